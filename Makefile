@@ -1,0 +1,72 @@
+# `make demo` goes from a checkout to a trained model. Needed: Python 3.11 with venv, g++ and make; all else is installed
+# into .venv, which nothing here asks you to activate.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# What has been done stands in the environment itself, so that removing it forgets everything.
+VENV_MADE := $(VENV)/.made
+PACKAGES_INSTALLED := $(VENV)/.packages-installed
+HOROVOD_INSTALLED := $(VENV)/.horovod-installed
+# A name for it, since a comma would end an argument of `call`.
+EXTRAS := .[all,dev]
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# say WHAT, then COMMAND, then how long it took; a failing command ends the target with its own status.
+step = @printf '▸ %s\n' '$(1)'; begun=$$(date +%s); $(2) && printf '  %s s\n' $$(($$(date +%s) - begun))
+
+.PHONY: help demo test check lab bench env clean
+
+help:
+	@echo 'make demo    set up, run notebooks/quickstart.ipynb in a kernel, show what it reached'
+	@echo 'make test    set up and run the tests, against local Spark and a standalone cluster'
+	@echo 'make check   style, types and import rules'
+	@echo 'make lab     open JupyterLab on notebooks/'
+	@echo 'make bench   measure against the peers'
+	@echo 'make env     set up only; PYTHON=… names another Python 3.11'
+	@echo 'make clean   remove what runs and tools left (rm -r $(VENV) removes the environment)'
+
+env: $(HOROVOD_INSTALLED)
+
+demo: env
+	@$(BIN)/python notebooks/run_demo.py
+
+test: env
+	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests/behaviour --standalone
+
+check: $(PACKAGES_INSTALLED)
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-logo
+
+lab: env
+	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks
+
+bench: env
+	@$(BIN)/python benchmarks/run.py
+
+clean:
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints -o -name spark-warehouse \
+		-o -name metastore_db \) -prune -exec rm -rf {} +
+	@find . -path ./$(VENV) -prune -o -name derby.log -exec rm -f {} +
+
+$(VENV_MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+		echo "$(PYTHON) is not a Python 3.11, which this environment needs: install it, or name one with make PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3.11-venv), then run make again." >&2; exit 1; }
+	$(call step,Making $(VENV) with $(PYTHON),$(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --constraint constraints.txt --upgrade pip setuptools)
+	@touch $@
+
+# Without isolation, so that the build uses the setuptools that is already here and the step needs no network
+# when there is nothing to fetch.
+$(PACKAGES_INSTALLED): $(VENV_MADE) constraints.txt setup.cfg pyproject.toml
+	$(call step,Installing sparkring and what it works with (about 2 GB),$(PIP) install --constraint constraints.txt --no-build-isolation --editable '$(EXTRAS)')
+	@touch $@
+
+$(HOROVOD_INSTALLED): $(PACKAGES_INSTALLED) extension/sparkring/tools/build_horovod.py
+	$(call step,Building Horovod (some minutes the first time; kept after that),$(BIN)/sparkring-build-horovod --install)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Console commands that set up what sparkring runs on."""

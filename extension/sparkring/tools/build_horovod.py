@@ -1,0 +1,369 @@
+"""Build a Horovod wheel for the TensorFlow and PyTorch of this environment, once.
+
+Horovod publishes no wheels, and its last release predates the compilers' standards that today's
+frameworks ask for. This command takes the source, brings it up to date, builds it with Gloo (no MPI) and
+keeps the wheel in the user's cache under the versions that it was built for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import platformdirs
+from packaging.version import Version
+
+from sparkring.errors import SparkringError
+from sparkring.tools.watch import Progress, telling_lines, watch
+
+HOROVOD = "0.28.1"
+# Part of the wheel's key: raise it when the edits or the build's environment change.
+RECIPE = 1
+# The same package, under the names that its variants are published as.
+TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
+OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
+# The first that makes wheels without the package called wheel.
+OLDEST_SETUPTOOLS = Version("70.1")
+
+
+class BuildError(SparkringError):
+    """Horovod cannot be built or does not load; the message names the next step."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a wheel is built for. Two equal targets can share a wheel."""
+
+    python: str
+    platform: str
+    tensorflow: str | None
+    torch: str | None
+    cxx_standard: int
+
+    @property
+    def key(self) -> str:
+        """The wheel's place in the cache: one readable folder name."""
+        frameworks = [
+            f"{name}{version}" for name, version in (("tf", self.tensorflow), ("torch", self.torch)) if version
+        ]
+        parts = [f"horovod{HOROVOD}", self.python, self.platform, *frameworks, f"cxx{self.cxx_standard}", f"r{RECIPE}"]
+        return "-".join(parts)
+
+    @property
+    def frameworks(self) -> list[str]:
+        """The frameworks, spelled as Horovod's subpackages."""
+        return [name for name, version in (("tensorflow", self.tensorflow), ("torch", self.torch)) if version]
+
+    def __str__(self) -> str:
+        names = [
+            f"{name} {version}"
+            for name, version in (("TensorFlow", self.tensorflow), ("PyTorch", self.torch))
+            if version
+        ]
+        return f"Horovod {HOROVOD} for {' and '.join(names)} on {self.python}, {self.platform}"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in Horovod's source."""
+
+    path: str
+    old: str
+    new: str
+
+
+def detect() -> Target:
+    """The frameworks and the interpreter of the running environment, without importing a framework."""
+    tensorflow, torch = _installed(*TENSORFLOW_NAMES), _installed("torch")
+    if not tensorflow and not torch:
+        raise BuildError(
+            f"Neither TensorFlow nor PyTorch is installed in {sys.prefix}, so there is nothing to build Horovod for: "
+            "install one of them with pip, then run this command again."
+        )
+    return Target(
+        python=f"cp{sys.version_info.major}{sys.version_info.minor}",
+        platform=sysconfig.get_platform().replace("-", "_").replace(".", "_"),
+        tensorflow=tensorflow,
+        torch=torch,
+        cxx_standard=_cxx_standard(tensorflow, torch),
+    )
+
+
+def _installed(*names: str) -> str | None:
+    """The version of the first of these distributions that is there."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
+    """The C++ standard for Gloo and for Horovod's PyTorch part (its TensorFlow part sets its own)."""
+    standard = 17 if tensorflow and Version(tensorflow) >= Version("2.16") else 14
+    if torch:
+        # PyTorch says itself which standard its headers want, in the flags that it gives to extensions.
+        flags = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
+        named = re.findall(r"-std=c\+\+(\d+)", flags.read_text(encoding="utf-8")) if flags.is_file() else []
+        fallback = 17 if Version(torch) >= Version("2.1") else 14
+        standard = max([standard, fallback, *map(int, named)])
+    return standard
+
+
+def edits(target: Target) -> list[Edit]:
+    """What has to change in Horovod's source for this target."""
+    wanted = []
+    if target.cxx_standard != 14:
+        # Both files, or else Gloo and the PyTorch part disagree on whether its constants are inline,
+        # and the link fails on a constant that is defined twice.
+        old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
+        wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
+    if target.tensorflow and Version(target.tensorflow) >= Version("2.16"):
+        # Written against XLA headers that these releases no longer ship; only XLA-compiled collectives need it.
+        line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
+        wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
+    return wanted
+
+
+def patch(source: Path, changes: Sequence[Edit]) -> None:
+    """Apply the edits below `source`; one whose text is not there stops the build, it would be another release."""
+    for edit in changes:
+        file = source / edit.path
+        text = file.read_text(encoding="utf-8")
+        if edit.old not in text:
+            raise BuildError(
+                f"Horovod's {edit.path} does not hold {edit.old.strip()!r}, so this is not the source of "
+                f"{HOROVOD} that this command knows: run it again with --force to download it anew."
+            )
+        file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+
+
+def find_cmake() -> Path:
+    """The first usable cmake: the environment's own, then the one on PATH."""
+    fix = f"run `{sys.executable} -m pip install 'cmake<4'`, then this command again."
+    refused = None
+    for folder in (sysconfig.get_path("scripts"), None):
+        found = shutil.which("cmake", path=folder)
+        version = _cmake_version(found) if found else None
+        if found is None or version is None:
+            continue
+        if OLDEST_CMAKE <= version < FIRST_REFUSED_CMAKE:
+            return Path(found)
+        refused = refused or f"cmake {version} at {found}"
+    if refused:
+        raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs a cmake from 3.13 to 3.x: {fix}")
+    raise BuildError(f"No cmake was found in {sysconfig.get_path('scripts')} or on PATH: {fix}")
+
+
+def _cmake_version(cmake: str) -> Version | None:
+    answer = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"cmake version (\d+(?:\.\d+)+)", answer.stdout)
+    return Version(found[1]) if found else None
+
+
+def check_tools(target: Target) -> Path:
+    """Everything that the build calls upon is there; returns the cmake to use."""
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if compiler is None or shutil.which(compiler) is None:
+        raise BuildError(
+            f"No C++ compiler was found ({compiler or 'c++, g++ or clang++ on PATH'}): install one "
+            "(Debian and Ubuntu: `apt-get install g++`; macOS: `xcode-select --install`), then run this command again."
+        )
+    probe = [compiler, f"-std=c++{target.cxx_standard}", "-x", "c++", "-fsyntax-only", os.devnull]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        raise BuildError(
+            f"The C++ compiler {compiler} does not know C++{target.cxx_standard}, which the installed frameworks ask "
+            "for: install g++ 10 or later, name it in the variable CXX, then run this command again."
+        )
+    cmake = find_cmake()
+    if shutil.which("make") is None:
+        raise BuildError(
+            "No make was found on PATH: install it (Debian and Ubuntu: `apt-get install make`), "
+            "then run this command again."
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise BuildError(
+            f"Python's headers are missing ({header}): install them "
+            f"(Debian and Ubuntu: `apt-get install python{version}-dev`), then run this command again."
+        )
+    if _installed("pip") is None:
+        raise BuildError(
+            f"{sys.prefix} has no pip, which builds the wheel: run `{sys.executable} -m ensurepip`, "
+            "then this command again."
+        )
+    setuptools = _installed("setuptools")
+    if setuptools is None or Version(setuptools) < OLDEST_SETUPTOOLS:
+        raise BuildError(
+            f"Building a wheel needs setuptools {OLDEST_SETUPTOOLS} or later and {sys.prefix} has "
+            f"{setuptools or 'none'}: run `{sys.executable} -m pip install --upgrade setuptools`, then this command "
+            "again."
+        )
+    return cmake
+
+
+def build_environment(target: Target, cmake: Path) -> dict[str, str]:
+    """The build's environment variables: the user's, less what would change the wheel behind its key."""
+    dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chosen = {"TENSORFLOW": target.tensorflow, "PYTORCH": target.torch}
+    return {
+        **env,
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        **{f"HOROVOD_WITH{'' if version else 'OUT'}_{name}": "1" for name, version in chosen.items()},
+        "HOROVOD_CMAKE": str(cmake),
+        "MAKEFLAGS": f"-j{cores}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+def build(target: Target, cache: Path, progress: Progress, *, force: bool = False, verbose: bool = False) -> Path:
+    """The wheel for `target`: from the cache if it is there, built into it otherwise."""
+    shelf = cache / target.key
+    kept = sorted(shelf.glob(f"horovod-{HOROVOD}-*.whl"))
+    if kept and not force:
+        return kept[0]
+    cmake = check_tools(target)
+    shelf.mkdir(parents=True, exist_ok=True)
+    log = shelf / "build.log"
+    log.write_text("")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    # Without isolation, because the build has to see the frameworks that are installed here.
+    plain = ["--no-deps", "--no-build-isolation"]
+
+    def run(step: str, command: Sequence[str], env: Mapping[str, str], failure: str) -> None:
+        progress.step(step)
+        if watch(command, env, log, progress, verbose=verbose):
+            progress.close()
+            reasons = telling_lines(log.read_text(encoding="utf-8", errors="replace"))
+            raise BuildError("\n  ".join([failure, *reasons, f"The full log is {log}"]))
+        progress.done()
+
+    with tempfile.TemporaryDirectory(prefix="sparkring-horovod-") as name:
+        work = Path(name)
+        env = build_environment(target, cmake)
+        sdist = cache / f"horovod-{HOROVOD}.tar.gz"
+        if force or not sdist.is_file():
+            fetch = [*pip, "download", "--no-binary", ":all:", *plain, "--dest", str(work), f"horovod=={HOROVOD}"]
+            failure = "Horovod's source could not be downloaded. Check pip's index, then run this command again:"
+            run(f"Downloading Horovod {HOROVOD}'s source", fetch, env, failure)
+            _keep(work / sdist.name, sdist)
+        with tarfile.open(sdist) as archive:
+            # Python before 3.10.12 and 3.11.4 has no filter to ask for.
+            archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+            archive.extractall(work)
+        source = work / f"horovod-{HOROVOD}"
+        patch(source, edits(target))
+        # Verbose, since only then pip passes on the percentages of the build beneath it.
+        make = [*pip, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
+        failure = f"{target} could not be built. Set right what follows, then run this command again:"
+        run(f"Building {target}", make, env, failure)
+        wheel = next((work / "out").glob("*.whl"))
+        return _keep(wheel, shelf / wheel.name)
+
+
+def _keep(made: Path, place: Path) -> Path:
+    """Put a file into the cache whole or not at all, whoever else is building there."""
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=".incoming-")
+    os.close(handle)
+    try:
+        shutil.copy(made, name)
+        os.replace(name, place)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return place
+
+
+def install(wheel: Path, target: Target, progress: Progress) -> None:
+    """Put the wheel and what it needs into the running environment, and load it there."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    if not _is_installed(wheel):
+        progress.step("Installing the wheel")
+        # Twice, since one call would either pass over a Horovod of the same version or reinstall everything.
+        for options in (["--force-reinstall", "--no-deps"], []):
+            answer = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, check=False)
+            if answer.returncode:
+                progress.close()
+                raise BuildError("\n  ".join([f"pip could not install {wheel}:", *telling_lines(answer.stderr)]))
+        progress.done()
+    for framework in target.frameworks:
+        progress.step(f"Importing horovod.{framework}")
+        code = f"import horovod.{framework} as hvd; assert hvd.gloo_built(), 'built without Gloo'"
+        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+        if answer.returncode:
+            progress.close()
+            reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
+            raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it anew with --force --install.")
+        progress.done()
+
+
+def _is_installed(wheel: Path) -> bool:
+    """Whether the installed Horovod came from this very wheel: pip notes the digest of a file that it installs."""
+    try:
+        noted = metadata.distribution("horovod").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return False
+    return noted is not None and hashlib.sha256(wheel.read_bytes()).hexdigest() in noted
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
+    cli = argparse.ArgumentParser(
+        prog="sparkring-build-horovod",
+        description=f"Build a Horovod {HOROVOD} wheel (Gloo, no MPI) for the TensorFlow and PyTorch that are "
+        "installed in this environment, keep it, and use the kept one from then on.",
+    )
+    cli.add_argument("--install", action="store_true", help="install the wheel into this environment and load it")
+    cli.add_argument("--force", action="store_true", help="download and build even if the cache holds the wheel")
+    cli.add_argument("--cache", type=Path, metavar="DIR", help="keep wheels here rather than in the user's cache")
+    cli.add_argument("--verbose", action="store_true", help="show the whole build log as it grows")
+    cli.add_argument("--print-path", action="store_true", help="print the wheel's path alone on standard output")
+    return cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    cache: Path = options.cache or platformdirs.user_cache_path("sparkring") / "horovod"
+    progress = Progress(sys.stderr)
+    try:
+        target = detect()
+        wheel = build(target, cache.resolve(), progress, force=options.force, verbose=options.verbose)
+        if options.install:
+            install(wheel, target, progress)
+    except BuildError as error:
+        print(f"sparkring-build-horovod: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        progress.close()
+        print("sparkring-build-horovod: interrupted; nothing was kept.", file=sys.stderr)
+        return 130
+    if options.print_path:
+        print(wheel)
+    else:
+        print(f"{target}: {'installed' if options.install else 'built'} from\n  {wheel}")
+        if not options.install:
+            print(f"  To use it: {sys.executable} -m pip install {wheel}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Run a long command with its output in a log, show how far it is, and say why it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+
+class Progress:
+    """One line that is rewritten on a terminal; elsewhere a line per step and one every ten seconds."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._rewrites = stream.isatty()
+        self._text, self._begun, self._shown = "", 0.0, 0.0
+
+    def step(self, text: str) -> None:
+        """Begin a step."""
+        self._text, self._begun, self._shown = text, self._clock(), self._clock()
+        self._show(f"{text} …")
+
+    def tick(self, percent: int | None = None) -> None:
+        """The step goes on."""
+        if self._rewrites or self._clock() - self._shown >= 10:
+            self._shown = self._clock()
+            share = "" if percent is None else f" {percent} %,"
+            self._show(f"{self._text} …{share} {self._clock() - self._begun:.0f} s")
+
+    def done(self) -> None:
+        """The step has ended."""
+        self._show(f"{self._text}: {self._clock() - self._begun:.0f} s")
+        self.close()
+
+    def close(self) -> None:
+        """Leave the line that was being rewritten."""
+        if self._rewrites:
+            self._stream.write("\n")
+
+    def _show(self, text: str) -> None:
+        self._stream.write(f"\r\033[K{text}" if self._rewrites else f"{text}\n")
+        self._stream.flush()
+
+
+def watch(
+    command: Sequence[str], env: Mapping[str, str], log: Path, progress: Progress, *, verbose: bool = False
+) -> int:
+    """Run a command with its output in `log`, showing how far it is; returns its exit status.
+
+    Reading the growing file rather than a pipe lets the elapsed time move on through a long silent compile.
+    """
+    with log.open("ab") as sink, log.open("r", encoding="utf-8", errors="replace") as reader:
+        reader.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+        )
+        percent: int | None = None
+        try:
+            while True:
+                try:
+                    status: int | None = process.wait(0.5)
+                except subprocess.TimeoutExpired:
+                    status = None
+                fresh = reader.read()
+                if verbose:
+                    sys.stderr.write(fresh)
+                steps = [int(found) for found in re.findall(r"^\s*\[ *(\d+)%\]", fresh, re.MULTILINE)]
+                percent = max([*steps, percent or 0]) if steps or percent else None
+                if status is not None:
+                    return status
+                if not verbose:
+                    progress.tick(percent)
+        finally:
+            if process.poll() is None:
+                # The compilers are grandchildren: an interrupt must reach the whole group.
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+
+
+_TELLING = re.compile(
+    r"\berror:|CMake Error|undefined reference|cannot find -l|multiple definition|Killed|No space left|Error: |ERROR: "
+)
+_ECHO = re.compile(r"subprocess-exited|did not run successfully|Failed (building|to build)|metadata-generation-failed")
+
+
+def telling_lines(log: str, limit: int = 6) -> list[str]:
+    """The lines of a build log that say why it failed: the first complaints, without pip's echo of them."""
+    lines = [line.strip() for line in log.splitlines()]
+    lines = [line for line in lines if line]
+    chosen: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if _TELLING.search(line) and not _ECHO.search(line):
+            # cmake puts its reason on the line after the place.
+            chosen += [line, following] if line.startswith("CMake Error") and following else [line]
+    return list(dict.fromkeys(chosen))[:limit] or lines[-limit:]

@@ -1,0 +1,154 @@
+"""Run a notebook in a real kernel of this environment, and show what it reached.
+
+The notebook's own results come from the file that it writes: a JSON list of
+`{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}` at the path in SPARKRING_DEMO_OUTCOME.
+The executed notebook is kept as .ipynb and as .html, also when a cell fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from ipykernel.kernelspec import write_kernel_spec
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbconvert import HTMLExporter
+from traitlets.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+# What the table shows, and how.
+COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
+
+
+class CellFailed(Exception):
+    """A cell ended in an error; the message is the cell's own."""
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> None:
+    """Run the code cells one by one in `folder`, a line for each."""
+    code = [(index, cell) for index, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source]
+    sockets = tempfile.TemporaryDirectory(prefix="sparkring-kernel-")
+    client = NotebookClient(
+        notebook,
+        timeout=timeout_s,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        # Sockets in the file system: a kernel on TCP can be heard by everyone on this machine, and warns of it.
+        config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
+    )
+    with sockets, client.setup_kernel():
+        try:
+            for number, (index, cell) in enumerate(code, start=1):
+                title = shorten(cell.source.strip().splitlines()[0], 72)
+                print(f"  [{number:>2}/{len(code)}] {title:<72}", end=" ", flush=True)
+                begun = time.monotonic()
+                try:
+                    client.execute_cell(cell, index)
+                except CellExecutionError as error:
+                    reason = f"{error.ename}: {error.evalue}" if error.ename else str(error)
+                    raise CellFailed(f"cell {number} of {len(code)} ({title}) failed.\n{reason}") from error
+                except CellTimeoutError as error:
+                    reason = f"was not done after {timeout_s} s; --timeout gives it longer."
+                    raise CellFailed(f"cell {number} of {len(code)} ({title}) {reason}") from error
+                except DeadKernelError as error:
+                    raise CellFailed(f"the kernel died in cell {number} of {len(code)} ({title}).") from error
+                finally:
+                    print(f"{time.monotonic() - begun:6.1f} s", flush=True)
+        finally:
+            # Without it the kept notebook would hold references to widgets and not what they showed.
+            client.set_widgets_metadata()
+
+
+def own_kernel(folder: Path) -> None:
+    """Make "python3" mean this interpreter, whatever kernels the user has installed."""
+    write_kernel_spec(folder / "kernels" / "python3")
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("JUPYTER_PATH")]))
+
+
+def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
+    """Write the executed notebook as .ipynb and .html; returns the latter's path."""
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+    page = folder / f"{name}.html"
+    body, _ = HTMLExporter().from_notebook_node(notebook)
+    page.write_text(body, encoding="utf-8")
+    return page
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The outcome as aligned columns, numbers to the right."""
+    cells = [
+        ["" if row.get(column) is None else format(row[column], form) for column, form in COLUMNS.items()]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
+    right = [form != "s" for form in COLUMNS.values()]
+    lines = [
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        )
+        for line in [list(COLUMNS), ["─" * width for width in widths], *cells]
+    ]
+    return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, cut to the width with an ellipsis."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def main() -> int:
+    """The command; returns its exit status."""
+    cli = argparse.ArgumentParser(description="Run a notebook in a real kernel and show what it reached.")
+    cli.add_argument("notebook", nargs="?", type=Path, default=ROOT / "notebooks" / "quickstart.ipynb")
+    cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")
+    options = cli.parse_args()
+    if not options.notebook.is_file():
+        print(f"run_demo: there is no notebook at {options.notebook}: name one that exists.", file=sys.stderr)
+        return 1
+
+    name = options.notebook.stem
+    folder = ROOT / "build" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    outcome = folder / "outcome.json"
+    os.environ["SPARKRING_DEMO_OUTCOME"] = str(outcome)
+    own_kernel(folder / "jupyter")
+
+    notebook = nbformat.read(options.notebook, as_version=4)
+    print(f"Running {shown(options.notebook)}")
+    begun = time.monotonic()
+    failure = None
+    try:
+        execute(notebook, options.notebook.resolve().parent, options.timeout)
+    except CellFailed as error:
+        failure = error
+    page = keep(notebook, folder, name)
+
+    if failure:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", str(failure))
+        print(f"\nrun_demo: {text}\n\n  What it had reached: {shown(page)}", file=sys.stderr)
+        return 1
+    if outcome.is_file():
+        print(f"\n{table(json.loads(outcome.read_text(encoding='utf-8')))}")
+    print(f"\n  All cells ran, in {time.monotonic() - begun:.0f} s. The executed notebook: {shown(page)}")
+    return 0
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it here."""
+    return os.path.relpath(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

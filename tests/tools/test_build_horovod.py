@@ -1,0 +1,305 @@
+"""What `sparkring-build-horovod` decides, says and keeps. The build itself is what `make demo` starts with."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from sparkring.tools import build_horovod, watch
+from sparkring.tools.build_horovod import HOROVOD, BuildError, Edit, Target
+
+BOTH = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch="2.13.0+cpu", cxx_standard=20)
+TF_ONLY = Target(python="cp311", platform="linux_x86_64", tensorflow="2.15.1", torch=None, cxx_standard=14)
+TF_NEW = Target(python="cp312", platform="linux_x86_64", tensorflow="2.21.0", torch=None, cxx_standard=17)
+
+# The lines of Horovod's source that are edited, with a neighbour each.
+SAMPLE = {
+    "CMakeLists.txt": "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
+    "horovod/torch/CMakeLists.txt": (
+        'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
+    ),
+    "horovod/tensorflow/CMakeLists.txt": (
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
+    ),
+}
+
+
+@pytest.fixture(params=["sample", "release"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Horovod's build files: our sample of them, and the release's own where a build has left it in the cache."""
+    texts = dict(SAMPLE)
+    sdist = platformdirs.user_cache_path("sparkring") / "horovod" / f"horovod-{HOROVOD}.tar.gz"
+    if request.param == "release" and sdist.is_file():
+        with tarfile.open(sdist) as archive:
+            for path in SAMPLE:
+                member = archive.extractfile(f"horovod-{HOROVOD}/{path}")
+                assert member is not None
+                texts[path] = member.read().decode()
+    for path, text in texts.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a program of a given name that prints a line and ends with a status."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def make(name: str, says: str = "", status: int = 0) -> Path:
+        program = folder / name
+        program.write_text(f"#!/bin/sh\necho '{says}'\nexit {status}\n")
+        program.chmod(0o755)
+        return folder
+
+    return make
+
+
+def test_the_key_names_all_that_a_wheel_depends_on() -> None:
+    assert BOTH.key == f"horovod{HOROVOD}-cp311-linux_x86_64-tf2.15.1-torch2.13.0+cpu-cxx20-r{build_horovod.RECIPE}"
+    changed = [
+        Target("cp310", "linux_x86_64", "2.15.1", "2.13.0+cpu", 20),
+        Target("cp311", "macosx_13_0_arm64", "2.15.1", "2.13.0+cpu", 20),
+        Target("cp311", "linux_x86_64", "2.15.0", "2.13.0+cpu", 20),
+        Target("cp311", "linux_x86_64", None, "2.13.0+cpu", 20),
+        Target("cp311", "linux_x86_64", "2.15.1", "2.13.0", 20),
+        Target("cp311", "linux_x86_64", "2.15.1", "2.13.0+cpu", 17),
+    ]
+    assert len({BOTH.key, *(target.key for target in changed)}) == 7
+
+
+def test_the_recipe_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = BOTH.key
+    monkeypatch.setattr(build_horovod, "RECIPE", build_horovod.RECIPE + 1)
+    assert BOTH.key != before
+
+
+def test_detection_reads_the_environment_and_imports_no_framework() -> None:
+    code = (
+        "import sys; from sparkring.tools.build_horovod import detect; t = detect(); "
+        "print(t.tensorflow, t.torch, t.python, [m for m in ('tensorflow', 'torch', 'horovod') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    installed = [_version("tensorflow-cpu") or _version("tensorflow"), _version("torch")]
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert answer.stdout.split(maxsplit=3) == [*map(str, installed), python, "[]\n"]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "torch", "flags", "standard"),
+    [
+        ("2.15.1", None, "", 14),
+        ("2.21.0", None, "", 17),
+        (None, "1.13.1", "['-std=c++14']", 14),
+        (None, "2.2.0", "['-std=c++17']", 17),
+        ("2.15.1", "2.13.0+cpu", "['-std=c++17']; ['-std=c++20']", 20),
+        (None, "2.3.0", "no flag to be seen", 17),
+    ],
+)
+def test_the_standard_is_the_one_that_the_frameworks_ask_for(
+    tensorflow: str | None,
+    torch: str | None,
+    flags: str,
+    standard: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = {"tensorflow-cpu": tensorflow, "torch": torch}
+    for name, version in versions.items():
+        if version:
+            info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    extension = tmp_path / "torch" / "utils" / "cpp_extension.py"
+    extension.parent.mkdir(parents=True)
+    extension.write_text(f"flags = {flags}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    target = build_horovod.detect()
+    assert (target.tensorflow, target.torch, target.cxx_standard) == (tensorflow, torch, standard)
+
+
+def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
+    tensorflow = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    build_horovod.patch(source, build_horovod.edits(BOTH))
+    for path in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        text = (source / path).read_text()
+        assert "set(CMAKE_CXX_STANDARD 20)" in text
+        assert "set(CMAKE_CXX_STANDARD 14)" not in text
+    assert (source / "horovod/tensorflow/CMakeLists.txt").read_text() == tensorflow
+
+
+def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> None:
+    build_horovod.patch(source, build_horovod.edits(TF_NEW))
+    text = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
+    assert "/xla_mpi_ops.cc" not in text
+    assert "/mpi_ops.cc" in text
+    assert "set(CMAKE_CXX_STANDARD 17)" in (source / "CMakeLists.txt").read_text()
+
+
+def test_an_older_tensorflow_alone_needs_no_edit() -> None:
+    assert build_horovod.edits(TF_ONLY) == []
+
+
+def test_another_source_than_the_known_one_stops_the_build(source: Path) -> None:
+    with pytest.raises(BuildError, match=r"CMakeLists\.txt does not hold .*--force"):
+        build_horovod.patch(source, [Edit("CMakeLists.txt", "no such line", "")])
+
+
+def command(*arguments: str, path: str, setup: str = "pass", cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with nothing but `path` on PATH."""
+    code = (
+        f"import sys; from sparkring.tools import build_horovod as b; {setup}; "
+        f"sys.exit(b.main({[*arguments, '--cache', str(cache)]!r}))"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": path}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+
+
+NO_SCRIPTS = "b.sysconfig.get_path = lambda name: '/nonexistent'"
+
+
+@pytest.mark.parametrize(
+    ("programs", "setup", "sentence"),
+    [
+        ({}, "pass", r"No C\+\+ compiler was found .*apt-get install g\+\+.*"),
+        ({"g++": ("", 1)}, "pass", r"The C\+\+ compiler g\+\+ does not know C\+\+\d\d, .*install g\+\+ 10 or later.*"),
+        ({"g++": ("", 0)}, NO_SCRIPTS, r"No cmake was found .*pip install 'cmake<4'.*"),
+        (
+            {"g++": ("", 0), "cmake": ("cmake version 4.1.2", 0)},
+            NO_SCRIPTS,
+            r"cmake 4\.1\.2 at .* cannot configure Horovod, .*pip install 'cmake<4'.*",
+        ),
+        (
+            {"g++": ("", 0), "cmake": ("cmake version 3.31.10", 0)},
+            NO_SCRIPTS,
+            r"No make was found on PATH: .*apt-get install make.*",
+        ),
+        (
+            {"g++": ("", 0), "cmake": ("cmake version 3.31.10", 0), "make": ("", 0)},
+            NO_SCRIPTS,
+            r"Python's headers are missing \(/nonexistent/Python\.h\): .*apt-get install python3\.\d+-dev.*",
+        ),
+        ({}, "sys.path[:] = []", r"Neither TensorFlow nor PyTorch is installed in .*: install one of them with pip.*"),
+    ],
+    ids=["compiler", "old-compiler", "cmake", "new-cmake", "make", "headers", "frameworks"],
+)
+def test_what_is_missing_is_said_in_one_sentence(
+    programs: dict[str, tuple[str, int]], setup: str, sentence: str, stub: Callable[..., Path], tmp_path: Path
+) -> None:
+    for name, (says, status) in programs.items():
+        stub(name, says, status)
+    answer = command(path=str(tmp_path / "bin"), setup=setup, cache=tmp_path / "cache")
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert len(answer.stderr.splitlines()) == 1
+    assert answer.stderr.startswith("sparkring-build-horovod: ")
+    assert re.search(sentence, answer.stderr)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_environments_own_cmake_comes_before_the_systems(
+    stub: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stub("cmake", "cmake version 3.20.1")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "cmake").write_text("#!/bin/sh\necho cmake version 4.0.0\n")
+    (other / "cmake").chmod(0o755)
+    monkeypatch.setenv("PATH", str(other), prepend=os.pathsep)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
+    assert build_horovod.find_cmake() == folder / "cmake"
+    # And where the environment's own is too new, the system's serves.
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(other))
+    assert build_horovod.find_cmake() == folder / "cmake"
+
+
+def test_a_kept_wheel_is_used_without_any_tool(tmp_path: Path) -> None:
+    wheel = tmp_path / build_horovod.detect().key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    answer = command("--print-path", path="", cache=tmp_path)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"{wheel}\n", "")
+
+
+def test_force_builds_even_if_a_wheel_is_kept(tmp_path: Path) -> None:
+    wheel = tmp_path / build_horovod.detect().key / f"horovod-{HOROVOD}-cp311-cp311-linux_x86_64.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    answer = command("--force", path="", cache=tmp_path)
+    assert answer.returncode == 1
+    assert "No C++ compiler" in answer.stderr
+
+
+def test_a_half_written_wheel_is_never_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made.whl"
+    made.write_bytes(b"wheel")
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+
+    def disk_full(source: Path, place: str) -> None:
+        Path(place).write_bytes(b"wh")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build_horovod.shutil, "copy", disk_full)
+        with pytest.raises(OSError, match="No space left"):
+            build_horovod._keep(made, shelf / "made.whl")
+    assert list(shelf.iterdir()) == []
+    build_horovod._keep(made, shelf / "made.whl")
+    assert [path.read_bytes() for path in shelf.iterdir()] == [b"wheel"]
+
+
+def test_a_failed_build_shows_its_reason_and_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with tarfile.open(cache / f"horovod-{HOROVOD}.tar.gz", "w:gz") as archive:
+        for path, text in {**SAMPLE, "setup.py": "raise SystemExit('error: flux capacitor not found')\n"}.items():
+            member = tarfile.TarInfo(f"horovod-{HOROVOD}/{path}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    monkeypatch.setattr(build_horovod, "check_tools", lambda target: Path("cmake"))
+    shown = io.StringIO()
+    with pytest.raises(BuildError) as caught:
+        build_horovod.build(BOTH, cache, watch.Progress(shown))
+    log = cache / BOTH.key / "build.log"
+    assert "error: flux capacitor not found" in str(caught.value)
+    assert str(caught.value).endswith(f"The full log is {log}")
+    assert "flux capacitor" in log.read_text()
+    assert f"Building {BOTH} …\n" in shown.getvalue()
+    assert not list(cache.rglob("*.whl"))
+
+
+def test_the_builds_variables_follow_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("MAKEFLAGS", " -- PYTHON=python3")
+    env = build_horovod.build_environment(TF_ONLY, Path("/usr/bin/cmake"))
+    assert {name: value for name, value in env.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_CMAKE": "/usr/bin/cmake",
+    }
+    assert env["MAKEFLAGS"].startswith("-j")

@@ -1,0 +1,112 @@
+"""How a long command is watched, and what of its log is shown when it fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+from sparkring.tools.watch import Progress, telling_lines, watch
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_terminal_gets_one_line_rewritten() -> None:
+    clock, stream = Clock(), Terminal()
+    progress = Progress(stream, clock)
+    progress.step("Building")
+    clock.now = 3
+    progress.tick(42)
+    clock.now = 7
+    progress.done()
+    shown = stream.getvalue()
+    assert shown.count("\n") == 1
+    assert shown.split("\r\033[K") == ["", "Building …", "Building … 42 %, 3 s", "Building: 7 s\n"]
+
+
+def test_a_file_gets_a_line_every_ten_seconds() -> None:
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(stream, clock)
+    progress.step("Building")
+    for clock.now in range(1, 26):
+        progress.tick()
+    progress.done()
+    assert stream.getvalue().splitlines() == ["Building …", "Building … 10 s", "Building … 20 s", "Building: 25 s"]
+
+
+class Seen(Progress):
+    """Keeps the percentages that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.percentages: list[int | None] = []
+
+    def tick(self, percent: int | None = None) -> None:
+        self.percentages.append(percent)
+
+
+def test_the_status_and_the_output_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    code = "import sys; print('out', flush=True); print('err', file=sys.stderr, flush=True); sys.exit(3)"
+    assert watch([sys.executable, "-c", code], os.environ, log, Seen()) == 3
+    assert log.read_text() == "before\nout\nerr\n"
+
+
+def test_percentages_are_read_while_the_command_runs(tmp_path: Path) -> None:
+    log, go_on = tmp_path / "log", tmp_path / "go-on"
+    log.touch()
+    # Runs until it has been seen at 42 %, so that no machine is too slow or too fast for this test.
+    code = (
+        "import os, sys, time\n"
+        "print('  [  7%] a.o\\n  [ 42%] b.o\\n  [ 40%] c.o', flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    )
+
+    class Release(Seen):
+        def tick(self, percent: int | None = None) -> None:
+            super().tick(percent)
+            if percent is not None:
+                go_on.touch()
+
+    progress = Release()
+    assert watch([sys.executable, "-c", code, str(go_on)], os.environ, log, progress) == 0
+    assert {percent for percent in progress.percentages if percent is not None} == {42}
+
+
+def test_the_first_complaints_are_told_and_pips_echo_is_not() -> None:
+    log = """
+      [ 10%] Building CXX object horovod.cc.o
+      /src/horovod.cc:12:3: fatal error: absl/status.h: No such file or directory
+      make: *** [all] Error 2
+    CMake Error at CMakeLists.txt:3 (find_package):
+
+      By not providing FindGloo
+    error: subprocess-exited-with-error
+    ERROR: Failed building wheel for horovod
+    """
+    assert telling_lines(log) == [
+        "/src/horovod.cc:12:3: fatal error: absl/status.h: No such file or directory",
+        "CMake Error at CMakeLists.txt:3 (find_package):",
+        "By not providing FindGloo",
+    ]
+
+
+def test_without_a_known_complaint_the_end_is_told() -> None:
+    assert telling_lines("one\ntwo\nthree\n", limit=2) == ["two", "three"]
