@@ -1,0 +1,299 @@
+"""The connection between the driver and a member: mutual proof first, then frames.
+
+    driver                                   member
+      ── greeting + nonce D ──────────────▶
+      ◀─ nonce M + HMAC(secret, "member", D, M) ──
+      ── HMAC(secret, "driver", M, D) ────▶
+      ◀──────────── frames, both ways ─────────▶
+
+A frame is a length-prefixed JSON header (its `kind` and fields) and a binary body in parts:
+
+    header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
+
+Nothing but fixed-size bytes is read from a peer before it has proved that it holds the gang's
+secret. The proof authenticates the connection; it does not encrypt what follows.
+
+Members import this module at start-up, so it uses light parts of the standard library only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+GREETING = b"sparkring/1\n"
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+HANDSHAKE_TIMEOUT_S = 10.0
+# A peer that stops acknowledging (its host lost power, the network is cut) is given up after this.
+UNACKNOWLEDGED_LIMIT_MS = 30_000
+PREFIX = struct.Struct("!IQ")
+CHUNK_BYTES = 1 << 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ChannelClosed(ConnectionError):
+    """The peer has gone, or did not prove itself."""
+
+
+class Head(NamedTuple):
+    """A frame whose body has not been read yet; `sizes` are the parts' lengths in bytes."""
+
+    kind: str
+    fields: dict[str, Any]
+    sizes: list[int]
+    raw: bytes
+
+
+class Frame(NamedTuple):
+    """A whole frame."""
+
+    kind: str
+    fields: dict[str, Any]
+    parts: list[Buffer]
+
+
+class Connection:
+    """One end of a stream of frames over a connected socket. Sending is safe from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._broken = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[Buffer] = ()) -> None:
+        """Send one frame; ChannelClosed if the peer has gone."""
+        views = [memoryview(part).cast("B") for part in parts]
+        sizes = [view.nbytes for view in views]
+        header = json.dumps({**(fields or {}), "kind": kind, "sizes": sizes}).encode()
+        prefix = PREFIX.pack(len(header), sum(sizes)) + header
+        with self._send_lock:
+            if self._broken:
+                raise ChannelClosed("the connection broke off in the middle of a frame")
+            try:
+                if sum(sizes) <= CHUNK_BYTES:
+                    self._sock.sendall(b"".join([prefix, *views]))
+                else:
+                    self._sock.sendall(prefix)
+                    for view in views:
+                        self._sock.sendall(view)
+            except BaseException as error:
+                # Half a frame may be out (an interrupt is enough): nothing can follow it.
+                self._broken = True
+                if isinstance(error, OSError):
+                    raise ChannelClosed(str(error)) from error
+                raise
+
+    def receive(self) -> Frame:
+        """Wait for one frame; ChannelClosed at the end of the stream."""
+        head = self.receive_head()
+        return Frame(head.kind, head.fields, self.receive_body(head))
+
+    def receive_head(self) -> Head:
+        """Wait for a frame's header; its body must be taken next."""
+        prefix = self._exactly(PREFIX.size)
+        header_bytes, body_bytes = PREFIX.unpack(prefix)
+        raw = self._exactly(header_bytes)
+        fields = json.loads(raw)
+        kind, sizes = fields.pop("kind"), fields.pop("sizes")
+        if sum(sizes) != body_bytes:
+            raise ChannelClosed("a frame's parts do not add up to its body")
+        return Head(kind, fields, sizes, bytes(prefix + raw))
+
+    def receive_body(self, head: Head) -> list[Buffer]:
+        """Read the parts of the frame whose header was just received."""
+        return [self._exactly(size) for size in head.sizes]
+
+    def pass_on(self, head: Head, other: Connection) -> None:
+        """Hand the frame whose header was just received to `other`, without holding it in memory."""
+        left = sum(head.sizes)
+        with other._send_lock:
+            try:
+                other._sock.sendall(head.raw)
+                buffer = memoryview(bytearray(min(left, CHUNK_BYTES)))
+                while left:
+                    got = self._sock.recv_into(buffer[: min(left, CHUNK_BYTES)])
+                    if not got:
+                        raise ChannelClosed("the peer went in the middle of a frame")
+                    other._sock.sendall(buffer[:got])
+                    left -= got
+            except OSError as error:
+                other._broken = True
+                raise ChannelClosed(str(error)) from error
+
+    def close(self) -> None:
+        """Close both directions; a thread that waits in receive() is woken with ChannelClosed."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the peer was first
+        self._sock.close()
+
+    def release(self) -> None:
+        """Close this process's descriptor only: another process, forked, goes on using the connection."""
+        self._sock.close()
+
+    def local_host(self) -> str:
+        """The address of this end: the interface that leads to the peer."""
+        return str(self._sock.getsockname()[0])
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
+        while filled < size:
+            try:
+                got = self._sock.recv_into(view[filled:])
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not got:
+                raise ChannelClosed("the peer closed the connection")
+            filled += got
+        return data
+
+
+def pair() -> tuple[Connection, Connection]:
+    """Two connected ends for a parent and the child that it forks."""
+    left, right = socket.socketpair()
+    return Connection(left), Connection(right)
+
+
+def dial(host: str, port: int, secret: bytes) -> Connection:
+    """Connect to the driver and prove, both ways, that the gang's secret is known."""
+    sock = socket.create_connection((host, port), timeout=HANDSHAKE_TIMEOUT_S)
+    try:
+        hello = _read(sock, len(GREETING) + NONCE_BYTES)
+        if not hello.startswith(GREETING):
+            raise ChannelClosed(f"{host}:{port} is not a sparkring driver of this version")
+        theirs, ours = hello[len(GREETING) :], os.urandom(NONCE_BYTES)
+        sock.sendall(ours + _proof(secret, b"member", theirs, ours))
+        if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
+            raise ChannelClosed(f"{host}:{port} does not hold this gang's secret")
+    except BaseException:
+        sock.close()
+        raise
+    return _established(sock)
+
+
+class Listener:
+    """The driver's door: accepts connections and hands on those whose peer proves the secret.
+
+    `welcome(connection)` is called in a thread of its own per connection, and the connection is
+    closed when it returns. At most `most` connections are served at once; further ones wait.
+    """
+
+    def __init__(
+        self, host: str, port: int, secret: bytes, welcome: Callable[[Connection], None], *, most: int
+    ) -> None:
+        self._secret = secret
+        self._welcome = welcome
+        self._places = threading.Semaphore(most)
+        self._threads: list[threading.Thread] = []
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._sock.bind((host, port))
+            self._sock.listen(128)
+        except OSError:
+            self._sock.close()
+            raise
+        self.port = int(self._sock.getsockname()[1])
+        self._acceptor = threading.Thread(target=self._accept, name="sparkring-accept", daemon=True)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Stop listening, close every connection, and wait for the threads to end."""
+        with self._lock:
+            self._closed = True
+            open_now = list(self._open)
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        except OSError:
+            pass
+        self._sock.close()
+        for sock in open_now:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._acceptor.join()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closed:
+                    sock.close()
+                    return
+                self._open.add(sock)
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                thread = threading.Thread(target=self._serve, args=(sock,), name="sparkring-connection", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with self._places:
+                connection = _accept_proof(sock, self._secret)
+                if connection is not None:
+                    self._welcome(connection)
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+                sock.close()
+
+
+def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:
+    """The driver's half of the handshake; None if the peer does not prove itself."""
+    try:
+        sock.settimeout(HANDSHAKE_TIMEOUT_S)
+        ours = os.urandom(NONCE_BYTES)
+        sock.sendall(GREETING + ours)
+        reply = _read(sock, NONCE_BYTES + PROOF_BYTES)
+        theirs, proof = reply[:NONCE_BYTES], reply[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"member", ours, theirs)):
+            return None
+        sock.sendall(_proof(secret, b"driver", theirs, ours))
+        return _established(sock)
+    except OSError:
+        return None
+
+
+def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.digest(secret, role + first + second, "sha256")
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ChannelClosed("the peer closed the connection during the handshake")
+        data += more
+    return data
+
+
+def _established(sock: socket.socket) -> Connection:
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_LIMIT_MS)
+    return Connection(sock)

@@ -1,0 +1,88 @@
+"""Every error that sparkring raises, in one tree.
+
+    SparkringError
+    ├── OptionsError         a magic's line, or an argument, is not usable
+    ├── CaptureError         something the cell reads cannot be found or cannot travel
+    ├── LaunchError          the ranks could not be started
+    │   ├── SlotsError       … because Spark has too few task slots
+    │   └── MemberLost       … because a member died or fell silent before its rank was up
+    ├── RunFailed            a rank failed; says which, where and why
+    │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
+    │   └── ResultError      … because a value could not be brought back
+    ├── DataError
+    └── CheckpointError
+
+A message says what happened, where, and what to do next. In IPython these errors are shown
+without a traceback: the frames would all be ours, and the mistake is not there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkring.record import RunRecord
+
+
+class SparkringError(Exception):
+    """The root of sparkring's errors."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython's hook for how an exception is shown: name and message, no frames of ours."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class OptionsError(SparkringError, ValueError):
+    """A magic's options, or an argument of the Python API, cannot be used as given."""
+
+
+class CaptureError(SparkringError):
+    """A name that the cell reads does not exist, or its value cannot travel to the ranks.
+
+    `line` is the line in the cell as the notebook shows it (the magic's own line is 1), if known.
+    """
+
+    def __init__(self, message: str, *, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class LaunchError(SparkringError):
+    """The ranks could not be started."""
+
+
+class SlotsError(LaunchError):
+    """Spark cannot run that many tasks at once."""
+
+
+class MemberLost(LaunchError):
+    """A member died, or could not be reached, before its rank was up."""
+
+
+class RunFailed(SparkringError):
+    """A rank failed and the gang was ended.
+
+    `record` holds everything known of the run: the failure, each rank's last lines, metrics.
+    `values` holds the values of those ranks that had already finished, by rank.
+    """
+
+    def __init__(self, message: str, *, record: RunRecord, values: dict[int, Any] | None = None) -> None:
+        super().__init__(message)
+        self.record = record
+        self.values = dict(values or {})
+
+
+class RunTimeout(RunFailed, TimeoutError):
+    """The run's time limit passed; the message says where each rank stood."""
+
+
+class ResultError(RunFailed):
+    """The cell ran, but the value of a rank could not be brought back; `values` holds the others'."""
+
+
+class DataError(SparkringError):
+    """The data cannot be read or shared out as asked."""
+
+
+class CheckpointError(SparkringError):
+    """A checkpoint cannot be written or read."""

@@ -1,0 +1,215 @@
+"""What happens in a run: a closed set of frozen events. A RunRecord is a fold over them.
+
+Times are Unix seconds on the driver's clock, taken when the driver heard of the event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+Stream = Literal["stdout", "stderr"]
+Outcome = Literal["finished", "failed", "interrupted", "timed out"]
+FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of source around the place where an exception was raised."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CodeFrame:
+    """One frame of a traceback; `in_cell` marks the user's notebook code, `source` surrounds `line`."""
+
+    filename: str
+    line: int
+    function: str
+    in_cell: bool = False
+    source: tuple[SourceLine, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended before its time.
+
+    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`.
+    `follows` says that it looks like the echo of another rank's end (a broken collective).
+    """
+
+    kind: FailureKind
+    summary: str
+    frames: tuple[CodeFrame, ...] = ()
+    traceback: str = ""
+    advice: str = ""
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The run exists; `code` is what the user wrote, its first line the magic's own."""
+
+    time: float
+    run_id: str
+    title: str
+    code: str
+    size: int
+    where: str
+    framework: str
+    logs: str
+
+
+@dataclass(frozen=True)
+class MemberJoined:
+    """A member has dialled home; ranks are known once all have."""
+
+    time: float
+    member: int
+    host: str
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    """A rank has its place; `pid` is its process on `host`."""
+
+    time: float
+    rank: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes that a rank wrote: whole lines where the rank wrote whole lines in time."""
+
+    time: float
+    rank: int
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Message:
+    """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
+
+    time: float
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
+
+    `step` counts from 1 within the epoch under Keras, and is what the user says under log().
+    """
+
+    time: float
+    rank: int
+    values: dict[str, float]
+    step: int | None = None
+    epoch: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    ends_epoch: bool = False
+
+
+@dataclass(frozen=True)
+class RankFinished:
+    """A rank has run the cell to its end; `value` is a short repr of its last expression."""
+
+    time: float
+    rank: int
+    value: str
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """A rank has ended before its time."""
+
+    time: float
+    rank: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """A rank's process is gone, and its output complete."""
+
+    time: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class StackTaken:
+    """Where a rank stood when asked; `cell_line` is 0 if no line of the cell was on its stack."""
+
+    time: float
+    rank: int
+    state: str
+    cell_line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know: progress of a slow start, a warning."""
+
+    time: float
+    text: str
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The run is over; `failed_rank` is the one whose failure ended it."""
+
+    time: float
+    outcome: Outcome
+    message: str = ""
+    failed_rank: int | None = None
+
+
+Event = (
+    RunStarted
+    | MemberJoined
+    | RankStarted
+    | Output
+    | Message
+    | Metrics
+    | RankFinished
+    | RankFailed
+    | RankExited
+    | StackTaken
+    | Notice
+    | RunFinished
+)
+_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as JSON values, `type` first. Output's bytes stay out: they have a file of their own."""
+    found = asdict(event)
+    found.pop("data", None)
+    return {"type": type(event).__name__, **found}
+
+
+def from_json(found: dict[str, Any]) -> Event:
+    """The event that to_json() wrote, with Output's `data` put back. Unknown fields are passed over."""
+    kind = _BY_NAME[found["type"]]
+    known = {f.name: found[f.name] for f in fields(kind) if f.name in found}
+    if kind is RankFailed:
+        known["failure"] = failure_from_json(known["failure"])
+    event: Event = kind(**known)
+    return event
+
+
+def failure_from_json(found: dict[str, Any]) -> Failure:
+    """A Failure from JSON values: from a saved record, or from the rank that it happened on."""
+    frames = tuple(
+        CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
+        for frame in found.get("frames", ())
+    )
+    return Failure(**{**found, "frames": frames})

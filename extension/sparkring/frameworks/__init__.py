@@ -1,0 +1,14 @@
+"""The frameworks, each in a file of its own; one line here makes one known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.horovod import Horovod
+from sparkring.frameworks.plain import Plain
+
+FRAMEWORKS: dict[str, Callable[[str, list[Seat]], Framework]] = {
+    "horovod": Horovod,
+    "plain": Plain,
+}

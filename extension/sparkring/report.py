@@ -1,0 +1,70 @@
+"""What a rank tells the notebook: numbers with log(), text with log_to_driver().
+
+On the driver, and anywhere that is no rank, both do nothing that matters: log() is silent and
+log_to_driver() prints, so that the same function can be tried in the notebook first.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
+
+Tell = Callable[[str, dict[str, Any]], None]
+_tell: Tell | None = None
+
+
+def connect(tell: Tell) -> None:
+    """Send what is reported from now on through `tell(kind, fields)`; called once on each rank."""
+    global _tell
+    _tell = tell
+
+
+def log(
+    *,
+    step: int | None = None,
+    epoch: int | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    **metrics: Any,
+) -> None:
+    """Report metrics of this rank: `log(step=3, loss=0.25)`.
+
+    Values are numbers or anything with one number in it (a 0-d array or tensor); `steps` (per epoch)
+    and `epochs` are totals, for the progress bar. TypeError names a value that is not a number.
+    """
+    values = {name: _number(name, value) for name, value in metrics.items()}
+    if _tell is not None:
+        found = {"step": step, "epoch": epoch, "steps": steps, "epochs": epochs}
+        counts = {name: None if value is None else int(value) for name, value in found.items()}
+        _tell("metrics", {"values": values, **counts})
+
+
+def log_epoch(epoch: int, epochs: int | None, values: dict[str, float]) -> None:
+    """Report the metrics of a whole epoch (counted from 1); used by callbacks."""
+    if _tell is not None:
+        _tell("metrics", {"values": values, "epoch": epoch, "epochs": epochs, "ends_epoch": True})
+
+
+def log_to_driver(message: object) -> None:
+    """Show a message in the notebook, whatever `--logs` says. Over 4,000 characters it is cut."""
+    text = str(message)
+    if len(text) > MESSAGE_CHARACTERS:
+        text = text[:MESSAGE_CHARACTERS]
+    if _tell is None:
+        print(text)
+    else:
+        _tell("message", {"text": text})
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real):
+        return float(value)
+    try:
+        return float(value)  # 0-d arrays and tensors; raises for anything larger
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"log({name}=…): {type(value).__name__} is not a number; reduce it first, as in .mean()"
+        ) from error

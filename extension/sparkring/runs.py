@@ -1,0 +1,195 @@
+"""Saved runs: a folder each, with its events as JSON lines and one log file per rank.
+
+    RUNS/2026-11-20_14-03-22_a1b2/
+        events.jsonl     every event; of output only where in the log it lies
+        rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+
+The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import platformdirs
+
+from sparkring.events import Event, Notice, Output, RunFinished, RunStarted, from_json, to_json
+from sparkring.record import RunRecord, replay
+
+KEEP = 100
+EVENTS = "events.jsonl"
+ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
+
+
+def home() -> Path:
+    """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
+    root = os.environ.get("SPARKRING_HOME")
+    return (Path(root) if root else platformdirs.user_data_path("sparkring", appauthor=False)) / "runs"
+
+
+class RunFolder:
+    """Writes one run. A full disk ends the writing, not the run: the first write that fails is told once."""
+
+    def __init__(self, run_id: str) -> None:
+        self.path = home() / run_id
+        self.path.mkdir(parents=True, mode=0o700)
+        self._logs: dict[int, IO[bytes]] = {}
+        self._sizes: dict[int, int] = {}
+        self._events = (self.path / EVENTS).open("a", encoding="utf-8")
+        self._broken: str | None = None
+        self._told = False
+
+    def write(self, event: Event) -> Notice | None:
+        """Save one event; a Notice when saving has just had to end."""
+        if self._broken is None:
+            try:
+                self._write(event)
+            except OSError as error:
+                self._broken = error.strerror or str(error)
+        if self._broken is None or self._told:
+            return None
+        self._told = True
+        return Notice(
+            event.time,
+            f"this run's record and logs end here: {self._broken} ({self.path}). The run goes on; "
+            "free some space, or point SPARKRING_HOME elsewhere.",
+        )
+
+    def flush(self) -> None:
+        """Make what was written visible to other processes."""
+        try:
+            for file in self._files():
+                file.flush()
+        except OSError as error:
+            self._broken = self._broken or error.strerror or str(error)
+
+    def close(self) -> None:
+        for file in self._files():
+            try:
+                file.close()
+            except OSError:
+                pass  # told by write() or flush()
+
+    def _files(self) -> list[IO[Any]]:
+        return [*self._logs.values(), self._events]
+
+    def _write(self, event: Event) -> None:
+        found = to_json(event)
+        if isinstance(event, Output):
+            log = self._logs.get(event.rank)
+            if log is None:
+                log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
+            start = self._sizes.get(event.rank, 0)
+            log.write(event.data)
+            self._sizes[event.rank] = start + len(event.data)
+            found["start"], found["size"] = start, len(event.data)
+        self._events.write(json.dumps(found) + "\n")
+
+
+def new_id() -> str:
+    """A run's name: its start in local time, and four digits against clashes."""
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
+
+
+def log_name(rank: int) -> str:
+    """The name of a rank's log file in a run's folder."""
+    return f"rank-{rank}.log"
+
+
+def log(path: Path, rank: int) -> str:
+    """Everything that a rank wrote to stdout and stderr, in order of arrival; bad bytes as \\xNN."""
+    file = path / log_name(rank)
+    return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
+
+
+def saved() -> list[Path]:
+    """The folders of all saved runs, newest first."""
+    try:
+        return sorted((path for path in home().iterdir() if (path / EVENTS).is_file()), reverse=True)
+    except OSError:
+        return []
+
+
+def find(name: str) -> Path | None:
+    """The saved run called `name`: its id, the beginning of it, its end, or its title; '' is the newest."""
+    every = saved()
+    if not name:
+        return every[0] if every else None
+    for path in every:
+        if path.name.startswith(name) or path.name.endswith(name):
+            return path
+    return next((path for path in every if first(path).title == name), None)
+
+
+def load(path: Path) -> RunRecord:
+    """The whole record of a saved run; what was cut off at its end is passed over."""
+    return replace(replay(_events(path)), log_folder=str(path))
+
+
+def _events(path: Path) -> Iterator[Event]:
+    logs: dict[int, IO[bytes]] = {}
+    try:
+        for found in _lines(path):
+            if found["type"] == "Output":
+                rank = found["rank"]
+                if rank not in logs:
+                    logs[rank] = (path / log_name(rank)).open("rb")
+                logs[rank].seek(found["start"])
+                found["data"] = logs[rank].read(found["size"])
+            yield from_json(found)
+    finally:
+        for file in logs.values():
+            file.close()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with (path / EVENTS).open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                return  # the driver was killed while it wrote this line
+            yield found
+
+
+def first(path: Path) -> RunStarted:
+    """How a saved run began."""
+    for found in _lines(path):
+        event = from_json(found)
+        if isinstance(event, RunStarted):
+            return event
+        break
+    return RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
+
+
+def last(path: Path) -> RunFinished | None:
+    """How a saved run ended; None while it runs, or when its driver was killed."""
+    with (path / EVENTS).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        tail = file.read().splitlines()
+    for line in reversed(tail[-2:]):
+        try:
+            event = from_json(json.loads(line))
+        except (ValueError, KeyError):
+            continue
+        return event if isinstance(event, RunFinished) else None
+    return None
+
+
+def prune(keep: int = KEEP) -> None:
+    """Remove all but the newest `keep` runs, and no run that may still be going on."""
+    for path in saved()[keep:]:
+        try:
+            age_s = time.time() - (path / EVENTS).stat().st_mtime
+            if last(path) is not None or age_s > ABANDONED_AFTER_S:
+                shutil.rmtree(path)
+        except OSError:
+            pass  # another kernel prunes as well

@@ -1,0 +1,1 @@
+"""What runs where the ranks are: standard library and cloudpickle only."""

@@ -1,0 +1,119 @@
+"""An exception on a rank, as data that the driver can show: no class of the user's need travel."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from typing import Any
+
+from sparkring.worker.stacks import CELL_NAME
+
+CONTEXT_LINES = 2
+MOST_FRAMES = 50
+
+# What a rank raises when another one has gone: an echo, not the cause.
+_ECHOES = (
+    "HorovodInternalError",
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Connection refused",
+    "Broken pipe",
+    "gloo",
+    "ProcessGroupGloo",
+    "ncclRemoteError",
+    "Timed out waiting for clients",
+    "Horovod has been shut down",
+)
+
+
+def as_failure(error: BaseException) -> dict[str, Any]:
+    """The fields of an events.Failure, as JSON values."""
+    name = type(error).__qualname__
+    text = _text_of(error)
+    if isinstance(error, SystemExit):
+        said = "" if error.code is None else repr(error.code)
+        summary, kind = f"called sys.exit({said})", "exit"
+    elif isinstance(error, KeyboardInterrupt):
+        summary, kind = "interrupted", "exception"
+    else:
+        summary, kind = (f"{name}: {text}" if text else name), "exception"
+    frames = _frames(error)
+    return {
+        "kind": kind,
+        "summary": summary,
+        "frames": frames,
+        "traceback": _traceback(error),
+        "advice": _advice(error),
+        "follows": any(mark in f"{name}: {text}" for mark in _ECHOES),
+    }
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the user's own __str__
+        return f"(its text cannot be had: {type(second).__name__})"
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without the frames that are ours."""
+    try:
+        parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
+        return "".join(parts.format())
+    except Exception:  # an exception may be too odd to format
+        return f"{type(error).__qualname__}\n"
+
+
+def _skip_ours(error: BaseException) -> Any:
+    """The traceback from the first frame that is not in this package's worker."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith("sparkring.worker"):
+        tb = tb.tb_next
+    return tb
+
+
+def _frames(error: BaseException) -> list[dict[str, Any]]:
+    found = []
+    for frame, line in traceback.walk_tb(_skip_ours(error)):
+        filename = frame.f_code.co_filename
+        in_cell = filename == CELL_NAME or "ipykernel_" in filename or filename.startswith("<ipython-input")
+        source = []
+        if in_cell:
+            for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
+                text = linecache.getline(filename, number)
+                if text.strip() or number == line:
+                    source.append({"number": number, "text": text.rstrip("\n")})
+        found.append(
+            {
+                "filename": filename,
+                "line": line,
+                "function": frame.f_code.co_name,
+                "in_cell": in_cell,
+                "source": source,
+            }
+        )
+    return found[-MOST_FRAMES:]
+
+
+def _advice(error: BaseException) -> str:
+    """The next step, where the error is one that people meet when they start."""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package == "horovod":
+            return "Horovod is not installed for this rank's Python: run `sparkring-build-horovod --install` there."
+        if package in ("tensorflow", "torch", "petastorm", "keras"):
+            return f"Install it for this rank's Python: `pip install {package}`."
+        return (
+            f"`{package}` is not installed for this rank's Python; a module of your own must lie beside "
+            "the notebook, on sys.path, or be shipped with spark.sparkContext.addPyFile()."
+        )
+    if isinstance(error, MemoryError):
+        return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
+    if isinstance(error, NameError) and getattr(error, "name", None):
+        return (
+            f"`{error.name}` is not known on the ranks: define it in the cell or in the notebook, "
+            "or name it with --push."
+        )
+    if isinstance(error, ImportError) and "horovod" in str(error).lower():
+        return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
+    return ""

@@ -1,0 +1,416 @@
+"""A member: the process that starts one rank, owns its output, and is the rank's way home.
+
+    driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
+                                                  ▲──── stdout, stderr (pipes) ────┘
+
+The member holds no thread and no lock: one loop over what can be read. It reads the rank's pipes at
+the file-descriptor level, so C++ output and a segfault's last words arrive; before it passes on that
+the rank has finished or failed, it empties those pipes, so the output comes first. Its own life hangs
+on its parent's: when the driver's end of stdin closes, the parent changes, or the connection breaks,
+the rank and everything that the rank started are killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from sparkring.channel import ChannelClosed, Connection, dial, pair
+from sparkring.worker import process
+from sparkring.worker.ticket import Ticket
+
+READ_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; bursts then do not block the rank
+GATHER_S = 0.004  # after some output, wait this long for more: a frame per line would be slow
+PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
+PARTIAL_BYTES = 64 * 1024
+TICK_S = 0.5
+BEAT_EVERY_S = 2.0
+DRAIN_LIMIT_S = 2.0
+
+
+class _Pipe:
+    """The reading end of one of the rank's streams, and the line that has not ended yet."""
+
+    def __init__(self, stream: str, fd: int) -> None:
+        self.stream = stream
+        self.fd = fd
+        self.rest = b""
+        self.rest_since = 0.0
+        os.set_blocking(fd, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            except OSError:
+                pass  # over the user's limit: the default size does too
+
+    def read(self) -> tuple[bytes, bool]:
+        """What can be read now, whole lines only, and whether the stream has ended."""
+        pieces, ended = [self.rest], False
+        while sum(map(len, pieces)) < READ_BYTES:
+            try:
+                data = os.read(self.fd, READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                ended = True
+                break
+            pieces.append(data)
+        found = b"".join(pieces)
+        # A progress bar ends its line with a carriage return; it is whole enough to be shown.
+        end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
+        if len(found) - end > PARTIAL_BYTES:
+            end = len(found)
+        if len(found) > end and not (self.rest and end == 0):
+            self.rest_since = time.monotonic()
+        self.rest = found[end:]
+        return found[:end], ended
+
+    def take_rest(self) -> bytes:
+        rest, self.rest = self.rest, b""
+        return rest
+
+
+class RankProcess(NamedTuple):
+    """A rank that was just forked, and the member's ends of what leads to it."""
+
+    pid: int
+    channel: Connection
+    stdout: int
+    stderr: int
+    stacks: int
+
+
+class Member:
+    """One rank's supervisor."""
+
+    def __init__(self, ticket: Ticket, rank: RankProcess, parent: int) -> None:
+        self.parent = parent
+        self.cleanup = ticket.cleanup
+        self.oom_before = process.out_of_memory_kills()
+        self.rank_pid = rank.pid
+        self.to_rank = rank.channel
+        self.stack_fd = rank.stacks
+        self.pipes = {fd: _Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
+        self.wait_status: int | None = None
+        self.peak_memory_bytes = 0
+        self.kill_at: float | None = None
+        self.last_beat = time.monotonic()
+        self.paused_until = 0.0
+        self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
+        self.home.send("hello", self.introduction(ticket.member))
+
+    def introduction(self, member: int) -> dict[str, Any]:
+        address = self.home.local_host()
+        return {
+            "member": member,
+            "pid": self.rank_pid,
+            "host": socket.gethostname(),
+            "address": address,
+            "interface": interface_of(address),
+            "python": list(sys.version_info[:3]),
+        }
+
+    def run(self) -> None:
+        """Serve until the rank and everything it started are gone."""
+        wake_r, wake_w = os.pipe()
+        os.set_blocking(wake_r, False)
+        os.set_blocking(wake_w, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(signal.SIGKILL, 0.0))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        control = selectors.DefaultSelector()
+        everything = selectors.DefaultSelector()
+        for selector in (control, everything):
+            selector.register(wake_r, selectors.EVENT_READ, "wake")
+            selector.register(0, selectors.EVENT_READ, "parent")
+            selector.register(self.home, selectors.EVENT_READ, "home")
+            selector.register(self.to_rank, selectors.EVENT_READ, "rank")
+        for fd in self.pipes:
+            everything.register(fd, selectors.EVENT_READ, "output")
+        self.selectors = (control, everything)
+        self.reap()
+        while self.wait_status is None:
+            now = time.monotonic()
+            paused = self.paused_until > now
+            selector = control if paused else everything
+            for key, _ in selector.select(self.pause(now)):
+                match key.data:
+                    case "wake":
+                        os.read(wake_r, 512)
+                        self.reap()
+                    case "parent":
+                        if not os.read(0, 512):
+                            self.abandon()
+                    case "home":
+                        self.from_home()
+                    case "rank":
+                        self.from_rank()
+                    case "output":
+                        self.forward(self.pipes[key.fd])
+            self.tick()
+        self.finish()
+
+    def pause(self, now: float) -> float:
+        """How long to sleep when nothing can be read."""
+        wait = TICK_S
+        if self.paused_until > now:
+            wait = min(wait, self.paused_until - now)
+        if any(pipe.rest for pipe in self.pipes.values()):
+            wait = min(wait, PARTIAL_AFTER_S / 2)
+        if self.kill_at is not None:
+            wait = min(wait, max(0.0, self.kill_at - now))
+        return wait
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if os.getppid() != self.parent:
+            self.abandon()
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            _kill_family(self.rank_pid)
+        for pipe in self.pipes.values():
+            if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
+                self.send_output(pipe, pipe.take_rest())
+        if now - self.last_beat > BEAT_EVERY_S:
+            self.last_beat = now
+            self.tell("beat")
+
+    # ── to and from the driver ────────────────────────────────────────────────
+
+    def tell(self, kind: str, fields: dict[str, Any] | None = None, parts: tuple[bytes, ...] = ()) -> None:
+        try:
+            self.home.send(kind, fields, parts)
+        except ChannelClosed:
+            self.abandon()
+
+    def from_home(self) -> None:
+        try:
+            head = self.home.receive_head()
+            if head.kind == "stop":
+                self.stop(head.fields["signal"], head.fields["grace_s"])
+            elif head.kind == "stacks":
+                self.tell("stack", self.take_stack())
+            else:
+                self.pass_to_rank(head)
+        except ChannelClosed:
+            self.abandon()
+
+    def pass_to_rank(self, head: Any) -> None:
+        try:
+            self.home.pass_on(head, self.to_rank)
+        except ChannelClosed:
+            # Either end may have broken; the rank's end tells by its exit, the driver's here.
+            self.reap()
+            if self.wait_status is None:
+                raise
+
+    def from_rank(self) -> None:
+        try:
+            head = self.to_rank.receive_head()
+        except ChannelClosed:
+            for selector in self.selectors:
+                selector.unregister(self.to_rank)
+            self.reap()
+            return
+        if head.kind in ("done", "failed"):
+            for pipe in list(self.pipes.values()):
+                self.forward(pipe, all_of_it=True)
+        try:
+            self.to_rank.pass_on(head, self.home)
+        except ChannelClosed:
+            self.reap()
+            if self.wait_status is None:
+                self.abandon()
+
+    # ── the rank's output ─────────────────────────────────────────────────────
+
+    def forward(self, pipe: _Pipe, *, all_of_it: bool = False) -> bool:
+        """Send on what the rank has written; False once the stream has ended."""
+        while True:
+            data, ended = pipe.read()
+            if data:
+                self.send_output(pipe, data)
+            if not all_of_it or len(data) < READ_BYTES:
+                break
+        if all_of_it or ended:
+            self.send_output(pipe, pipe.take_rest())
+        if ended and pipe.fd in self.pipes:
+            del self.pipes[pipe.fd]
+            self.selectors[1].unregister(pipe.fd)
+            os.close(pipe.fd)
+        return not ended
+
+    def send_output(self, pipe: _Pipe, data: bytes) -> None:
+        if data:
+            self.paused_until = time.monotonic() + GATHER_S
+            self.tell("output", {"stream": pipe.stream}, (data,))
+
+    # ── the rank's life ───────────────────────────────────────────────────────
+
+    def stop(self, with_signal: int, grace_s: float) -> None:
+        """Signal the rank's process group; what is left after `grace_s` is killed."""
+        if self.wait_status is None:
+            _signal_group(self.rank_pid, with_signal)
+            self.kill_at = time.monotonic() + grace_s
+
+    def reap(self) -> None:
+        """Take note of ended children: the rank, or what was handed to us when its parent ended."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.rank_pid:
+                self.wait_status = status
+                unit = 1 if sys.platform == "darwin" else 1024
+                self.peak_memory_bytes = usage.ru_maxrss * unit
+
+    def abandon(self) -> None:
+        """Nobody is left to report to: end everything at once."""
+        _kill_family(self.rank_pid)
+        _remove(self.cleanup)
+        os._exit(1)
+
+    def finish(self) -> None:
+        """The rank is gone: end what it left behind, send its last output, and say how it ended."""
+        _kill_family(self.rank_pid)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        for pipe in list(self.pipes.values()):
+            while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:
+                time.sleep(0.002)
+        status = self.wait_status or 0
+        killed = process.out_of_memory_kills() > self.oom_before
+        self.tell(
+            "exited",
+            {
+                "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                "out_of_memory": killed,
+                "peak_memory_bytes": self.peak_memory_bytes,
+            },
+        )
+        self.home.close()
+
+    def take_stack(self) -> dict[str, Any]:
+        """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
+        state = process.state(self.rank_pid)
+        if not state.startswith("frozen"):
+            try:
+                os.kill(self.rank_pid, signal.SIGUSR2)
+            except OSError:
+                return {"state": "gone", "text": ""}
+        text, quiet_since = b"", time.monotonic()
+        while time.monotonic() - quiet_since < (0.03 if text else 0.3):
+            try:
+                text += os.read(self.stack_fd, 65536)
+                quiet_since = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.005)
+            if state.startswith("frozen"):
+                break
+        return {"state": state, "text": text.decode("utf-8", "replace")}
+
+
+def _fork_rank() -> RankProcess:
+    """Fork the rank. In the child this does not return: the process runs the rank and exits."""
+    out_r, out_w = os.pipe()
+    err_r, err_w = os.pipe()
+    stack_r, stack_w = os.pipe()
+    ours, theirs = pair()
+    member = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.release()
+        for fd in (out_w, err_w, stack_w):
+            os.close(fd)
+        os.set_blocking(stack_r, False)
+        return RankProcess(pid, ours, out_r, err_r, stack_r)
+    os.setsid()
+    process.die_with_parent(member)
+    ours.release()
+    for fd in (out_r, err_r, stack_r):
+        os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out_w, 1), (err_w, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    from sparkring.worker import rank
+
+    # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
+    sys.exit(rank.main(theirs, stack_w))
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address; empty if none is found."""
+    import struct
+
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name[:15].encode())
+                reply = fcntl.ioctl(sock.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+        return "lo" if address.startswith("127.") else ""
+    finally:
+        sock.close()
+
+
+def main(found: dict[str, Any]) -> None:
+    """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
+    ticket, parent = Ticket(**found), os.getppid()
+    process.adopt_orphans()
+    rank = _fork_rank()  # first of all: it can import what it needs while we dial
+    try:
+        Member(ticket, rank, parent).run()
+    except (ChannelClosed, OSError) as error:
+        print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        _kill_family(rank.pid)
+        _remove(ticket.cleanup)
+
+
+def _kill_family(rank_pid: int) -> None:
+    """Kill the rank and everything below this process, until none is left."""
+    _signal_group(rank_pid, signal.SIGKILL)
+    # What dies hands its children to us, who look again.
+    deadline = time.monotonic() + DRAIN_LIMIT_S
+    while time.monotonic() < deadline:
+        found = process.descendants(os.getpid())
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # it was first, or belongs to another user (sudo)
+        time.sleep(0.002)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass  # it has ended
+
+
+def _remove(folder: str) -> None:
+    if folder:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""What the operating system offers for starting, watching and ending a family of processes.
+
+On Linux a member becomes a child subreaper: whatever its rank started is handed to it when the
+rank ends, setsid or not, and so can be found and killed. Elsewhere the rank's process group is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LINUX = sys.platform.startswith("linux")
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX:
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the process `parent` ends; to be called in the child right after the fork."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def descendants(root: int) -> list[int]:
+    """The live descendants of process `root`, from /proc; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if name.isdigit():
+            stat = _stat(int(name))
+            if stat and stat[0] not in "ZX":
+                children.setdefault(int(stat[1]), []).append(int(name))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def state(pid: int) -> str:
+    """What the kernel says of a process, in a word."""
+    stat = _stat(pid)
+    if not stat:
+        return "gone"
+    words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "frozen (SIGSTOP)"}
+    return words.get(stat[0], {"t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0]))
+
+
+def out_of_memory_kills() -> int:
+    """How often the kernel has killed for memory in this process's control group; 0 if unknown."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return 0
+    paths = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
+    for _, controllers, path in groups:
+        if not controllers:
+            paths.insert(0, f"/sys/fs/cgroup{path}/memory.events")
+        elif "memory" in controllers.split(","):
+            paths.insert(0, f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    for path in paths:
+        try:
+            with open(path) as file:
+                for line in file:
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        except OSError:
+            continue
+    return 0
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; the command before it may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,250 @@
+"""A rank: runs what the driver sends, in this process's main thread and its `__main__`.
+
+A thread listens to the member meanwhile, so that the process can be told things while it computes.
+The loop takes one request after another; a run of one cell is a gang that gets one request.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import linecache
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sparkring import place, report
+from sparkring.channel import ChannelClosed, Connection, Frame
+from sparkring.worker import stacks
+from sparkring.worker.failures import as_failure
+
+FLUSH_EVERY_S = 0.1
+
+
+def main(home: Connection, stack_fd: int) -> int:
+    """Run requests until told to leave; returns the exit code."""
+    return Rank(home, stack_fd).serve()
+
+
+class Rank:
+    """The rank's side of the protocol: `world`, `run` and `leave` come in; `done` and `failed` go out."""
+
+    def __init__(self, home: Connection, stack_fd: int) -> None:
+        self.home = home
+        self.pid = os.getpid()
+        self.requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _open_streams()
+        stacks.install(stack_fd)
+        self.namespace = _fresh_main()
+        report.connect(self.tell)
+        threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
+
+    def tell(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send something small to the driver, unless this is a process that the user forked."""
+        if os.getpid() == self.pid:
+            self.home.send(kind, fields)
+
+    def listen(self) -> None:
+        """In a thread: take frames in, and see to it that a line without its end is shown in time."""
+        flushing = threading.Lock()
+        # A fork must not happen while this thread is inside a stream's lock: the child would
+        # inherit it locked and hang at its first print.
+        os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
+        while True:
+            readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
+            with flushing:
+                _flush()
+            if not readable:
+                continue
+            try:
+                self.requests.put(self.home.receive())
+            except ChannelClosed:
+                # The member is gone. On Linux the kernel has killed us by now; elsewhere we do it.
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def serve(self) -> int:
+        try:
+            while True:
+                frame = self.requests.get()
+                if frame.kind == "leave":
+                    return 0
+                if frame.kind == "world":
+                    self.enter(frame.fields)
+                elif frame.kind == "run":
+                    self.run(frame)
+        except KeyboardInterrupt:  # between requests, or told by run() already
+            return 128 + signal.SIGINT
+
+    def enter(self, fields: dict[str, Any]) -> None:
+        here = place.World(**fields["world"])
+        place.enter(here)
+        os.environ.update(fields["environment"])
+        if os.environ.get("MPLBACKEND", "").startswith("module://"):
+            os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
+        # The driver's working folder and import path, as far as they exist on this host.
+        if os.path.isdir(fields["folder"]):
+            os.chdir(fields["folder"])
+        known = set(sys.path)
+        sys.path += [entry for entry in fields["path"] if entry not in known and os.path.isdir(entry or ".")]
+        sys.path.insert(0, "")
+        self.namespace.update(rank=here.rank, size=here.size, local_rank=here.local_rank)
+        from sparkring.compat import sparkdl
+
+        sparkdl.install()
+
+    def run(self, frame: Frame) -> None:
+        """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
+        fields = frame.fields
+        try:
+            if fields["autolog"]:
+                from sparkring.worker import autolog
+
+                autolog.install()
+            value = self.compute(fields, frame)
+            if os.getpid() != self.pid:
+                _leave_forked_child(0)
+            self.report_value(value, fields["pull"])
+        except BaseException as error:  # whatever ends the user's code is the outcome, and is told
+            if os.getpid() != self.pid:
+                sys.excepthook(type(error), error, error.__traceback__)
+                _leave_forked_child(1)
+            failure = as_failure(error)
+            _print(failure["traceback"])
+            _flush()
+            self.tell("failed", {"failure": failure})
+            if isinstance(error, KeyboardInterrupt):
+                raise
+
+    def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
+        from sparkring import packing
+
+        if fields["what"] == "call":
+            function, kwargs = packing.unpack_call(bytes(frame.parts[0]))
+            return function(**kwargs)
+        packing.unpack_names(bytes(frame.parts[0]), self.namespace)
+        return run_cell(fields["source"], self.namespace)
+
+    def report_value(self, value: Any, pull: list[str]) -> None:
+        """Send the value home, and on rank 0 the names to pull; each by itself, so that one cannot spoil the rest."""
+        import cloudpickle
+
+        wanted = {"": value}
+        missing = []
+        if place.world().rank == 0:
+            missing = [name for name in pull if name not in self.namespace]
+            wanted.update({name: self.namespace[name] for name in pull if name in self.namespace})
+        names: list[dict[str, Any]] = []
+        parts: list[Any] = []
+        for name, item in wanted.items():
+            buffers: list[Any] = []
+            told: dict[str, Any] = {"name": name, "type": type_name(item), "parts": 0, "error": ""}
+            try:
+                packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
+                pieces = [packed, *(buffer.raw() for buffer in buffers)]
+                told["parts"] = len(pieces)
+                parts += pieces
+            except Exception as error:  # any object may refuse in its own way
+                told["error"] = f"{type(error).__name__}: {error}"
+            names.append(told)
+        _flush()
+        self.home.send("done", {"names": names, "missing": missing, "repr": short_repr(value)}, parts)
+
+
+def run_cell(source: str, namespace: dict[str, Any]) -> Any:
+    """Run a cell's code in `namespace`; returns the value of its last expression, or None.
+
+    Functions keep working after the cell, and tracebacks show its lines. `await` works at the top level.
+    """
+    linecache.cache[stacks.CELL_NAME] = (len(source), None, source.splitlines(keepends=True), stacks.CELL_NAME)
+    tree = ast.parse(source, stacks.CELL_NAME)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    _execute(compile(tree, stacks.CELL_NAME, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    if last is None:
+        return None
+    assert isinstance(last, ast.Expr)
+    expression = ast.Expression(last.value)
+    return _execute(compile(expression, stacks.CELL_NAME, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+
+
+def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
+    value = eval(code, namespace)
+    if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
+
+        async def wait() -> Any:
+            return await value
+
+        return asyncio.run(wait())
+    return value
+
+
+def type_name(value: object) -> str:
+    """A value's type as people write it: `dict`, `numpy.ndarray`."""
+    kind = type(value)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def short_repr(value: object, most: int = 200) -> str:
+    """A value's repr, cut to `most` characters; empty for None. A repr that raises is told as such."""
+    if value is None:
+        return ""
+    try:
+        import reprlib
+
+        short = reprlib.Repr()
+        short.maxother = short.maxstring = most
+        text = " ".join(short.repr(value).split())
+    except Exception as error:  # the user's own __repr__
+        return f"<{type_name(value)}; its repr raised {type(error).__name__}>"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _fresh_main() -> dict[str, Any]:
+    """A new, empty `__main__`: the cell's namespace, where what is pickled by value finds its home."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.argv = [""]
+    from sparkring.worker.shell import get_ipython
+
+    module.__dict__.update(__builtins__=__builtins__, get_ipython=get_ipython, display=print)
+    return module.__dict__
+
+
+def _open_streams() -> None:
+    """Line by line, so that nothing is lost in a buffer when the process dies; UTF-8 whatever the locale."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except (OSError, ValueError):
+        pass  # the user closed the stream
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _quietly(stream.flush)
+
+
+def _print(text: str) -> None:
+    if sys.stderr is not None:
+        _quietly(lambda: sys.stderr.write(text))
+
+
+def _leave_forked_child(code: int) -> None:
+    """End a process that the cell forked and that came out at the cell's end: it is no rank."""
+    _flush()
+    os._exit(code)

@@ -1,0 +1,72 @@
+"""What `!` and `%` lines of a cell become on a rank: a small get_ipython()."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+# Magics that make sense on a rank. The driver refuses others before the launch.
+LINE_MAGICS = ("cd", "env", "set_env", "pwd", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
+
+
+class Shell:
+    """Answers the calls that IPython's input transformer writes into a cell."""
+
+    def system(self, command: str) -> None:
+        """`!command`: run by the shell; its output is the rank's, CalledProcessError is not raised."""
+        sys.stdout.flush()
+        subprocess.run(self._expand(command), shell=True, check=False)
+
+    def getoutput(self, command: str) -> list[str]:
+        """`x = !command`: the lines that it printed."""
+        done = subprocess.run(
+            self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return done.stdout.decode("utf-8", "replace").splitlines()
+
+    def run_line_magic(self, name: str, line: str, **_: Any) -> Any:
+        """`%name line`, for the magics in LINE_MAGICS."""
+        line = self._expand(line).strip()
+        if name == "cd":
+            os.chdir(os.path.expanduser(line or "~"))
+        elif name == "pwd":
+            return os.getcwd()
+        elif name in ("env", "set_env"):
+            key, equals, value = line.partition("=") if "=" in line else line.partition(" ")
+            if not key:
+                return dict(os.environ)
+            if not equals:
+                return os.environ.get(key)
+            os.environ[key.strip()] = value.strip()
+        elif name == "time":
+            return self._time(line)
+        elif name == "pip":
+            subprocess.run([sys.executable, "-m", "pip", *line.split()], check=False)
+        # The others set up the notebook's own display and mean nothing on a rank.
+        return None
+
+    def _time(self, line: str) -> Any:
+        namespace = sys.modules["__main__"].__dict__
+        start, cpu = time.perf_counter(), time.process_time()
+        try:
+            try:
+                code = compile(line, "<%time>", "eval")
+            except SyntaxError:
+                code = compile(line, "<%time>", "exec")
+            return eval(code, namespace)
+        finally:
+            print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
+
+    def _expand(self, text: str) -> str:
+        """`{name}` and `$name` of the cell, as IPython expands them; `$$` stands for a dollar sign."""
+        from sparkring.worker.expand import expand
+
+        return expand(text, sys.modules["__main__"].__dict__)
+
+
+def get_ipython() -> Shell:
+    """The rank's stand-in for IPython's shell."""
+    return Shell()

@@ -1,0 +1,52 @@
+"""What a Spark task does: unpack sparkring, start a member, wait until it ends.
+
+Executors need not have sparkring: this file's text is compiled on the driver and its function
+pickled by value, so it uses the standard library and pyspark only, and no name from outside.
+Training runs in the member's child, never in Spark's Python worker, which is reused between tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def task_for(
+    archive: bytes, boot: str, ticket: dict[str, Any], environment: dict[str, str]
+) -> Callable[[Iterable[Any]], Iterator[int]]:
+    """The function for mapPartitions: yields the member's exit code."""
+
+    def run_member(rows: Iterable[Any]) -> Iterator[int]:
+        import json
+        import os
+        import subprocess
+        import sys
+        import tempfile
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        folder = tempfile.mkdtemp(prefix="sparkring-")
+        path = os.path.join(folder, "sparkring.zip")
+        with open(path, "wb") as file:
+            file.write(archive)
+        found = {**ticket, "member": context.partitionId(), "first": [path], "cleanup": folder}
+        member = subprocess.Popen(
+            [sys.executable, "-c", boot],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        assert member.stdin is not None
+        try:
+            member.stdin.write(json.dumps(found).encode() + b"\n")
+            member.stdin.flush()
+            # stdin stays open: when Spark kills this worker, it closes, and the member ends.
+            yield member.wait()
+        finally:
+            member.stdin.close()
+            member.wait()
+
+    return run_member

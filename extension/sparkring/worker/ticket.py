@@ -1,0 +1,32 @@
+"""What a launcher hands to a member: the way home, and what the member needs to become a rank."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+# How a member's Python is started: the ticket comes on stdin, so that the secret never stands in
+# argv or in an environment, and stdin stays open as the thread by which the member's life hangs.
+# '' (the working folder) leaves sys.path meanwhile: a json.py beside the notebook is not ours to run.
+BOOT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
+    "ticket = json.loads(sys.stdin.buffer.readline()); "
+    "sys.path[:0] = ticket['first']; sys.path += ticket['last']; "
+    "from sparkring.worker.member import main; main(ticket)"
+)
+
+
+class Ticket(NamedTuple):
+    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''."""
+
+    member: int
+    host: str
+    port: int
+    secret: str
+    first: list[str]
+    last: list[str]
+    cleanup: str = ""
+
+    def line(self) -> bytes:
+        """The ticket as one line of JSON."""
+        return json.dumps(self._asdict()).encode() + b"\n"
