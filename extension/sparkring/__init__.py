@@ -1,0 +1,62 @@
+"""sparkring: a notebook cell becomes a ring of ranks.
+
+    %load_ext sparkring
+
+    %%horovod -n -2
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+
+Names are imported when they are first asked for, so that `import sparkring` costs next to nothing
+on the driver and on the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkring.place import World as World
+    from sparkring.place import world as world
+    from sparkring.report import log as log
+    from sparkring.report import log_to_driver as log_to_driver
+    from sparkring.runner import HorovodRunner as HorovodRunner
+    from sparkring.runner import RunResult as RunResult
+
+__version__ = "0.1.0"
+__all__ = ["HorovodRunner", "RunResult", "World", "load_ipython_extension", "log", "log_to_driver", "world"]
+
+_HOMES = {
+    "HorovodRunner": "runner",
+    "RunResult": "runner",
+    "last_result": "runner",
+    "World": "place",
+    "world": "place",
+    "log": "report",
+    "log_to_driver": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext sparkring`: register the magics, their completion, and the sparkdl import paths."""
+    from sparkring import magics
+
+    magics.load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """`%unload_ext sparkring`: take the magics away again."""
+    from sparkring import magics
+
+    magics.unload(ipython)

@@ -1,0 +1,1 @@
+"""Names of other packages that notebooks already use."""

@@ -1,0 +1,87 @@
+"""The import paths that HorovodRunner notebooks use, where no real sparkdl is installed.
+
+    from sparkdl import HorovodRunner
+    from sparkdl.horovod import log_to_driver
+    from sparkdl.horovod.tensorflow.keras import LogCallback
+
+The API is that of sparkdl's public documentation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+import types
+from typing import Any
+
+_MODULES = ("sparkdl", "sparkdl.horovod", "sparkdl.horovod.tensorflow", "sparkdl.horovod.tensorflow.keras")
+
+
+def install() -> None:
+    """Make the import paths work, unless a real sparkdl is installed or they already do."""
+    if "sparkdl" in sys.modules or importlib.util.find_spec("sparkdl") is not None:
+        return
+    for name in _MODULES:
+        module = types.ModuleType(name, __doc__)
+        module.__path__ = []
+        module.__getattr__ = _finder(name)  # type: ignore[method-assign]
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
+
+
+def _finder(module: str) -> Any:
+    """The module's `__getattr__`: what it offers is imported when it is asked for."""
+
+    def find(name: str) -> Any:
+        if module in ("sparkdl", "sparkdl.horovod") and name == "HorovodRunner":
+            from sparkring.runner import HorovodRunner
+
+            return HorovodRunner
+        if module == "sparkdl.horovod" and name == "log_to_driver":
+            from sparkring.report import log_to_driver
+
+            return log_to_driver
+        if module == "sparkdl.horovod.tensorflow.keras" and name == "LogCallback":
+            return _log_callback()
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find
+
+
+def _log_callback() -> type[Any]:
+    """The LogCallback class, made from the Keras that is installed."""
+    from tensorflow import keras
+
+    from sparkring.report import log_to_driver
+
+    class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
+        """Sends a line to the notebook at the start and the end of each epoch.
+
+        With `per_batch_log=True` also after every batch.
+        """
+
+        def __init__(self, per_batch_log: bool = False) -> None:
+            super().__init__()
+            self.per_batch_log = per_batch_log
+            self._began = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._began = time.monotonic()
+            log_to_driver(f"epoch {epoch + 1} of {self.params.get('epochs', '?')} begins")
+
+        def on_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.per_batch_log:
+                log_to_driver(f"batch {batch + 1}: {_values(logs)}")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            took = time.monotonic() - self._began
+            log_to_driver(f"epoch {epoch + 1} ends after {took:.1f} s: {_values(logs)}")
+
+    return LogCallback
+
+
+def _values(logs: Any) -> str:
+    return ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())

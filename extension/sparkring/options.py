@@ -1,0 +1,216 @@
+"""What stands on a launch magic's line: one table for parsing, for the help and for Tab."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from sparkring.errors import OptionsError
+
+Logs = Literal["all", "rank0", "callbacks"]
+LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
+MOST_RANKS = 1_024
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks."""
+
+    np: int = -1
+    timeout_s: float | None = None
+    push: tuple[str, ...] = ()
+    pull: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    logs: Logs = "all"
+    autolog: bool = True
+    name: str = ""
+    dry_run: bool = False
+    quiet: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of ranks asked for; 0 means every slot."""
+        return abs(self.np)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises instead of printing and ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionsError(f"%%{self.prog}: {message}. See %%{self.prog}? for the options.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise OptionsError((message or "").strip())
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of ranks (-2: two processes here, 2: two Spark tasks)"
+        ) from None
+    if abs(number) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{number} is beyond the limit of {MOST_RANKS} ranks")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not name.isidentifier():
+            raise argparse.ArgumentTypeError(f"{name!r} is not a variable's name")
+    return names
+
+
+def _variable(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
+
+
+_LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
+    (
+        ("-n", "--np"),
+        {"type": _whole, "metavar": "NP"},
+        "ranks: -2 two processes here, 2 two Spark barrier tasks; default -1",
+    ),
+    (
+        ("--timeout",),
+        {"type": _seconds, "metavar": "S", "dest": "timeout_s"},
+        "end the run after S seconds, and say where each rank was",
+    ),
+    (
+        ("--push",),
+        {"type": _names, "metavar": "NAME,…", "action": "append"},
+        "notebook variables to take along although the cell does not name them",
+    ),
+    (
+        ("--pull",),
+        {"type": _names, "metavar": "NAME,…", "action": "append"},
+        "variables of rank 0 to bring back into the notebook",
+    ),
+    (
+        ("--env",),
+        {"type": _variable, "metavar": "K=V", "action": "append"},
+        "an environment variable for the ranks; may be repeated",
+    ),
+    (
+        ("--logs",),
+        {"choices": LOGS, "default": "all"},
+        "what to show: every rank's output, rank 0's, or only what callbacks send",
+    ),
+    (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
+    (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
+    (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
+    (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
+)
+
+
+def launch_parser(magic: str) -> argparse.ArgumentParser:
+    """The parser of a launch magic's line."""
+    parser = _Parser(prog=magic, add_help=False, allow_abbrev=False)
+    for names, settings, text in _LAUNCH:
+        parser.add_argument(*names, help=text, **settings)
+    return parser
+
+
+def parse(magic: str, line: str, default: Options | None = None) -> Options:
+    """The Options that a launch magic's line asks for. OptionsError says what is wrong with it."""
+    default = default or Options()
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise OptionsError(f"%%{magic}: {error} in {line!r}") from None
+    found = vars(launch_parser(magic).parse_args(_joined(words)))
+    return Options(
+        np=default.np if found["np"] is None else found["np"],
+        timeout_s=found["timeout_s"],
+        push=_flat(found["push"]),
+        pull=_flat(found["pull"]),
+        env=tuple(found["env"] or ()),
+        logs=found["logs"],
+        autolog=found["autolog"],
+        name=found["name"],
+        dry_run=found["dry_run"],
+        quiet=found["quiet"],
+    )
+
+
+@dataclass(frozen=True)
+class LogsWanted:
+    """What `%logs` is asked for; run '' is the last one, rank None all of them, tail None everything."""
+
+    run: str
+    rank: int | None
+    tail: int | None
+
+
+def parse_logs(line: str) -> LogsWanted:
+    """What a `%logs` line asks for."""
+    parser = _Parser(prog="logs", add_help=False, allow_abbrev=False)
+    parser.add_argument("run", nargs="?", default="")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--tail", type=int)
+    return LogsWanted(**vars(parser.parse_args(shlex.split(line))))
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """argparse takes `-n -2` for two options: write it as `-n=-2`."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] in ("-n", "--np") and word.startswith("-"):
+            found[-1] = f"--np={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _flat(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for group in groups or () for name in group))
+
+
+def completions(magic: str, line: str) -> list[str]:
+    """What can stand at the end of `line`, a launch magic's line up to the cursor."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words[-1]
+    before = words[-1] if not current and words else (words[-2] if len(words) > 1 else "")
+    actions = [action for action in launch_parser(magic)._actions if action.option_strings]
+    for action in actions:
+        if before in action.option_strings and action.choices:
+            return [str(choice) for choice in action.choices if str(choice).startswith(current)]
+    if current and not current.startswith("-"):
+        return []
+    given = set(words[:-1] if current else words)
+    return [
+        word
+        for action in actions
+        if not given & set(action.option_strings) or action.dest == "env"
+        for word in action.option_strings
+        if word.startswith(current)
+    ]
+
+
+def help_table(magic: str) -> str:
+    """The options as text, for the magic's help."""
+    rows: list[tuple[str, str]] = []
+    for action in launch_parser(magic)._actions:
+        value: Any = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
+        names = "/".join(action.option_strings)
+        rows.append((f"{names} {value}".strip() if action.nargs != 0 else names, action.help or ""))
+    width = max(len(left) for left, _ in rows)
+    return "\n".join(f"  {left.ljust(width)}  {right.replace('%%', '%')}" for left, right in rows)

@@ -1,0 +1,51 @@
+"""Ways to show a run. A view sees a RunRecord and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from sparkring.record import RunRecord
+from sparkring.views.tables import show_captured, show_table
+
+__all__ = ["View", "open_view", "show_captured", "show_table"]
+
+
+class View(Protocol):
+    """Shows one run while it goes on, and how it ended."""
+
+    def refresh(self, record: RunRecord) -> None:
+        """Show the run as it is now; called often, the view itself takes care not to show too often."""
+
+    def close(self, record: RunRecord) -> None:
+        """Show the run as it ended."""
+
+
+class Quiet:
+    """Shows nothing: the result tells, or the exception."""
+
+    def refresh(self, record: RunRecord) -> None:
+        """Pass over it."""
+
+    def close(self, record: RunRecord) -> None:
+        """Pass over it."""
+
+
+def open_view(*, quiet: bool = False) -> View:
+    """The view that suits where Python runs: in a notebook's kernel HTML, elsewhere plain text."""
+    if quiet:
+        return Quiet()
+    if in_notebook():
+        from sparkring.views.html import HtmlView
+
+        return HtmlView()
+    from sparkring.views.terminal import TerminalView
+
+    return TerminalView(sys.stdout)
+
+
+def in_notebook() -> bool:
+    """Is this the kernel of a notebook, which can show HTML?"""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,102 @@
+"""HTML that holds what users and ranks wrote as text only, and the style that all of ours share."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+from sparkring.views.lines import coloured, plain
+
+# Mid-tones, which can be read on a light page and on a dark one.
+BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
+RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
+
+_css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+STYLE = f"<style>{re.sub(r'/[*].*?[*]/|(?<=[{};:,]) | (?={)|[\n]\s*', '', _css, flags=re.DOTALL)}</style>"
+
+
+def text(value: str) -> str:
+    """A text of whatever origin for HTML: colours taken away, hidden characters visible, markup escaped."""
+    return escape(plain(value))
+
+
+def log_text(line: str) -> str:
+    """A line that a rank printed, its colours as spans."""
+    colours = Colours()
+    found = []
+    for code, piece in coloured(line):
+        colours.apply(code)
+        style = colours.css()
+        found.append(f'<span style="{style}">{escape(piece)}</span>' if style and piece else escape(piece))
+    return "".join(found)
+
+
+# The sixteen colours of a terminal; black and white become the text's own colour, dimmed or not.
+_BASIC = ("#808080", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
+
+
+class Colours:
+    """The colours and weights that SGR codes have switched on so far."""
+
+    def __init__(self) -> None:
+        self._set: dict[str, str] = {}
+
+    def css(self) -> str:
+        """Declarations for a style attribute; made of our own words and of numbers only."""
+        return ";".join(f"{name}:{value}" for name, value in self._set.items() if value)
+
+    def apply(self, parameters: str) -> None:
+        """Follow one code: the parameters between `ESC [` and `m`."""
+        if not parameters:
+            return
+        codes = [int(code[-9:]) if code else 0 for code in parameters.replace(":", ";").split(";")]
+        while codes:
+            code = codes.pop(0)
+            if code == 0:
+                self._set.clear()
+            elif code in _WEIGHTS:
+                name, value = _WEIGHTS[code]
+                self._set[name] = value
+                if code == 22:
+                    self._set.pop("opacity", None)
+            elif code in (38, 48):
+                self._set["color" if code == 38 else "background"] = _extended(codes)
+            elif code in range(30, 38) or code in range(90, 98):
+                self._set["color"] = _BASIC[code % 10]
+            elif code in range(40, 48) or code in range(100, 108):
+                self._set["background"] = _BASIC[code % 10] or "rgba(127,127,127,.25)"
+            elif code in (39, 49):
+                self._set.pop("color" if code == 39 else "background", None)
+
+
+_WEIGHTS = {
+    1: ("font-weight", "bold"),
+    2: ("opacity", ".65"),
+    3: ("font-style", "italic"),
+    4: ("text-decoration", "underline"),
+    9: ("text-decoration", "line-through"),
+    22: ("font-weight", ""),
+    23: ("font-style", ""),
+    24: ("text-decoration", ""),
+    29: ("text-decoration", ""),
+}
+
+
+def _extended(codes: list[int]) -> str:
+    """A colour of the 256 (`5;N`) or a true one (`2;R;G;B`); takes what it reads from `codes`."""
+    kind = codes.pop(0) if codes else 0
+    if kind == 2 and len(codes) >= 3:
+        red, green, blue = (min(codes.pop(0), 255) for _ in range(3))
+    elif kind == 5 and codes:
+        number = min(codes.pop(0), 255)
+        if number < 16:
+            return _BASIC[number % 8]
+        if number < 232:
+            levels = (0, 95, 135, 175, 215, 255)
+            red, green, blue = (levels[(number - 16) // step % 6] for step in (36, 6, 1))
+        else:
+            red = green = blue = 8 + 10 * (number - 232)
+    else:
+        return ""
+    return f"#{red:02x}{green:02x}{blue:02x}"

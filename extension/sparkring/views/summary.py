@@ -1,0 +1,283 @@
+"""A run in words: the same ones in every view, in errors and in lists."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from sparkring.events import CodeFrame, Failure, SourceLine
+from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
+from sparkring.views.lines import is_noise, plain
+from sparkring.worker.stacks import CELL_NAME, cell_line, innermost
+
+LAST_LINES = 20
+CONTEXT_LINES = 2
+_FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
+
+# ── Numbers ───────────────────────────────────────────────────────────────────
+
+
+def duration(seconds: float) -> str:
+    """A span of time as people say it: 40 ms, 3.2 s, 42 s, 3 min 12 s, 2 h 05 min."""
+    if seconds < 0.0995:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(size_bytes: float | None) -> str:
+    """A number of bytes in decimal units, three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
+    if size_bytes is None:
+        return ""
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        size_bytes /= 1000
+        if size_bytes < 999.5 or unit == "TB":
+            break
+    digits = 2 if size_bytes < 9.995 else 1 if size_bytes < 99.95 else 0
+    return f"{size_bytes:.{digits}f} {unit}"
+
+
+def number(value: float) -> str:
+    """A metric's value: four digits that matter, no more."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 0–3, 7`."""
+    found = sorted(set(ranks))
+    return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """`0–3, 7`: three or more in a row as a range."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts = []
+    for span in spans:
+        parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    return ", ".join(parts)
+
+
+def rank_count(count: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return counted(count, "rank")
+
+
+def counted(count: int, what: str) -> str:
+    """`1 line`, `4,812 lines`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# ── The state of a run ────────────────────────────────────────────────────────
+
+
+def states(record: RunRecord) -> dict[str, int]:
+    """How many ranks are in which state, in the order of a rank's life."""
+    found = Counter(rank.state for rank in record.ranks)
+    return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
+
+
+def elapsed_s(record: RunRecord, clock: Callable[[], float] = time.time) -> float:
+    """How long the run took, or has taken so far."""
+    return max(0.0, (record.ended or clock()) - record.started) if record.started else 0.0
+
+
+def outcome(record: RunRecord) -> str:
+    """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    ranks = rank_count(record.size)
+    if record.outcome is None:
+        running = sum(rank.state != "starting" for rank in record.ranks)
+        if not running:
+            return f"{record.joined} of {ranks} {'has' if record.joined == 1 else 'have'} dialled home"
+        return ", ".join(f"{count} {state}" for state, count in states(record).items())
+    if record.outcome == "finished":
+        return f"{ranks} finished"
+    if record.failed_rank is not None and record.failure is not None:
+        return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
+    return f"{record.outcome}: {first_line(record.message)}" if record.message else record.outcome
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """The first line of `text`, fit to be shown, cut to `most` characters."""
+    line = plain(text.strip().partition("\n")[0])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def log_path(record: RunRecord, rank: int | None = None) -> str:
+    """Where the whole log lies: that of `rank`, or the pattern for all."""
+    name = "rank-N.log" if rank is None else f"rank-{rank}.log"
+    return f"{record.log_folder}/{name}" if record.log_folder else ""
+
+
+# ── Why it failed ─────────────────────────────────────────────────────────────
+
+
+def explain_failure(record: RunRecord) -> str:
+    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and what followed."""
+    if record.failed_rank is None or record.failure is None:
+        return outcome(record)
+    rank, failure = record.ranks[record.failed_rank], record.failure
+    where = f" on {rank.host}" if rank.host else ""
+    summary = "\n".join(plain(line) for line in failure.summary.splitlines())
+    parts = [f"rank {rank.rank}{where} failed: {summary}", _in_the_cell(record, rank, failure)]
+    if failure.advice:
+        parts.append(failure.advice)
+    parts += [_followers(record), _last_lines(rank, failure)]
+    path = log_path(record, rank.rank)
+    if path:
+        parts.append(f"Whole log: {path}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
+    """The lines of the cell around the innermost one that was being run."""
+    in_cell = [frame for frame in failure.frames if frame.in_cell]
+    if not in_cell:
+        line = _line_of_crash(rank) if failure.kind in ("signal", "exit") else 0
+        if not line:
+            return _place(failure.frames[-1]) if failure.frames else ""
+        in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
+    frame = in_cell[-1]
+    shown = [f"{_place(frame)}:", *_source(record, frame)]
+    if failure.frames and failure.frames[-1] is not frame:
+        shown.append(f"  raised in {_place(failure.frames[-1])}")
+    for caller in reversed(in_cell[:-1][-5:]):
+        text = _line_text(record, caller).strip()
+        shown.append(f"  called from {_place(caller)}" + (f": {text}" if text else ""))
+    return "\n".join(shown)
+
+
+def _place(frame: CodeFrame) -> str:
+    function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+    if frame.filename == CELL_NAME:
+        return f"cell line {frame.line}{function}"
+    if frame.in_cell:
+        return f"line {frame.line} of another cell{function}"
+    return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
+
+
+def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
+    lines = frame.source
+    if not lines and frame.filename == CELL_NAME:
+        code = record.code.splitlines()
+        near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
+        lines = tuple(SourceLine(line, code[line - 1]) for line in near)
+    width = max((len(str(line.number)) for line in lines), default=1)
+    return [
+        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {plain(line.text)}".rstrip()
+        for line in lines
+    ]
+
+
+def _line_text(record: RunRecord, frame: CodeFrame) -> str:
+    for line in frame.source:
+        if line.number == frame.line:
+            return plain(line.text)
+    return code_line(record, frame.line) if frame.filename == CELL_NAME else ""
+
+
+def code_line(record: RunRecord, line: int) -> str:
+    """The text of one line of the cell; the magic's own line is 1."""
+    code = record.code.splitlines()
+    return plain(code[line - 1]).strip() if 0 < line <= len(code) else ""
+
+
+def _line_of_crash(rank: RankRecord) -> int:
+    """The line of the cell in the stack that a crash left on stderr; 0 if there is none."""
+    texts = [line.text for line in rank.tail if line.stream == "stderr"]
+    begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
+    return cell_line("\n".join(texts[begin:]))
+
+
+def _followers(record: RunRecord) -> str:
+    """One line for the ranks that failed after the first."""
+    by_summary: dict[str, list[int]] = {}
+    for rank in record.ranks:
+        if rank.failure is not None and rank.rank != record.failed_rank:
+            by_summary.setdefault(first_line(rank.failure.summary, 100), []).append(rank.rank)
+    if not by_summary:
+        return ""
+    kinds = sorted(by_summary.items(), key=lambda kind: -len(kind[1]))
+    if len(kinds) == 1:
+        return f"{rank_list(kinds[0][1])} then failed too: {kinds[0][0]}"
+    every = [rank for ranks in by_summary.values() for rank in ranks]
+    named = "; ".join(f"{summary} ({rank_numbers(ranks)})" for summary, ranks in kinds[:_FOLLOWERS_NAMED])
+    return f"{rank_list(every)} then failed too: {named}{'; …' if len(kinds) > _FOLLOWERS_NAMED else ''}"
+
+
+def _last_lines(rank: RankRecord, failure: Failure) -> str:
+    lines = [line for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
+    if not any(line.text.strip() for line in lines):
+        return ""
+    last = [f"  {plain(line.text)}".rstrip() for line in lines[-LAST_LINES:]]
+    return "\n".join([f"Last lines of rank {rank.rank}:", *last])
+
+
+def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
+    """The lines without those in which the rank printed the failure's own traceback."""
+    wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
+    at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
+    # From its last line backwards: the beginning may have left the tail, other lines may follow.
+    for end in range(len(at) - 1, -1, -1):
+        if wanted and lines[at[end]].text == wanted[-1]:
+            length = 0
+            while length < min(len(wanted), end + 1) and lines[at[end - length]].text == wanted[-1 - length]:
+                length += 1
+            dropped = set(at[end - length + 1 : end + 1])
+            return [line for index, line in enumerate(lines) if index not in dropped]
+    return list(lines)
+
+
+# ── Where it stood when the time was up ───────────────────────────────────────
+
+
+def explain_timeout(record: RunRecord, timeout_s: float) -> str:
+    """Where each rank was when the time limit passed."""
+    head = f"the time limit of {duration(timeout_s)} passed"
+    if not record.running_since:
+        return f"{head} before the ranks were up: {outcome(record)}"
+    groups: dict[str, list[int]] = {}
+    for rank in record.ranks:
+        groups.setdefault(_standing(record, rank), []).append(rank.rank)
+    told = [
+        f"{rank_list(ranks)} {standing}" if standing == "finished" else f"{rank_list(ranks)}: {standing}"
+        for standing, ranks in groups.items()
+    ]
+    parts = [head, "\n".join(f"  {line}" for line in told)]
+    if len(groups) > 1 and any("waiting" in standing for standing in groups):
+        parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
+    path = log_path(record)
+    if path:
+        parts.append(f"Whole logs: {path}")
+    return "\n\n".join(parts)
+
+
+def _standing(record: RunRecord, rank: RankRecord) -> str:
+    """What one rank was doing, in words that are the same for ranks that did the same."""
+    if rank.state == "finished":
+        return "finished"
+    if rank.failure is not None:
+        return f"failed: {first_line(rank.failure.summary)}"
+    if rank.stack is None:
+        return "no answer" if rank.state == "running" else rank.state
+    inner = innermost(rank.stack.text)
+    if not rank.stack.cell_line:
+        return f"{rank.stack.state}, {f'in {inner}' if inner else 'not in the cell'}"
+    text = code_line(record, rank.stack.cell_line)
+    inside = f"  (in {inner})" if inner and not inner.startswith(CELL_NAME) else ""
+    return f"{rank.stack.state}, cell line {rank.stack.cell_line}" + (f": {text}" if text else "") + inside
