@@ -8,12 +8,10 @@ BIN := $(VENV)/bin
 VENV_MADE := $(VENV)/.made
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
-# A name for it, since a comma would end an argument of `call`.
-EXTRAS := .[all,dev]
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# say WHAT, then COMMAND, then how long it took; a failing command ends the target with its own status.
-step = @printf '▸ %s\n' '$(1)'; begun=$$(date +%s); $(2) && printf '  %s s\n' $$(($$(date +%s) - begun))
+# watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
+WATCH := extension/sparkring/tools/watch.py
 
 .PHONY: help demo test check lab bench env clean
 
@@ -58,15 +56,16 @@ $(VENV_MADE):
 		echo "$(PYTHON) is not a Python 3.11, which this environment needs: install it, or name one with make PYTHON=/path/to/python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3.11-venv), then run make again." >&2; exit 1; }
-	$(call step,Making $(VENV) with $(PYTHON),$(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --constraint constraints.txt --upgrade pip setuptools)
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint constraints.txt --upgrade pip setuptools
 	@touch $@
 
-# Without isolation, so that the build uses the setuptools that is already here and the step needs no network
-# when there is nothing to fetch.
+# Without isolation, so that the package is built with the setuptools that is already here.
 $(PACKAGES_INSTALLED): $(VENV_MADE) constraints.txt setup.cfg pyproject.toml
-	$(call step,Installing sparkring and what it works with (about 2 GB),$(PIP) install --constraint constraints.txt --no-build-isolation --editable '$(EXTRAS)')
+	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
+		$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[all,dev]'
 	@touch $@
 
 $(HOROVOD_INSTALLED): $(PACKAGES_INSTALLED) extension/sparkring/tools/build_horovod.py
-	$(call step,Building Horovod (some minutes the first time; kept after that),$(BIN)/sparkring-build-horovod --install)
+	@$(BIN)/sparkring-build-horovod --install
 	@touch $@

@@ -34,7 +34,7 @@ class CellFailed(Exception):
     """A cell ended in an error; the message is the cell's own."""
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> None:
+def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s: int) -> None:
     """Run the code cells one by one in `folder`, a line for each."""
     code = [(index, cell) for index, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source]
     sockets = tempfile.TemporaryDirectory(prefix="sparkring-kernel-")
@@ -46,7 +46,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> No
         # Sockets in the file system: a kernel on TCP can be heard by everyone on this machine, and warns of it.
         config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
     )
-    with sockets, client.setup_kernel():
+    # The log takes what the kernel's children write past it, such as Spark's Java: here it would break up the lines.
+    with sockets, log.open("wb") as sink, client.setup_kernel(stdout=sink, stderr=sink):
         try:
             for number, (index, cell) in enumerate(code, start=1):
                 title = shorten(cell.source.strip().splitlines()[0], 72)
@@ -55,8 +56,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int) -> No
                 try:
                     client.execute_cell(cell, index)
                 except CellExecutionError as error:
-                    reason = f"{error.ename}: {error.evalue}" if error.ename else str(error)
-                    raise CellFailed(f"cell {number} of {len(code)} ({title}) failed.\n{reason}") from error
+                    raise CellFailed(f"cell {number} of {len(code)} ({title}) failed.\n\n{error.traceback}") from error
                 except CellTimeoutError as error:
                     reason = f"was not done after {timeout_s} s; --timeout gives it longer."
                     raise CellFailed(f"cell {number} of {len(code)} ({title}) {reason}") from error
@@ -121,7 +121,7 @@ def main() -> int:
     folder = ROOT / "build" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    outcome = folder / "outcome.json"
+    outcome, log = folder / "outcome.json", folder / "kernel.log"
     os.environ["SPARKRING_DEMO_OUTCOME"] = str(outcome)
     own_kernel(folder / "jupyter")
 
@@ -130,14 +130,17 @@ def main() -> int:
     begun = time.monotonic()
     failure = None
     try:
-        execute(notebook, options.notebook.resolve().parent, options.timeout)
+        execute(notebook, options.notebook.resolve().parent, log, options.timeout)
     except CellFailed as error:
         failure = error
     page = keep(notebook, folder, name)
 
     if failure:
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(failure))
-        print(f"\nrun_demo: {text}\n\n  What it had reached: {shown(page)}", file=sys.stderr)
+        print(
+            f"\nrun_demo: {text}\n\n  What it had reached: {shown(page)}\n  What its processes wrote: {shown(log)}",
+            file=sys.stderr,
+        )
         return 1
     if outcome.is_file():
         print(f"\n{table(json.loads(outcome.read_text(encoding='utf-8')))}")

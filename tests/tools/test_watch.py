@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+from sparkring.tools import watch as tools_watch
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 
@@ -110,3 +112,25 @@ def test_the_first_complaints_are_told_and_pips_echo_is_not() -> None:
 
 def test_without_a_known_complaint_the_end_is_told() -> None:
     assert telling_lines("one\ntwo\nthree\n", limit=2) == ["two", "three"]
+
+
+def test_as_a_script_it_passes_on_the_status_and_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "pip.log"
+    code = "import sys; print('ERROR: No matching distribution found for flux'); sys.exit(4)"
+    script = [sys.executable, tools_watch.__file__, str(log), "Installing"]
+    answer = subprocess.run([*script, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (4, "")
+    assert answer.stderr.splitlines() == [
+        "Installing …",
+        "Installing failed:",
+        "  ERROR: No matching distribution found for flux",
+        f"  The full log is {log}",
+    ]
+
+
+def test_as_a_script_it_needs_only_the_standard_library(tmp_path: Path) -> None:
+    # -S leaves site-packages out, as in a Python that has nothing installed.
+    script = [sys.executable, "-S", tools_watch.__file__, str(tmp_path / "log"), "Greeting"]
+    answer = subprocess.run([*script, sys.executable, "-c", "print('hi')"], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0
+    assert (tmp_path / "log").read_text() == "hi\n"

@@ -1,4 +1,8 @@
-"""Run a long command with its output in a log, show how far it is, and say why it failed."""
+"""Run a long command with its output in a log, show how far it is, and say why it failed.
+
+Also a script, `watch.py LOG TITLE COMMAND…`, which the Makefile uses before anything is installed: so this module
+imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +103,27 @@ def telling_lines(log: str, limit: int = 6) -> list[str]:
             # cmake puts its reason on the line after the place.
             chosen += [line, following] if line.startswith("CMake Error") and following else [line]
     return list(dict.fromkeys(chosen))[:limit] or lines[-limit:]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Watch a command; returns its exit status."""
+    log, title, *command = arguments
+    file, progress = Path(log), Progress(sys.stderr)
+    file.write_text("")
+    progress.step(title)
+    try:
+        status = watch(command, os.environ, file, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        return 130
+    if status:
+        progress.close()
+        reasons = telling_lines(file.read_text(encoding="utf-8", errors="replace"))
+        print("\n  ".join([f"{title} failed:", *reasons, f"The full log is {log}"]), file=sys.stderr)
+    else:
+        progress.done()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
