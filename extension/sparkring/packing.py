@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import dis
 import functools
+import importlib
 import inspect
 import io
 import itertools
@@ -153,13 +155,16 @@ def _root(module: str) -> str:
 def type_name(value: object) -> str:
     """Name a value's type as its users do: `numpy.ndarray`, but `list`, and `Net` for a class of the notebook."""
     cls = type(value)
+    if issubclass(cls, types.ModuleType):
+        return "module"  # also a lazily loaded one
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def by_reference(value: object) -> bool:
     """Whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        return sys.modules.get(vars(value)["__name__"]) is not None
+        # By getattr, not vars: a lazily loaded module (`keras` in `from tensorflow import keras`) knows its name then.
+        return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
     home = getattr(value, "__module__", None)
@@ -202,7 +207,8 @@ class _RankNamespace:
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
-    return functools.lru_cache(**parameters)(function)
+    cached: Callable[..., Any] = functools.lru_cache(**parameters)(function)
+    return cached
 
 
 class _Refused(Exception):
@@ -234,10 +240,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._kinds[cls] = _kind_of_type(cls)
         if self._kinds[cls] and (kind := _kind(value)):
             raise _Refused(kind)
+        if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
+            return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
         if cls in (functools._lru_cache_wrapper, typing.NewType) and value.__module__ == "__main__":
             # They pack themselves as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
-                return typing.NewType, (value.__name__, value.__supertype__)
+                return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             return _cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
         if isinstance(value, types.FunctionType) and isinstance(reduced, tuple):
@@ -369,18 +377,21 @@ def walk(root: object, *, limit: int) -> Iterator[Step]:
     at = 0
     while at < len(steps):
         yield steps[at]
-        for how, label, child in _children(steps[at].value):
-            if len(steps) >= limit:
-                break
-            if id(child) not in seen and type(child) not in _ATOMS:
-                seen.add(id(child))
-                steps.append(Step(child, at, how, label))
+        with contextlib.suppress(RuntimeError):  # another thread changed a container meanwhile: go on with the next
+            for how, label, child in _children(steps[at].value):
+                if len(steps) >= limit:
+                    break
+                if id(child) not in seen and type(child) not in _ATOMS:
+                    seen.add(id(child))
+                    steps.append(Step(child, at, how, label))
         at += 1
 
 
 def _children(value: Any) -> Iterator[_Child]:
     # By type(), not isinstance(), which would ask a proxy object what it pretends to be.
     cls = type(value)
+    if _kind(value):  # a culprit itself; a SparkSession leads everywhere
+        return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):
             yield from _of_function(value)
@@ -395,7 +406,7 @@ def _children(value: Any) -> Iterator[_Child]:
     elif cls is types.MethodType:
         yield "inside", ".__self__", value.__self__
         yield "inside", "", value.__func__
-    else:
+    elif not (issubclass(cls, types.ModuleType) and by_reference(value)):
         yield from _of_instance(value, cls)
 
 
@@ -429,7 +440,8 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
+                with contextlib.suppress(TypeError):  # a proxy that has put on another class
+                    yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
             elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
                 try:
                     yield "inside", f".{name}", member.__get__(value, cls)

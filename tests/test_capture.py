@@ -1,0 +1,897 @@
+"""What a cell takes from the notebook: which names, how their values travel, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from sparkring import capture as module
+from sparkring.capture import (
+    CapturedName,
+    capture,
+    names_read,
+    pack_call,
+    unpack_call,
+    unpack_names,
+)
+from sparkring.errors import CaptureError
+
+BUILTINS = set(vars(builtins))
+Namespace = dict[str, Any]
+
+
+def notebook(source: str = "", **values: Any) -> Namespace:
+    """A namespace as a notebook's: `source` has run in it as `__main__`."""
+    namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
+    exec(compile(textwrap.dedent(source), "<notebook>", "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def travelled(source: str, namespace: Namespace, **options: Any) -> Namespace:
+    """The namespace that a rank in this process would have for the cell `source`."""
+    rank: Namespace = {"__name__": "__main__"}
+    unpack_names(capture(textwrap.dedent(source), namespace, **options).payload, rank)
+    return rank
+
+
+def on_rank(payload: bytes, cell: str, tmp_path: Path) -> str:
+    """What `cell` prints in a new process whose `__main__` has loaded `payload`."""
+    path = tmp_path / "payload"
+    path.write_bytes(payload)
+    start = "import os, pathlib; data = pathlib.Path(os.environ['PAYLOAD']).read_bytes()\n"
+    start += "from sparkring.packing import unpack_names; unpack_names(data, globals()); del data, unpack_names\n"
+    code = start + f"exec(compile({textwrap.dedent(cell)!r}, '<cell>', 'exec'), globals())"
+    environment = {"PYTHONPATH": str(Path(module.__file__).parents[1]), "PAYLOAD": str(path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def error(source: str, namespace: Namespace, **options: Any) -> CaptureError:
+    with pytest.raises(CaptureError) as raised:
+        capture(textwrap.dedent(source), namespace, **options)
+    return raised.value
+
+
+def row(source: str, namespace: Namespace, name: str, **options: Any) -> CapturedName:
+    return {each.name: each for each in capture(source, namespace, **options).names}[name]
+
+
+# ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
+
+# source, required, optional; builtins aside
+CONSTRUCTS = {
+    "read": ("x", "x", ""),
+    "bound then read": ("x = 1\nx", "", ""),
+    "read then bound": ("y = x\nx = 1", "x", ""),
+    "reads itself": ("x = x + 1", "x", ""),
+    "augmented assignment": ("x += 1", "x", ""),
+    "augmented attribute": ("x.n += y", "x y", ""),
+    "subscript target": ("x[i] = 1", "x i", ""),
+    "unpacking": ("a, *b = c\na, b", "c", ""),
+    "chained assignment": ("a = b = c\na, b", "c", ""),
+    "delete": ("del x", "x", ""),
+    "delete then read": ("x = 1\ndel x\nx", "", "x"),
+    "delete an item": ("del x[k]", "x k", ""),
+    "annotated": ("x: T = v\nx", "T v", ""),
+    "annotated only": ("x: T\nx", "T x", ""),
+    "annotations as text": ("from __future__ import annotations\nx: T = v\ndef f(a: U) -> V: ...", "v", ""),
+    "f-string": ("f'{x!r:>{w}}'", "x w", ""),
+    "nested f-string": ("f'{[f\"{y}\" for y in x]}'", "x", ""),
+    "attribute": ("x.y.z", "x", ""),
+    "keyword": ("f(x=y)", "f y", ""),
+    "lambda": ("g = lambda a, b=c: a + d", "c d", ""),
+    "lambda before binding": ("g = lambda: d\nd = 1\ng()", "", "d"),
+    "lambda after binding": ("d = 1\ng = lambda: d", "", ""),
+    "walrus": ("(n := x)\nn", "x", ""),
+    "walrus in a test": ("if (n := x) > 1 and n: pass\nn", "x", ""),
+    "walrus that may be skipped": ("x and (n := 1)\nn", "x", "n"),
+    "walrus in a conditional": ("(n := 1) if x else 0\nn", "x", "n"),
+    "walrus in while": ("while (n := f()): n\nn", "f", ""),
+    "walrus in a comprehension": ("[(n := i) for i in x]\nn", "x", "n"),
+    "list comprehension": ("[i + y for i in x if z]", "x y z", ""),
+    "set comprehension": ("{i for i in x}", "x", ""),
+    "dict comprehension": ("{k: v for k, v in x}", "x", ""),
+    "generator": ("list(i + y for i in x)", "x y", ""),
+    "nested comprehension": ("[[j for j in i if j in y] for i in x]", "x y", ""),
+    "comprehension's variable": ("[i for i in x]\ni", "x i", ""),
+    "comprehension in a class": ("class A:\n    n = 2\n    m = [i for i in range(x)]", "x", ""),
+    "function": ("def f(a=b):\n    return a + c\nf()", "b c", ""),
+    "function never called": ("def f(): return c", "c", ""),
+    "function reads what is bound": ("c = 1\ndef f(): return c\nf()", "", ""),
+    "function called after the binding": ("def f(): return c\nc = 1\nf()", "", ""),
+    "function called before the binding": ("def f(): return c\nf()\nc = 1", "", "c"),
+    "function called through another": ("def f(): return c\ndef g(): return f()\ng()\nc = 1", "", "c"),
+    "function that is never called, of a bound name": ("def f(): return c\nc = 1", "", ""),
+    "functions that call each other": ("def f(): g()\ndef g(): f(); c\nf()\nc = 1", "", "c"),
+    "function's own names": ("def f():\n    a = 1\n    def g(): return a\n    return g", "", ""),
+    "recursion": ("def f(n): return f(n - 1)\nf(1)", "", ""),
+    "nested functions": ("def f():\n    def g():\n        return lambda: x\n    return g", "x", ""),
+    "decorator": ("@d(x)\ndef f(): return y\ny = 1", "d x", "y"),
+    "annotation of a function": ("def f(a: T, *b: U, **c: V) -> W: ...", "T U V W", ""),
+    "async function": ("async def f(a=b):\n    async with c as d:\n        await d", "b c", ""),
+    "global in a function": ("def f():\n    global x\n    x = 1\nf()\nx", "", "x"),
+    "global counter": ("def f():\n    global x\n    x += 1\nf()", "", "x"),
+    "global that is only read": ("def f():\n    global x\n    return x", "x", ""),
+    "global statement": ("global x\nx = y\nx", "y", ""),
+    "nonlocal": ("def f():\n    a = 1\n    def g():\n        nonlocal a\n        a += b\n    g()", "b", ""),
+    "class": ("@d\nclass A(B, metaclass=M):\n    x = y\n    z = x\n    def m(self): return w", "d B M y w", ""),
+    "class body's own names": ("class A:\n    a = 1\n    b = a\na", "a", ""),
+    "class reads, then binds": ("class A:\n    a = a", "a", ""),
+    "class body in a function": ("def f():\n    class A:\n        a = b\n        c = a\n    return A", "b", ""),
+    "class delete": ("class A:\n    a = 1\n    del a\n    b = a", "a", ""),
+    "method": ("class A:\n    def m(self):\n        super().m()\n        return x", "x", ""),
+    "class used before the binding": ("class A:\n    def m(self): return x\nA().m()\nx = 1", "", "x"),
+    "import": ("import a.b, c as d\nfrom e import f as g\na, d, g", "", ""),
+    "import after a read": ("a\nimport a.b", "a", ""),
+    "star import": ("from os.path import *\njoin", "join", ""),
+    "if": ("if c: x = 1\nx", "c", "x"),
+    "if and else": ("if c: x = 1\nelse: x = 2\nx", "c", ""),
+    "elif": ("if c: x = 1\nelif d: x = 2\nx", "c d", "x"),
+    "if that raises": ("if c: x = 1\nelse: raise e\nx", "c e", ""),
+    "twice the same test": ("if rank == 0: m = f()\nif rank == 0: m.save()", "rank f", "m"),
+    "if 0": ("if 0: foo\nelse: x\nif 1: y = 1\ny", "x", ""),
+    "for": ("for i in x: y = i\ny, i", "x", "y i"),
+    "for, from the round before": ("for i in x:\n    print(p)\n    p = i", "x", "p"),
+    "for target": ("for a, (b, *c) in x: a, b, c", "x", ""),
+    "for attribute target": ("for o.a in x: pass", "o x", ""),
+    "for else": ("for i in x: pass\nelse: y = 1\ny", "x", "y"),
+    "break": ("for i in x:\n    if i: break\n    y = 1\n    y\ny", "x", "y"),
+    "continue": ("for i in x:\n    if i: y = 1\n    else: continue\n    y", "x", ""),
+    "break of an outer loop": ("for i in x:\n    for j in i: pass\n    else: break", "x", ""),
+    "nested loops": ("for i in x:\n    for j in i:\n        s = s + j", "x", "s"),
+    "while": ("while c: c = d\nc", "c d", ""),
+    "while true": ("while True:\n    y = x\n    if y: break\ny", "x", "y"),
+    "deleted in a loop": ("d = 1\nfor i in x:\n    d\n    del d", "x", "d"),
+    "with": ("with open(p) as f, g(f) as h: y = h\ny, f", "p g", ""),
+    "with unpacking": ("with a as (b, c): b, c", "a", ""),
+    "with suppress": ("with contextlib.suppress(E): y = f()\ny", "contextlib E f", "y"),
+    "try": ("try: x = f()\nexcept E as e: e\nx", "f E", "x"),
+    "try with a handler that binds": ("try: x = f()\nexcept E: x = 0\nx", "f E", ""),
+    "try with a handler that raises": ("try: x = f()\nexcept E: raise\nx", "f E", ""),
+    "try's else": ("try: f()\nexcept E: raise\nelse: x = 1\nx", "f E", ""),
+    "try's finally": ("try: f()\nfinally: x = 1\nx", "f", ""),
+    "finally reads": ("try: x = f()\nfinally: x", "f", "x"),
+    "handler's name is gone after it": ("e = 1\ntry: f()\nexcept E as e: pass\ne", "f E", "e"),
+    "NameError is caught": ("try: m\nexcept NameError: m = f()\nm", "f", "m"),
+    "match": ("match s:\n  case {'k': v, **r}: v, r\n  case [a, *b] if a: b\n  case C(x=q) | D(q): q", "s C D", ""),
+    "match value": ("match s:\n    case m.K: y = 1\ny", "s m", "y"),
+    "match with a last case for all": ("match s:\n    case 1: y = 1\n    case _: y = 2\ny", "s", ""),
+    "match without one": ("match s:\n    case 1: y = 1\n    case 2: y = 2\ny", "s", "y"),
+    "match capture": ("match s:\n    case [1, w] as whole: w, whole", "s", ""),
+    "top-level await": ("y = await x\ny", "x", ""),
+    "async for": ("async for a in x: a", "x", ""),
+    "async with": ("async with x as a: b = a\nb", "x", ""),
+    "async comprehension": ("[a async for a in x]", "x", ""),
+    "assert": ("assert x, m", "x m", ""),
+    "raise from": ("raise E from x", "E x", ""),
+    "after a raise": ("raise E\nfoo", "E", ""),
+    "dunder names": ("__name__ == '__main__'\n__file__", "", ""),
+    "docstring": ("'''text'''\nx", "x", ""),
+    "shell command": ("get_ipython().system('ls {a.b} $c {x y}')", "get_ipython", "a c"),
+    "timed line": ("get_ipython().run_line_magic('time', 'f(x)')", "get_ipython", "f x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("construct", CONSTRUCTS)
+def test_names_read(construct: str) -> None:
+    """Each construct's reads are found, and only what the cell may not have bound by then is asked for."""
+    source, required, optional = CONSTRUCTS[construct]
+    found = names_read(source)
+    assert set(found.required) - BUILTINS == set(required.split()) - BUILTINS
+    assert set(found.optional) - BUILTINS == set(optional.split())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* is of Python 3.11")
+def test_except_star() -> None:
+    """`except*` is followed as `except` is."""
+    found = names_read("try: x = f()\nexcept* E as e: x = e\nx")
+    assert set(found.required) == {"f", "E"}
+    assert not found.optional
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are of Python 3.12")
+def test_type_parameters() -> None:
+    """Type parameters are names of their own; what a generic class's body reads is read at once."""
+    found = names_read("class A[T](B):\n    x: T = y\ndef f[U](a: U) -> V: return z\ntype W = list[Q]\ny = 1")
+    assert {"B", "V", "z", "Q"} <= set(found.required) | set(found.optional)
+    assert "y" in {**found.required, **found.optional}
+    assert not {"T", "U"} & {*found.required, *found.optional}
+
+
+def test_lines() -> None:
+    """Each name carries the first line that reads it, as the notebook numbers it."""
+    found = names_read("\n\nx\n\ndef f():\n    return (1 +\n        y)\nx")
+    assert found.required == {"x": 3, "y": 7}
+
+
+def test_bound_names() -> None:
+    """All that a cell may bind at its top level is known, whatever the statement."""
+    source = """
+    import a.b
+    for c in []: d = 1
+    with e as f: pass
+    try: pass
+    except E as g: pass
+    def h():
+        global i
+        i = j = 1
+    class K: l = 1
+    [(m := n) for n in []]
+    match 1:
+        case [o, *p]: pass
+    """
+    assert names_read(textwrap.dedent(source)).bound == set("acdfghiKmop")
+
+
+@pytest.mark.parametrize("source", ["from os import *", "exec('x = 1')", "globals()['x'] = 1"])
+def test_unseen_bindings(source: str) -> None:
+    """Where a cell may bind names that its text does not show, no name is called missing."""
+    assert names_read(source).star_imports
+    capture(f"{source}\nx", notebook())
+
+
+def test_syntax_errors_pass_through() -> None:
+    """A syntax error in the cell is the caller's to show."""
+    with pytest.raises(SyntaxError):
+        names_read("x = = 1")
+
+
+def test_no_warnings_for_the_cell(recwarn: pytest.WarningsRecorder) -> None:
+    """Reading a cell does not repeat what the compiler has to say about it."""
+    names_read("x is 'a'\nassert (x, 'y')\nfor i in x:\n    '\\d'")
+    assert not recwarn.list
+
+
+# ── Names that no one defines ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_missing_name() -> None:
+    """A missing name is named with its line and the nearest name there is."""
+    raised = error("\n\nx = fooo + 1", notebook(foo=1))
+    assert str(raised) == (
+        "cell line 3 reads `fooo`, which is defined neither in this cell nor in the notebook. Did you mean `foo`?"
+    )
+    assert raised.line == 3
+
+
+def test_missing_without_a_near_one() -> None:
+    """Nothing is guessed where nothing is near."""
+    assert str(error("qqqqqqq", notebook())).endswith("nor in the notebook.")
+
+
+def test_all_missing_names_at_once() -> None:
+    """Several missing names are one error, in the order of their lines."""
+    raised = error("b_name\na_name", notebook())
+    assert [line[:26] for line in str(raised).split("\n")] == [
+        f"cell line {n} reads `{m}_name`" for n, m in ((1, "b"), (2, "a"))
+    ]
+
+
+def test_read_before_the_cell_binds_it() -> None:
+    """`x = x + 1` needs the notebook's x."""
+    assert "before the cell has bound it" in str(error("x = x + 1", notebook()))
+    assert travelled("x = x + 1", notebook(x=1))["x"] == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): return foo",
+        "lambda: foo",
+        "try: foo\nexcept NameError: pass",
+        "try: foo\nexcept (KeyError, NameError): pass",
+        "try: foo\nexcept: pass",
+        "import contextlib\nwith contextlib.suppress(NameError): foo",
+        "if len([1]): foo = 1\nfoo",
+        "for i in range(2):\n    if i: foo\n    foo = i",
+        "if 0: foo",
+        "from os import *\nfoo",
+        "len",
+    ],
+)
+def test_not_missing(source: str) -> None:
+    """What may be defined when it is read, or whose absence is caught, is no error before the run."""
+    capture(source, notebook())
+
+
+def test_provided_names() -> None:
+    """What the rank provides is not missing; the notebook's own comes first, if it has one."""
+    assert capture("rank, size", notebook(), provided=("rank", "size")).names == ()
+    assert travelled("rank, size", notebook(rank=7), provided=("rank", "size"))["rank"] == 7
+
+
+def test_helper_that_sets_a_global() -> None:
+    """A name that a function of the notebook sets when the cell calls it is not missing."""
+    namespace = notebook("def init():\n    global model\n    model = 1")
+    rank = travelled("init()\nmodel", namespace)
+    exec("init()\nassert model == 1", rank)
+
+
+def test_pushed_names() -> None:
+    """Names to push travel though the cell does not read them; one that does not exist is an error."""
+    assert travelled("pass", notebook(x=[1]), also=("x",))["x"] == [1]
+    assert "`y` is to be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
+
+
+# ── The same result with only the captured names ─────────────────────────────────────────────────────────────────────
+
+NAMES = st.sampled_from("abcde")
+OPERATORS = st.sampled_from(["+", "and", "or", ">"])
+VALUES = st.recursive(
+    st.one_of(NAMES, st.integers(0, 3).map(str)),
+    lambda inner: st.one_of(
+        st.tuples(inner, OPERATORS, inner).map(lambda parts: "({} {} {})".format(*parts)),
+        st.tuples(NAMES, inner).map(lambda parts: "({} := {})".format(*parts)),
+        st.tuples(inner, NAMES).map(lambda parts: "sum([{} for {} in range(2)])".format(*parts)),
+        st.tuples(inner, inner, inner).map(lambda parts: "({} if {} else {})".format(*parts)),
+        inner.map(lambda value: f"(lambda: {value})()"),
+    ),
+    max_leaves=4,
+)
+SIMPLE = st.one_of(
+    st.tuples(NAMES, VALUES).map(lambda parts: "{} = {}".format(*parts)),
+    st.tuples(NAMES, VALUES).map(lambda parts: "{} += {}".format(*parts)),
+    VALUES.map(lambda value: f"out.append({value})"),
+    NAMES.map(lambda name: f"del {name}"),
+    st.tuples(st.sampled_from("fg"), VALUES).map(lambda parts: "def {}(): return {}".format(*parts)),
+    st.tuples(st.sampled_from("fg"), NAMES, VALUES).map(
+        lambda parts: "def {}():\n    global {}\n    {} = {}".format(parts[0], parts[1], *parts[1:])
+    ),
+    st.sampled_from(["f()", "g()", "out.append(f())", "h = f", "h()"]),
+    st.tuples(NAMES, VALUES).map(lambda parts: "class K:\n    {0} = {1}\n    out.append({0})".format(*parts)),
+    st.tuples(NAMES, NAMES).map(lambda parts: "try: {}\nexcept NameError: {} = 9".format(*parts)),
+)
+
+
+def _block(lines: list[str]) -> str:
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+def _compound(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    blocks = st.lists(inner, min_size=1, max_size=3).map(_block)
+    return st.one_of(
+        st.tuples(VALUES, blocks, blocks).map(lambda parts: "if {}:\n{}\nelse:\n{}".format(*parts)),
+        st.tuples(VALUES, blocks).map(lambda parts: "if {}:\n{}".format(*parts)),
+        st.tuples(NAMES, blocks, st.sampled_from(["break", "continue", "pass"])).map(
+            lambda parts: "for {} in range(2):\n{}\n    if a: {}".format(*parts)
+        ),
+        st.tuples(blocks, blocks, NAMES).map(lambda parts: "try:\n{0}\nexcept TypeError as {2}:\n{1}".format(*parts)),
+        st.tuples(blocks, blocks).map(lambda parts: "try:\n{}\nfinally:\n{}".format(*parts)),
+        st.tuples(VALUES, blocks, NAMES, blocks).map(
+            lambda parts: "match {}:\n    case 1:\n{}\n    case {}:\n{}".format(
+                parts[0], textwrap.indent(parts[1], "    "), parts[2], textwrap.indent(parts[3], "    ")
+            )
+        ),
+    )
+
+
+PROGRAMS = st.lists(st.recursive(SIMPLE, _compound, max_leaves=4), min_size=1, max_size=7).map("\n".join)
+
+
+def _run(source: str, namespace: Namespace) -> tuple[list[Any], str]:
+    out: list[Any] = []
+    try:
+        exec(source, {**namespace, "out": out, "__builtins__": builtins})
+    except Exception as raised:
+        return [value for value in out if isinstance(value, int)], f"{type(raised).__name__}: {raised}"
+    return [value for value in out if isinstance(value, int)], ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(PROGRAMS, st.sets(NAMES))
+def test_captured_names_are_enough(source: str, defined: set[str]) -> None:
+    """A cell does the same with the names it takes from the notebook as with the whole notebook."""
+    namespace = {name: 10 + at for at, name in enumerate(sorted(defined))} | {"g": lambda: 5, "f": lambda: 6}
+    try:
+        found = names_read(source)
+    except SyntaxError:  # a comprehension whose variable is also a walrus's
+        reject()
+    taken = {name: namespace[name] for name in {*found.required, *found.optional} & {*namespace}}
+    assert _run(source, taken) == _run(source, namespace)
+
+
+# ── Packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_identity_across_names() -> None:
+    """What two names share in the notebook they share on the rank."""
+    shared: list[int] = [1]
+    rank = travelled("a, b", notebook(a=shared, b={"a": shared}))
+    assert rank["b"]["a"] is rank["a"]
+
+
+def test_cycles() -> None:
+    """Values that hold themselves travel."""
+    loop: list[Any] = []
+    loop.append({"loop": loop})
+    rank = travelled("loop", notebook(loop=loop))
+    assert rank["loop"][0]["loop"] is rank["loop"]
+
+
+def test_modules_and_importable_functions_go_by_reference() -> None:
+    """Modules, and the functions and classes of modules, travel as their names; values do not."""
+    import json
+
+    namespace = notebook("def f(): pass\nclass C: pass", json=json, dumps=json.dumps, path=Path, length=len, x=[1])
+    rows = {each.name: each for each in capture("json, dumps, path, length, x, f, C", namespace).names}
+    by_reference = {name for name, each in rows.items() if each.travels == "by reference"}
+    assert by_reference == {"json", "dumps", "path", "length"}
+    assert {name: rows[name].type_name for name in ("json", "dumps", "path", "x", "C")} == {
+        "json": "module", "dumps": "function", "path": "type", "x": "list", "C": "type",
+    }  # fmt: skip
+    assert travelled("json", namespace)["json"] is json
+
+
+def test_table_order_and_sizes() -> None:
+    """Names are listed with the largest first, and each by its own size alone."""
+    big = b"x" * 1000_000
+    captured = capture("a, b, c, d", notebook(a=1, b=[big], c=big, d="text" * 10))
+    assert [each.name for each in captured.names] == ["b", "d", "a", "c"]  # c is b's first element
+    assert captured.names[0].size_bytes is not None
+    assert captured.names[0].size_bytes >= 1000_000
+    assert sum(each.size_bytes or 0 for each in captured.names) <= len(captured.payload)
+    assert captured.large == ()
+
+
+def test_large_names() -> None:
+    """Names of more than LARGE_BYTES can be warned of."""
+    captured = capture("a, b", notebook(a=bytes(module.LARGE_BYTES), b=1))
+    assert [each.name for each in captured.large] == ["a"]
+
+
+def test_a_million_elements() -> None:
+    """A long list, of which each element is looked at by no Python code, travels whole."""
+    assert travelled("x", notebook(x=list(range(1_000_000))))["x"][-1] == 999_999
+
+
+def test_numpy() -> None:
+    """Arrays and their types' full names."""
+    numpy = pytest.importorskip("numpy")
+    namespace = notebook(x=numpy.arange(6).reshape(2, 3))
+    assert row("x", namespace, "x").type_name == "numpy.ndarray"
+    assert (travelled("x", namespace)["x"] == namespace["x"]).all()
+
+
+def test_torch() -> None:
+    """Tensors and modules of this machine's memory travel."""
+    torch = pytest.importorskip("torch")
+    namespace = notebook(
+        """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 1)
+            def forward(self, x):
+                return self.layer(x)
+        net = Net()
+        """,
+        torch=torch, x=torch.ones(3, 2),
+    )  # fmt: skip
+    rank = travelled("net(x)", namespace)
+    assert torch.equal(rank["net"](rank["x"]), namespace["net"](namespace["x"]))
+
+
+def test_cuda_tensors_stay() -> None:
+    """A tensor on a GPU is refused, wherever it is: the rank has a GPU of its own."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    raised = error("model", notebook(model=torch.nn.Linear(1, 1).cuda()))
+    assert "`model._parameters['weight']` is a tensor in a GPU's memory; move it with `.cpu()`" in str(raised)
+
+
+DEFINED_IN_THE_NOTEBOOK = """
+import dataclasses, enum, abc, typing, collections, functools
+
+class Bad(ValueError):
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    y: list = dataclasses.field(default_factory=list)
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+class Shape(abc.ABC):
+    @abc.abstractmethod
+    def area(self): ...
+
+class Square(Shape):
+    __slots__ = ("side",)
+    def __init__(self, side): self.side = side
+    def area(self): return power(self.side)
+    @property
+    def twice(self): return 2 * self.area()
+    @classmethod
+    def of(cls, side): return cls(side)
+
+def power(x): return x ** exponent
+exponent = 2
+Pair = collections.namedtuple("Pair", "a b")
+class Named(typing.NamedTuple):
+    a: int
+cube = functools.partial(pow, exp=3)
+square = Square(3)
+red, point, pair = Color.RED, Point(1), Pair(1, 2)
+method = square.area
+"""
+
+
+def test_classes_of_the_notebook(tmp_path: Path) -> None:
+    """Exceptions, dataclasses, enums, abstract classes, named tuples and partials travel by value."""
+    cell = """
+    try:
+        raise Bad(3)
+    except ValueError as error:
+        assert type(error) is Bad and error.code == 3
+    assert point == Point(1) and Point(2).y == []
+    assert red is Color.RED and Color(2) is Color.BLUE
+    assert isinstance(square, Square) and isinstance(square, Shape)
+    assert square.twice == 18 and Square.of(2).area() == 4 and method() == 9
+    assert pair.b == 2 and type(pair) is Pair and Named(4).a == 4 and cube(2) == 8
+    exponent = 3
+    assert square.area() == method() == 27
+    print("good")
+    """
+    captured = capture(textwrap.dedent(cell), notebook(DEFINED_IN_THE_NOTEBOOK))
+    assert on_rank(captured.payload, cell, tmp_path) == "good\n"
+
+
+def test_functions_share_the_ranks_main(tmp_path: Path) -> None:
+    """Functions of the notebook and the cell have one set of globals on the rank, the cell's own."""
+    namespace = notebook(
+        """
+        counter = 0
+        def count():
+            global counter
+            counter += 1
+        def peek():
+            return counter
+        """
+    )
+    cell = """
+    count()
+    assert counter == 1 and peek() == 1
+    counter = 10
+    count()
+    assert peek() == counter == 11
+    import sys
+    assert count.__globals__ is peek.__globals__ is sys.modules["__main__"].__dict__ is globals()
+    import builtins
+    assert __builtins__ is builtins
+    print("good")
+    """
+    captured = capture(textwrap.dedent(cell), namespace)
+    assert on_rank(captured.payload, cell, tmp_path) == "good\n"
+
+
+def test_what_helpers_use_comes_along() -> None:
+    """What the notebook's functions use is in the table, with the name through which it comes, and sized by itself."""
+    namespace = notebook("def inner(): return data\ndef helper(): return inner()", data=bytes(100_000))
+    rows = {each.name: each for each in capture("helper()", namespace).names}
+    assert rows.keys() == {"helper", "inner", "data"}
+    assert (rows["data"].via, rows["helper"].via) == ("helper", None)
+    assert (rows["helper"].size_bytes or 0) < 10_000 < (rows["data"].size_bytes or 0)
+    rank = travelled("helper()", namespace)
+    assert rank["helper"]() is rank["data"]
+
+
+def test_helpers_values_do_not_replace_the_cells() -> None:
+    """What a helper uses and what the cell reads are one object on the rank."""
+    namespace = notebook("state = {'n': 1}\ndef bump():\n    state['n'] += 1\nboxes = [bump, state]")
+    rank = travelled("state, bump, boxes", namespace)
+    rank["bump"]()
+    assert rank["state"] == {"n": 2}
+    assert rank["boxes"][1] is rank["state"]
+    assert rank["boxes"][0] is rank["bump"]
+
+
+def test_class_body_inside_a_helper() -> None:
+    """What the body of a class reads inside a function comes along too."""
+    namespace = notebook("rate = 0.1\ndef make():\n    class A:\n        lr = rate\n    return A")
+    assert travelled("make()", namespace)["make"]().lr == 0.1
+
+
+def test_values_made_by_the_notebooks_code() -> None:
+    """A value whose loading calls functions of the notebook finds what these use."""
+    namespace = notebook(
+        """
+        import math
+        def make(x): return Box(scale * x)
+        class Box:
+            def __init__(self, x): self.x = x
+            def __reduce__(self): return make, (math.floor(self.x),)
+        scale = 1
+        box = Box(2.5)
+        """
+    )
+    assert travelled("box", namespace)["box"].x == 2
+
+
+def test_redefined_by_the_cell() -> None:
+    """What a helper uses and cannot travel stays behind if the cell makes its own."""
+    namespace = notebook("def use(): return len(rows)", rows=(i for i in ()))
+    rank = travelled("rows = [1, 2]\nuse()", namespace)
+    rank["rows"] = [1, 2]
+    assert rank["use"]() == 2
+
+
+def test_names_that_ipython_puts_into_a_notebook() -> None:
+    """`open`, `exit` and `get_ipython` are the rank's own, in the cell and in helpers."""
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    namespace = notebook("def read(path): return open(path).read()", open=interactiveshell._modified_open)
+    rank = travelled("open, read", namespace)
+    assert "open" not in rank
+    assert rank["read"](__file__).startswith('"""')
+
+
+def test_closures_and_decorators() -> None:
+    """Functions made by functions keep their variables; a decorator of a module stays a reference."""
+    namespace = notebook(
+        """
+        import functools
+        def adder(n):
+            def add(x): return x + n
+            return add
+        add3 = adder(3)
+        @functools.lru_cache(maxsize=7)
+        def cached(x): return cached(x - 1) + offset if x else 0
+        offset = 2
+        """
+    )
+    rank = travelled("add3, cached", namespace)
+    assert rank["add3"](1) == 4
+    assert rank["cached"](5) == 10
+    assert rank["cached"].cache_info()[1:] == (6, 7, 6)
+
+
+def test_new_types() -> None:
+    """A NewType of the notebook, which packs itself as a name, arrives, in annotations too."""
+    namespace = notebook("import typing\nUser = typing.NewType('User', int)\ndef f(user: User): return user")
+    rank = travelled("f, User", namespace)
+    assert rank["f"].__annotations__ == {"user": rank["User"]}
+    assert (repr(rank["User"]), rank["User"].__supertype__) == ("__main__.User", int)
+
+
+def test_standard_streams_become_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """An object that holds the notebook's stdout holds the rank's when it arrives."""
+    rank = travelled("x", notebook(x={"out": sys.stdout, "err": sys.stderr}))
+    assert rank["x"] == {"out": sys.stdout, "err": sys.stderr}
+
+
+def test_missing_module_on_the_rank() -> None:
+    """A value that cannot be loaded on the rank is named there."""
+    import types
+
+    away = types.ModuleType("away_from_here")
+    sys.modules["away_from_here"] = away
+    try:
+        payload = capture("x", notebook(x=away)).payload
+    finally:
+        del sys.modules["away_from_here"]
+    with pytest.raises(CaptureError, match=r"`x` arrived, but could not be loaded.*No module named 'away_from_here'"):
+        unpack_names(payload, {})
+
+
+# ── What cannot travel ───────────────────────────────────────────────────────────────────────────────────────────────
+
+TRAINER = """
+import threading
+class Loader:
+    def __init__(self): self._lock = threading.Lock()
+class Trainer:
+    __slots__ = ("loader",)
+    @property
+    def trap(self): raise SystemExit("a property was read")
+    def __init__(self): self.loader = Loader()
+trainer = Trainer()
+"""
+
+LOCK = "import threading\nlock = threading.Lock()\n"
+
+# What the notebook runs, and what is said of its `x`.
+CANNOT = {
+    "lock": (LOCK + "x = lock", "`x` is a `_thread.lock`; make it in the cell"),
+    "reentrant lock": ("import threading\nx = threading.RLock()", "`x` is a `_thread.RLock`"),
+    "event": ("import threading\nx = threading.Event()", "`x._cond._lock` is a `_thread.lock`"),
+    "queue": ("import queue\nx = [queue.Queue()]", "`x[0].mutex` is a `_thread.lock`"),
+    "thread": ("import threading\nx = threading.Thread()", "`x` is a thread; start it in the cell"),
+    "generator": ("x = (i for i in ())", "`x` is a generator"),
+    "generator within": ("x = {'a': [1, (i for i in ())]}", "`x['a'][1]` is a generator"),
+    "file for reading": ("x = open(__file__)", "`x` is an open file; pass its path"),
+    "binary file": ("x = {'f': open(__file__, 'rb')}", "`x['f']` is an open file"),
+    "unbuffered file": ("x = open(__file__, 'rb', buffering=0)", "`x` is an open file"),
+    "socket": ("import socket\nx = [socket.socket()]", "`x[0]` is a socket; connect in the cell"),
+    "database": (
+        "import sqlite3\nx = sqlite3.connect(':memory:')",
+        "`x` is a `sqlite3.Connection`, which cannot be packed",
+    ),
+    "frame": ("import sys\nx = sys._getframe()", "`x` is a `frame`, which cannot be packed (TypeError"),
+    "three attributes deep": (TRAINER + "x = trainer", "`x.loader._lock` is a `_thread.lock`"),
+    "method": (
+        TRAINER + "class T(Trainer):\n    def fit(self): ...\nx = T().fit",
+        "`x.__self__.loader._lock` is a `_thread.lock`",
+    ),
+    "in a cycle": (TRAINER + "x = []\nx += [x, {'x': x}, trainer]", "`x[2].loader._lock` is"),
+    "global of a function": (LOCK + "def x(): return lock", "`x` uses the notebook's `lock`, a `_thread.lock`"),
+    "attribute of a global": (
+        TRAINER + "def x(): return trainer",
+        "`x` uses the notebook's `trainer`, `trainer.loader._lock` is a `_thread.lock`",
+    ),
+    "global of a global": (
+        LOCK + "def y(): return lock\ndef x(): return y()",
+        "`x` uses the notebook's `y`, `y` uses the notebook's `lock`, a `_thread.lock`",
+    ),
+    "closure": (
+        LOCK + "def make(a): return lambda: a\nx = make(lock)",
+        "`x` uses `a`, a variable of the function around it, `a` is a `_thread.lock`",
+    ),
+    "default argument": (LOCK + "def x(a=lock): ...", "`x.__defaults__[0]` is a `_thread.lock`"),
+    "class attribute": (LOCK + "class x:\n    a = lock", "`x.a` is a `_thread.lock`"),
+    "class of an instance": (LOCK + "class C:\n    a = lock\nx = C()", "`x` is a `C`, `C.a` is a `_thread.lock`"),
+    "partial": (LOCK + "import functools\nx = functools.partial(print, lock)", "`x.args[0]` is a `_thread.lock`"),
+    "set": (LOCK + "x = {lock}", "`x (one of its elements)` is a `_thread.lock`"),
+    "dict key": (LOCK + "x = {lock: 1}", "`x (its key <lock>)` is a `_thread.lock`"),
+    "iterator": (LOCK + "x = iter([lock])", "`x` holds a `_thread.lock`"),
+    "reduce that raises": (
+        "class C:\n    def __reduce__(self): raise ValueError('not me')\nx = [C()]",
+        "`x[0]` is a `C`, which cannot be packed (ValueError: not me)",
+    ),
+    "getstate that raises": (
+        "class C:\n    def __getstate__(self): return 1 / 0\nx = C()",
+        "(ZeroDivisionError: division by zero); make it in the cell",
+    ),
+    "nested too deeply": ("x = []\nfor _ in range(100_000): x = [x]", "`x` is nested too deeply to be packed"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("what", CANNOT)
+def test_cannot_travel(what: str) -> None:
+    """A value that cannot travel is named with its line, its path, what it is and what to do."""
+    source, expected = CANNOT[what]
+    namespace = notebook(source, __file__=__file__)
+    raised = error("\n\nx", namespace)
+    assert expected in str(raised)
+    assert str(raised).startswith("cell line 3 reads `x`, which cannot travel: `x")
+    assert raised.line == 3
+    while isinstance(namespace["x"], list) and namespace["x"] and what == "nested too deeply":
+        namespace["x"] = namespace["x"][0]  # its destruction would be as deep
+
+
+def test_a_getstate_that_leaves_the_lock_out() -> None:
+    """What a class leaves out of its state is no obstacle."""
+    namespace = notebook(TRAINER + "Loader.__getstate__ = lambda self: {'lock': None}\nloader = trainer.loader")
+    assert vars(travelled("loader", namespace)["loader"]) == {"lock": None}
+
+
+def test_all_that_cannot_travel_at_once() -> None:
+    """Several names that cannot travel are one error."""
+    raised = error("b\nprint(a)", notebook(TRAINER + "a = trainer\nb = (i for i in ())"))
+    assert [line[:21] for line in str(raised).split("\n")] == ["cell line 1 reads `b`", "cell line 2 reads `a`"]
+
+
+def test_optional_names_are_left_out() -> None:
+    """What the cell may bind itself, and cannot travel, stays behind; the rest arrives."""
+    namespace = notebook(TRAINER + "y = [1]")
+    cell = "if y: trainer = 1\ntrainer, y"
+    captured = capture(cell, namespace)
+    assert [(each.name, each.travels) for each in captured.left_out] == [("trainer", "cannot")]
+    rank = travelled(cell, namespace)
+    assert rank["y"] == [1]
+    assert "trainer" not in rank
+
+
+def test_dry_run_raises_nothing() -> None:
+    """A dry run puts all that would be an error into the table, on top."""
+    namespace = notebook(TRAINER + "big = bytes(1000)")
+    captured = capture("trainer, big, foo", namespace, dry_run=True)
+    assert [each.name for each in captured.names if not each.via] == ["foo", "trainer", "big"]
+    assert captured.names[1].problem == "`trainer.loader._lock` is a `_thread.lock`"
+    assert captured.names[1].advice
+    assert captured.names[1].size_bytes is None
+    assert [each.travels for each in captured.names[:3]] == ["cannot", "cannot", "by value"]
+
+
+def test_walk_ends_in_endless_objects() -> None:
+    """The search for the culprit ends, whatever the value is made of."""
+    source = "class C:\n    def __reduce__(self): return print, (i for i in ())\nx = [C(), *map(str, range(300_000))]"
+    namespace = notebook(source)
+    assert "cannot be packed" in str(error("x", namespace))
+
+
+@pytest.mark.parametrize(
+    ("holder", "path"), [("x = {'rows': %s}", "x['rows']"), ("def x(): return %s", "x")], ids=["value", "function"]
+)
+def test_spark_objects(holder: str, path: str, spark: Any) -> None:
+    """Sessions, contexts, DataFrames and RDDs are recognised wherever they are held."""
+    frame = spark.range(3)
+    for value, noun in [
+        (spark, "a SparkSession"),
+        (spark.sparkContext, "a SparkContext"),
+        (frame, "a Spark DataFrame"),
+        (frame.rdd, "an RDD"),
+        (spark.sparkContext.broadcast([1]), "a Spark broadcast variable"),
+        (frame.id, "a handle to an object in the JVM"),
+    ]:
+        assert noun in str(error("x", notebook(holder % "value", value=value)))
+        assert noun in (row("value", notebook(value=value), "value", dry_run=True).problem or "")
+    assert f"`{path}`" in str(error("x", notebook(holder % "value", value=frame)))
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    sql = pytest.importorskip("pyspark.sql")
+    session = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    yield session
+    session.stop()
+
+
+# ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls(tmp_path: Path) -> None:
+    """A function and its arguments travel together, sharing what they share."""
+    namespace = notebook("def train(data, rate=0.1, **more): return data, rate, more['same'] is data, base\nbase = 5")
+    data = [1]
+    function, kwargs = unpack_call(pack_call(namespace["train"], {"data": data, "same": data}, None))
+    assert function(**kwargs) == ([1], 0.1, True, 5)
+
+
+def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
+    """With the notebook's namespace given, its functions have the rank's `__main__` as their globals."""
+    namespace = notebook("def step(): global n; n += 1\ndef train():\n    step()\n    return n\nn = 1")
+    path = tmp_path / "payload"
+    path.write_bytes(pack_call(namespace["train"], {}, namespace))
+    code = f"""
+    import pathlib
+    from sparkring.packing import unpack_call
+    function, kwargs = unpack_call(pathlib.Path({str(path)!r}).read_bytes())
+    assert function(**kwargs) == 2 and n == 2 and function.__globals__ is globals()
+    """
+    environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=True)
+
+
+def test_importable_functions_are_called_by_reference() -> None:
+    """A function of a module is sent as its name."""
+    assert unpack_call(pack_call(textwrap.dedent, {"text": " x"}, None)) == (textwrap.dedent, {"text": " x"})
+
+
+@pytest.mark.parametrize("with_namespace", [True, False])
+def test_calls_that_cannot_travel(with_namespace: bool) -> None:
+    """Paths start at the function's or the argument's name, and all problems are in one error."""
+    namespace = notebook(TRAINER + "def train(data): return trainer")
+    data = [iter([1]), (item for item in ())]
+    with pytest.raises(CaptureError) as raised:
+        pack_call(namespace["train"], {"data": data}, namespace if with_namespace else None)
+    assert "`train` uses the notebook's `trainer`, `trainer.loader._lock` is a `_thread.lock`" in str(raised.value)
+    assert "`data[1]` is a generator" in str(raised.value)
+
+
+def test_an_argument_with_the_functions_name() -> None:
+    """A function may have an argument of its own name."""
+    function, kwargs = unpack_call(pack_call(sorted, {"sorted": 1}, None))
+    assert (function, kwargs) == (sorted, {"sorted": 1})
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """The module asks for the standard library and cloudpickle alone."""
+    code = "import sys, sparkring.capture; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    assert not {"IPython", "pyspark", "torch", "numpy", "tensorflow"} & set(done.stdout.split())
