@@ -218,17 +218,14 @@ class Listener:
         with self._lock:
             self._closed = True
             open_now = list(self._open)
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        except OSError:
-            pass
+        wake(self._sock)
+        self._acceptor.join()
         self._sock.close()
         for sock in open_now:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        self._acceptor.join()
         for thread in self._threads:
             thread.join()
 
@@ -258,6 +255,14 @@ class Listener:
             with self._lock:
                 self._open.discard(sock)
                 sock.close()
+
+
+def wake(listening: socket.socket) -> None:
+    """Have whoever waits for a connection on this socket look up: connecting is what works everywhere."""
+    try:
+        socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
+    except OSError:
+        pass  # the backlog is full: then it is not waiting
 
 
 def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:

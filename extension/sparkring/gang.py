@@ -36,6 +36,7 @@ INTERRUPT_GRACE_S = 1.0
 FAILURE_GRACE_S = 0.1
 LEAVE_GRACE_S = 10.0
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
+_END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
 
 
 class Request(NamedTuple):
@@ -176,6 +177,7 @@ class Gang:
     def close(self) -> None:
         """End what is left, wait until it has ended, and release everything."""
         self._stopping = True
+        # Nobody polls any more, and members must not wait for a full queue.
         drain = threading.Thread(target=self._drain, name="sparkring-drain", daemon=True)
         drain.start()
         try:
@@ -184,6 +186,7 @@ class Gang:
             self.launcher.stop(3.0)
         finally:
             self._cleanup.close()
+            self._inbox.put(_END)
             drain.join()
             for sender in self._senders:
                 sender.join()
@@ -217,28 +220,26 @@ class Gang:
 
     def _put(self, member: int, frame: Frame | None) -> None:
         self._heard[member] = time.monotonic()
-        while True:
+        while not self._closed.is_set():
             try:
                 self._inbox.put((member, frame), timeout=0.5)
                 return
             except queue.Full:
-                if self._closed.is_set():
-                    raise ChannelClosed("the gang is closed") from None
+                continue  # ranks print faster than we read: hold them back
 
     def _drain(self) -> None:
-        """While closing: nobody polls any more, and members must not wait for a full queue."""
-        while not self._closed.is_set():
-            try:
-                self._take(*self._inbox.get(timeout=0.05))
-            except queue.Empty:
-                pass
+        while (item := self._inbox.get()) is not _END:
+            self._take(*item)
 
     def _to_all(self, kind: str, fields: dict[str, Any] | None = None) -> None:
-        for connection in list(self._connections.values()):
-            try:
-                connection.send(kind, fields)
-            except ChannelClosed:
-                pass  # its own thread tells
+        for member in list(self._connections):
+            self._tell(member, kind, fields)
+
+    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None) -> None:
+        try:
+            self._connections[member].send(kind, fields)
+        except ChannelClosed:
+            pass  # its own thread tells
 
     def _take(self, member: int, frame: Frame | None) -> list[Event]:
         """One frame as events."""
@@ -248,7 +249,9 @@ class Gang:
         if frame.kind == "hello":
             self._hellos[member] = frame.fields
             joined: list[Event] = [events.MemberJoined(now, member, frame.fields["host"])]
-            if len(self._hellos) == self.size and not self._stopping:
+            if self._stopping:  # it comes too late for what the others were told
+                self._tell(member, "stop", {"signal": int(signal.SIGKILL), "grace_s": 0.0})
+            elif len(self._hellos) == self.size:
                 joined += self._enter_world()
             return joined
         if not self.up:
@@ -334,8 +337,13 @@ class Gang:
 
     def _lost(self, member: int, how: str) -> list[Event]:
         """A member without a goodbye: its host, its executor or itself is gone."""
-        rank = self._rank_of.get(member, -1)
-        if rank < 0 or rank in self._exited:
+        if not self.up:
+            if self._stopping:
+                return []
+            host = self._hellos[member]["host"]
+            raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
+        rank = self._rank_of[member]
+        if rank in self._exited:
             return []
         self._exited.add(rank)
         found: list[Event] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import time
 from typing import Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from sparkring import options as opts
@@ -73,7 +75,7 @@ class SparkringMagics(Magics):
 
     @line_magic
     def logs(self, line: str) -> None:
-        """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, default the last."""
+        """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, else the last."""
         wanted = opts.parse_logs(line)
         path = runs.find(wanted.run)
         if path is None:
@@ -133,30 +135,36 @@ def load(shell: Any) -> None:
 
     shell.register_magics(SparkringMagics)
     sparkdl.install()
-    for magic in _LAUNCH_MAGICS:
-        shell.set_hook("complete_command", _completer(magic), str_key=f"%%{magic}")
+    if _complete not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_complete)
 
 
 def unload(shell: Any) -> None:
     """Take the magics away."""
+    if _complete in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_complete)
     for kind, names in (("cell", _LAUNCH_MAGICS), ("line", ("runs", "logs", "slots"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 
 
-def _completer(magic: str) -> Any:
-    def complete(shell: Any, event: Any) -> list[str]:
-        line = event.line[: len(event.text_until_cursor)] if event.text_until_cursor else event.line
-        return opts.completions(magic, line.partition(f"%%{magic}")[2])
+def _completions(context: CompletionContext) -> dict[str, Any]:
+    """Tab on the line of a launch magic: its options, and the values of those that have a fixed set."""
+    found = re.match(r"%%(\w+)(\s.*)", context.text_until_cursor)
+    words = opts.completions(found[1], found[2]) if found and found[1] in _LAUNCH_MAGICS else []
+    return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
-    return complete
+
+# A matcher and not a hook: Python's keywords and names, which Jedi would add, are no help where an option stands.
+_complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)
 
 
 def _cell_source(shell: Any, magic: str, cell: str) -> str:
     """The cell as Python, its lines numbered as the notebook shows them: the magic's own line is 1."""
     if not cell.strip():
         raise OptionsError(f"the cell is empty: the lines below %%{magic} are what the ranks run.")
-    source: str = "\n" + shell.transform_cell(cell)
+    empty = cell[: len(cell) - len(cell.lstrip())].count("\n")  # lines at the top, which IPython drops
+    source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
         tree = ast.parse(source)
     except SyntaxError as error:

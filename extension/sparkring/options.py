@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises instead of printing and ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(f"%%{self.prog}: {message}. See %%{self.prog}? for the options.")
+        raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise OptionsError((message or "").strip())
@@ -121,9 +121,23 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
 )
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
+def _words(magic: str, line: str) -> list[str]:
+    """The line as a shell would take it apart; `#` begins a comment."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        raise OptionsError(f"{magic}: {error} in {line!r}") from None
+
+
 def launch_parser(magic: str) -> argparse.ArgumentParser:
     """The parser of a launch magic's line."""
-    parser = _Parser(prog=magic, add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=f"%%{magic}", add_help=False, allow_abbrev=False)
     for names, settings, text in _LAUNCH:
         parser.add_argument(*names, help=text, **settings)
     return parser
@@ -132,11 +146,7 @@ def launch_parser(magic: str) -> argparse.ArgumentParser:
 def parse(magic: str, line: str, default: Options | None = None) -> Options:
     """The Options that a launch magic's line asks for. OptionsError says what is wrong with it."""
     default = default or Options()
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError as error:
-        raise OptionsError(f"%%{magic}: {error} in {line!r}") from None
-    found = vars(launch_parser(magic).parse_args(_joined(words)))
+    found = vars(launch_parser(magic).parse_args(_joined(_words(f"%%{magic}", line))))
     return Options(
         np=default.np if found["np"] is None else found["np"],
         timeout_s=found["timeout_s"],
@@ -161,12 +171,12 @@ class LogsWanted:
 
 
 def parse_logs(line: str) -> LogsWanted:
-    """What a `%logs` line asks for."""
-    parser = _Parser(prog="logs", add_help=False, allow_abbrev=False)
+    """What a `%logs` line asks for. OptionsError says what is wrong with it."""
+    parser = _Parser(prog="%logs", add_help=False, allow_abbrev=False)
     parser.add_argument("run", nargs="?", default="")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--tail", type=int)
-    return LogsWanted(**vars(parser.parse_args(shlex.split(line))))
+    parser.add_argument("--rank", type=_count)
+    parser.add_argument("--tail", type=_count)
+    return LogsWanted(**vars(parser.parse_args(_words("%logs", line))))
 
 
 def _joined(words: Sequence[str]) -> list[str]:

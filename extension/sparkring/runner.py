@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import operator
 import signal
 import sys
 import threading
@@ -106,8 +107,10 @@ class HorovodRunner:
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
-        if not isinstance(np, int) or isinstance(np, bool):
-            raise TypeError(f"np must be a whole number, not {type(np).__name__}")
+        try:
+            np = operator.index(np)
+        except TypeError:
+            raise TypeError(f"np must be a whole number, not {type(np).__name__}") from None
         logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
         if driver_log_verbosity not in logs:
             raise ValueError(f"driver_log_verbosity is 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
@@ -157,8 +160,10 @@ class _Recorder:
         self.add([events.Notice(time.time(), text)])
 
     def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
-        self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
-        self._folder.close()
+        try:
+            self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
+        finally:
+            self._folder.close()
         self._view.close(self.record)
         runs.prune()
         return self.record
@@ -283,17 +288,17 @@ class _Drive:
 
     def _until_gone(self, most_s: float) -> None:
         deadline = time.monotonic() + most_s
-        while not self.gang.gone and time.monotonic() < deadline:
+        # Members that have not become ranks yet are close()'s affair.
+        while self.gang.up and not self.gang.gone and time.monotonic() < deadline:
             self.recorder.add(self.gang.poll(POLL_S))
         # Frames that were already in the queue behind the last goodbye.
         self.recorder.add(self.gang.poll(0.0))
 
     def _what_it_waits_for(self) -> str:
         joined = self.recorder.record.joined
+        reason = self.gang.launcher.waits_for() if not joined else ""
         return f"waiting for ranks to start: {joined} of {self.gang.size} have dialled home" + (
-            " (Spark starts the barrier stage when enough slots are free)"
-            if self.gang.launcher.where == "spark" and not joined
-            else ""
+            reason and f" ({reason})"
         )
 
     def _values(self) -> tuple[dict[int, Any], dict[str, Any], list[str]]:

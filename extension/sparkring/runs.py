@@ -1,6 +1,6 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
-    RUNS/2026-11-20_14-03-22_a1b2/
+    RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     every event; of output only where in the log it lies
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
 
@@ -9,6 +9,7 @@ The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -95,8 +96,13 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """A run's name: its start in local time, and four digits against clashes."""
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
+    """A run's name: its start in local time, then five digits of the second's fraction and one against clashes.
+
+    So names sort by time, also those of runs that take less than a second.
+    """
+    now = time.time()
+    fraction = int(now % 1 * 0x10_0000)
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.randbelow(16):x}"
 
 
 def log_name(rank: int) -> str:
@@ -141,7 +147,8 @@ def _events(path: Path) -> Iterator[Event]:
             if found["type"] == "Output":
                 rank = found["rank"]
                 if rank not in logs:
-                    logs[rank] = (path / log_name(rank)).open("rb")
+                    whole = path / log_name(rank)
+                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # the disk was full
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
             yield from_json(found)

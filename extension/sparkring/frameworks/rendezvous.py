@@ -13,6 +13,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from sparkring.channel import wake
+
 MOST_VALUE_BYTES = 64 * 1024
 MOST_KEY_CHARACTERS = 256
 # Keys per rank: its own address in each of three scopes of each process set, and one per peer.
@@ -30,20 +32,16 @@ class Store:
         self.host = host
         self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.05},
-            name="sparkring-rendezvous",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="sparkring-rendezvous", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening and end every connection."""
-        self._server.shutdown()
+        self._server.closing = True
+        wake(self._server.socket)
+        self._thread.join()
         self._server.end_connections()
         self._server.server_close()
-        self._thread.join()
 
 
 class _Server(ThreadingHTTPServer):
@@ -55,7 +53,13 @@ class _Server(ThreadingHTTPServer):
         self.most_keys = most_keys
         self._peers = peers
         self._open: set[socket.socket] = set()
+        self.closing = False
         super().__init__(address, _Handler)
+
+    def serve(self) -> None:
+        """Take connections until told to close; serve_forever() would look for that only now and then."""
+        while not self.closing:
+            self.handle_request()
 
     def server_bind(self) -> None:
         # HTTPServer's own looks up the host's name, which can take seconds.

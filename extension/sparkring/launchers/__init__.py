@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+
+from sparkring.worker import process
+
+
+def _gpus() -> list[str]:
+    """The GPUs of this machine, as nvidia-smi lists them; none where there is no nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = ["nvidia-smi", "--query-gpu=index,name,memory.used,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []  # a driver that does not answer has no GPU to offer
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def slots_table() -> list[tuple[str, ...]]:
     """Where ranks can run now, as rows: where, slots, busy, details. Makes no SparkSession."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = f"load {os.getloadavg()[0]:.1f}"
-    rows = [("this machine (n < 0)", f"{cores} cores", "", load)]
+    rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
+    gpus = _gpus()
+    if gpus:
+        rows.append(("GPUs here", str(len(gpus)), "", "; ".join(gpus)))
     if "pyspark" in sys.modules:
         from sparkring.launchers import spark
 

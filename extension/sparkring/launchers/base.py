@@ -24,5 +24,8 @@ class Launcher(Protocol):
     def problem(self) -> LaunchError | None:
         """Why members cannot come up, or went away, as soon as it is known."""
 
+    def waits_for(self) -> str:
+        """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""
+
     def stop(self, grace_s: float) -> None:
         """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""

@@ -62,6 +62,9 @@ class LocalLauncher:
                 )
         return None
 
+    def waits_for(self) -> str:
+        return ""
+
     def stop(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
         for process in self._members:

@@ -10,9 +10,11 @@ import functools
 import io
 import os
 import pkgutil
+import py_compile
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -99,6 +101,11 @@ class SparkLauncher:
                 "Set PYSPARK_PYTHON to the same version on all of them before the session starts."
             )
         return LaunchError(f"Spark ended the barrier stage: {_line_with(text, 'Error', 'Exception')}")
+
+    def waits_for(self) -> str:
+        found = slots(self._context)
+        held = f": {'; '.join(found.holders)}" if found.holders else ""
+        return f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy{held}"
 
     def stop(self, grace_s: float) -> None:
         if self._thread is None:
@@ -254,15 +261,27 @@ def _check(context: SparkContext, size: int) -> None:
 
 @functools.cache
 def _archive() -> bytes:
-    """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither."""
+    """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
+
+    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version.
+    """
     import cloudpickle
 
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
+        compiled = str(Path(folder, "module.pyc"))
         for package in (sparkring, cloudpickle):
             root = Path(str(package.__file__)).parent
             for path in sorted(root.rglob("*.py")):
-                archive.write(path, str(Path(root.name, path.relative_to(root))))
+                name = str(Path(root.name, path.relative_to(root)))
+                py_compile.compile(
+                    str(path),
+                    compiled,
+                    dfile=name,
+                    doraise=True,
+                    invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+                )
+                archive.write(compiled, f"{name}c")
     return buffer.getvalue()
 
 

@@ -6,17 +6,21 @@ Keras is not imported for this. A finder on sys.meta_path waits for the module t
 from __future__ import annotations
 
 import functools
-import importlib.abc
 import importlib.util
-import inspect
 import sys
 import time
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring import report
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    # The import system asks for their methods only, and importlib.abc takes a sixth of a rank's start-up.
+    Loader = MetaPathFinder = object
 
 # Where Model is defined: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12, Keras 3.
 _MODULES = (
@@ -37,7 +41,7 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder(MetaPathFinder):
     """Lets the others find the module, and patches it when its code has run."""
 
     def __init__(self) -> None:
@@ -58,8 +62,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, real: importlib.abc.Loader) -> None:
+class _Loader(Loader):
+    def __init__(self, real: Loader) -> None:
         self._real = real
 
     def __getattr__(self, name: str) -> Any:
@@ -74,6 +78,8 @@ class _Loader(importlib.abc.Loader):
 
 
 def _patch(module: types.ModuleType) -> None:
+    import inspect
+
     model = getattr(module, "Model", None)
     if model is None or hasattr(model.fit, "_sparkring"):
         return

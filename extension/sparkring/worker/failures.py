@@ -81,7 +81,7 @@ def _frames(error: BaseException) -> list[dict[str, Any]]:
         if in_cell:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
-                if text.strip() or number == line:
+                if text.strip():  # else another cell's, whose text the driver adds
                     source.append({"number": number, "text": text.rstrip("\n")})
         found.append(
             {

@@ -33,6 +33,7 @@ PARTIAL_BYTES = 64 * 1024
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
+DRAIN_READS = 16  # something that the rank started may go on writing without end
 
 
 class _Pipe:
@@ -208,9 +209,7 @@ class Member:
         try:
             self.home.pass_on(head, self.to_rank)
         except ChannelClosed:
-            # Either end may have broken; the rank's end tells by its exit, the driver's here.
-            self.reap()
-            if self.wait_status is None:
+            if not self.rank_has_ended():
                 raise
 
     def from_rank(self) -> None:
@@ -227,19 +226,17 @@ class Member:
         try:
             self.to_rank.pass_on(head, self.home)
         except ChannelClosed:
-            self.reap()
-            if self.wait_status is None:
+            if not self.rank_has_ended():
                 self.abandon()
 
     # ── the rank's output ─────────────────────────────────────────────────────
 
     def forward(self, pipe: _Pipe, *, all_of_it: bool = False) -> bool:
         """Send on what the rank has written; False once the stream has ended."""
-        while True:
+        for _ in range(DRAIN_READS if all_of_it else 1):
             data, ended = pipe.read()
-            if data:
-                self.send_output(pipe, data)
-            if not all_of_it or len(data) < READ_BYTES:
+            self.send_output(pipe, data)
+            if not data:
                 break
         if all_of_it or ended:
             self.send_output(pipe, pipe.take_rest())
@@ -276,9 +273,18 @@ class Member:
                 unit = 1 if sys.platform == "darwin" else 1024
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
+    def rank_has_ended(self) -> bool:
+        """Which end of the relay broke? A rank whose end is closed is dead, or will be in a moment."""
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while self.wait_status is None and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.005)
+        return self.wait_status is not None
+
     def abandon(self) -> None:
         """Nobody is left to report to: end everything at once."""
         _kill_family(self.rank_pid)
+        _reap_all()
         _remove(self.cleanup)
         os._exit(1)
 
@@ -377,12 +383,14 @@ def main(found: dict[str, Any]) -> None:
     rank = _fork_rank()  # first of all: it can import what it needs while we dial
     try:
         Member(ticket, rank, parent).run()
+        code = 0
     except (ChannelClosed, OSError) as error:
-        print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr)
-        sys.exit(1)
-    finally:
-        _kill_family(rank.pid)
-        _remove(ticket.cleanup)
+        print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
+        code = 1
+    _kill_family(rank.pid)
+    _reap_all()
+    _remove(ticket.cleanup)
+    os._exit(code)  # nothing is left to tidy up, and the driver waits for this
 
 
 def _kill_family(rank_pid: int) -> None:
@@ -400,6 +408,15 @@ def _kill_family(rank_pid: int) -> None:
             except OSError:
                 pass  # it was first, or belongs to another user (sudo)
         time.sleep(0.002)
+
+
+def _reap_all() -> None:
+    """Leave no zombie to process 1, which in many containers is no init and keeps them."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass  # that was the last
 
 
 def _signal_group(pid: int, number: int) -> None:

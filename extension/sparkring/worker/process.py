@@ -64,6 +64,11 @@ def state(pid: int) -> str:
     return words.get(stat[0], {"t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0]))
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def out_of_memory_kills() -> int:
     """How often the kernel has killed for memory in this process's control group; 0 if unknown."""
     try:

@@ -7,7 +7,6 @@ The loop takes one request after another; a run of one cell is a gang that gets 
 from __future__ import annotations
 
 import ast
-import asyncio
 import linecache
 import os
 import queue
@@ -21,7 +20,7 @@ from typing import Any
 
 from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
-from sparkring.worker import stacks
+from sparkring.worker import process, stacks
 from sparkring.worker.failures import as_failure
 
 FLUSH_EVERY_S = 0.1
@@ -88,6 +87,9 @@ class Rank:
         os.environ.update(fields["environment"])
         if os.environ.get("MPLBACKEND", "").startswith("module://"):
             os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
+        # Ranks that each start a thread per core spin against one another, and all come to a crawl.
+        fair_share = max(1, process.cores() // here.local_size)
+        os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
         # The driver's working folder and import path, as far as they exist on this host.
         if os.path.isdir(fields["folder"]):
             os.chdir(fields["folder"])
@@ -176,6 +178,7 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Any:
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     value = eval(code, namespace)
     if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
+        import asyncio  # 30 ms, and most cells do without
 
         async def wait() -> Any:
             return await value

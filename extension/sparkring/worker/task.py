@@ -19,6 +19,7 @@ def task_for(
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
         import json
         import os
+        import shutil
         import subprocess
         import sys
         import tempfile
@@ -48,5 +49,6 @@ def task_for(
         finally:
             member.stdin.close()
             member.wait()
+            shutil.rmtree(folder, ignore_errors=True)  # the member's own last act, unless it was killed
 
     return run_member
