@@ -31,7 +31,7 @@ from sparkring.events import (
 
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
-METRICS_KEPT = 20_000
+METRICS_KEPT = 5_000
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
 
@@ -196,14 +196,17 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add the last `lines` of `count` new ones."""
+    """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
     rank = replace(
         rank,
         tail=(*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:],
         line_count=rank.line_count + count,
     )
-    recent = (*record.recent, *lines)[-RECENT_LINES:]
-    return replace(_with_rank(record, rank), recent=recent, recent_count=record.recent_count + count)
+    record = _with_rank(record, rank)
+    if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
+        lines = [line for line in lines if line.stream == "message"]
+        count = len(lines)
+    return replace(record, recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
 
 
 def _printed(record: RunRecord, event: Output) -> RunRecord:

@@ -182,6 +182,8 @@ def _run(
     where = "local" if options.np < 0 else "spark"
     started = events.RunStarted(time.time(), runs.new_id(), title, code, size, where, framework, options.logs)
     recorder = _Recorder(view if view is not None else open_view(quiet=options.quiet), started)
+    if options.np == 0:
+        recorder.notice(f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks")
     for name in captured.large if captured is not None else ():
         recorder.notice(
             f"`{name.name}` ({summary.size(name.size_bytes or 0)}) travels to every rank; "

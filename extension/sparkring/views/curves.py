@@ -58,7 +58,7 @@ def chart(curves: Sequence[Curve], axis: str) -> str:
 
 def _caption(curves: Sequence[Curve]) -> str:
     named = [
-        f'<b style="color:{colour}">{text(curve.name)}</b> {number(curve.points[-1].value.mean)}'
+        f'<b style="color:{colour}">{text(curve.name)}</b> {number(curve.last)}'
         for curve, colour in zip(curves, _COLOURS, strict=False)
     ]
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
@@ -66,8 +66,7 @@ def _caption(curves: Sequence[Curve]) -> str:
 
 def _words(curves: Sequence[Curve], axis: str) -> str:
     return "; ".join(
-        f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.points[-1].value.mean)}"
-        for curve in curves
+        f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.last)}" for curve in curves
     )
 
 

@@ -1,34 +1,332 @@
-"""crude"""
+"""A run as HTML in a notebook: a panel that is redrawn in place, and what stays of it for later readers.
+
+No scripts, nothing from elsewhere, and tags that still read well where styles are stripped.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from html import escape
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from sparkring.record import RunRecord
-from sparkring.views import lines, summary
+from sparkring.record import LogLine, RankRecord, RunRecord
+from sparkring.views import lines, metrics, summary
+from sparkring.views.curves import chart
+from sparkring.views.lines import Shared
+from sparkring.views.markup import RANK_COLOURS, STYLE, log_text, text
+from sparkring.views.metrics import Spread, Table
+from sparkring.views.summary import counted, duration
+
+if TYPE_CHECKING:
+    from sparkring.record import RankState
+
+PAUSE_S = 0.2
+PAUSE_PER_WORK = 10  # drawing may take this part of the time: the ranks may need the processor
+BYTES_PER_S = 500_000  # what the browser is given to swallow
+PANEL_BYTES = 190_000
+RANK_BYTES = 2_000  # less of a rank's log is not worth the room
+LOG_LINES = 30
+LINE_CHARACTERS = 600
+ROWS_LIVE, ROWS_DONE = 5, 12
+CHARTS = 6
+RANKS_MEASURED = 64
+TILES_WITH_NUMBERS, MOST_TILES = 32, 1024
+CODE_LINES = 400
+
+Bundle = dict[str, str]
+_SIGNS: dict[RankState, tuple[str, str]] = {
+    "starting": ("", "…"),
+    "running": ("r", "▶"),
+    "finished": ("f", "✓"),
+    "failed": ("x", "✗"),
+    "stopped": ("s", "■"),
+}
+_RIGHT = ' class="sr-n" align="right"'
+_STREAM_SIGNS = {"stdout": ("", "│"), "stderr": ("e", "!"), "message": ("m", "»")}
 
 
 class HtmlView:
-    def __init__(self) -> None:
-        self._id = secrets.token_hex(8)
-        self._shown = False
-        self._at = 0.0
+    """Draws the panel in place, a few times a second at most; how it ended always."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        show: Callable[[Bundle, str, bool], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._show = show or _display
+        self._id = f"sparkring-{secrets.token_hex(8)}"
+        self._due = 0.0
+        self._shown: Bundle | None = None
 
     def refresh(self, record: RunRecord) -> None:
-        if time.monotonic() - self._at > 0.2:
-            self._at = time.monotonic()
-            self._show(record)
+        """Draw, unless that has just been done."""
+        began = self._clock()
+        if self._shown is not None and began < self._due:
+            return
+        drawn = self._draw(record, final=False)
+        took = self._clock() - began
+        self._due = began + max(PAUSE_S, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
 
     def close(self, record: RunRecord) -> None:
-        self._show(record)
+        """Draw what stays."""
+        self._draw(record, final=True)
 
-    def _show(self, record: RunRecord) -> None:
-        from IPython.display import display
+    def _draw(self, record: RunRecord, *, final: bool) -> int:
+        found = bundle(record, now=time.time(), final=final)
+        if found != self._shown:
+            self._show(found, self._id, self._shown is not None)
+            self._shown = found
+        return len(found["text/html"])
 
-        texts = [f"[{line.rank}] {lines.plain(line.text)}" for line in lines.visible(record.recent, record.logs)[-30:]]
-        text = "\n".join([summary.outcome(record), *texts])
-        display({"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}, raw=True, display_id=self._id,
-                update=self._shown)
-        self._shown = True
+
+def _display(found: Bundle, display_id: str, update: bool) -> None:
+    from IPython.display import display
+
+    display(found, raw=True, display_id=display_id, update=update)  # type: ignore[no-untyped-call]
+
+
+def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
+    """The run in all the formats that a notebook keeps."""
+    return {"text/html": panel(record, now=now, final=final), "text/plain": summary.short(record, now)}
+
+
+def panel(record: RunRecord, *, now: float, final: bool) -> str:
+    """The run as one block of HTML, of PANEL_BYTES at most."""
+    table = metrics.table(record)
+    seen = lines.visible(record.recent, record.logs)
+    noise = [line for line in seen if lines.is_noise(line)]
+    parts = [
+        _head(record, now),
+        _why(record),
+        _ranks(record, now),
+        _waiting(record),
+        _notices(record, final),
+        _progress(record, now),
+        _measured(record, table, final),
+        _log(record, seen, final),
+        _details(f"TensorFlow's start-up ({counted(len(noise), 'line')})", _pre(lines.folded(noise[-100:]))),
+    ]
+    if final:
+        parts += [_by_rank(record, table), _code(record)]
+        parts.append(_logs_by_rank(record, PANEL_BYTES - len(STYLE) - sum(map(len, parts)) - 100))
+    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+
+
+# ── State ─────────────────────────────────────────────────────────────────────
+
+
+def _head(record: RunRecord, now: float) -> str:
+    state = record.outcome or ("running" if record.running_since else "starting")
+    look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
+    hosts = len({rank.host for rank in record.ranks if rank.host})
+    facts = [
+        f"{summary.rank_count(record.size)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+        + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""),
+        record.framework,
+        duration(summary.elapsed_s(record, now) if record.ended else int(summary.elapsed_s(record, now))),
+    ]
+    if record.ended:
+        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
+    said = text(" · ".join(fact for fact in facts if fact))
+    return (
+        f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
+        f'<span class="sr-title">{text(summary.first_line(record.title, 120))}</span> <small>{said}</small></div>'
+    )
+
+
+def _why(record: RunRecord) -> str:
+    """One line on a run that did not end well; the exception below it tells the rest."""
+    if record.outcome in (None, "finished"):
+        return ""
+    line = summary.failed_line(record)
+    place = f" <small>cell line {line}</small>" if line else ""
+    return f'<div class="sr-why">{text(summary.outcome(record))}{place}</div>'
+
+
+def _ranks(record: RunRecord, now: float) -> str:
+    if not record.ranks:
+        return ""
+    if record.size <= TILES_WITH_NUMBERS:
+        tiles = [_tile(record, rank, now, f"{rank.rank} ") for rank in record.ranks]
+        return f'<div class="sr-ranks">{" ".join(tiles)}</div>'
+    counts = " · ".join(f"{count:,} {state}" for state, count in summary.states(record).items())
+    more = f" · the first {MOST_TILES:,} of them:" if record.size > MOST_TILES else ""
+    tiles = [_tile(record, rank, now, "") for rank in record.ranks[:MOST_TILES]]
+    return f'<div><small>{counts}{more}</small></div><div class="sr-ranks sr-many">{"".join(tiles)}</div>'
+
+
+def _tile(record: RunRecord, rank: RankRecord, now: float, numeral: str) -> str:
+    name, sign = _SIGNS[rank.state]
+    if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
+        name = "y"  # it followed
+    words = [f"rank {rank.rank} {rank.state}"]
+    if rank.host:
+        words.append(rank.host)
+    if numeral:
+        words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
+        if rank.state == "running" and now - rank.last_heard >= 2:
+            words.append(f"silent for {duration(now - rank.last_heard)}")
+        words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
+    shape = f' class="{name}"' if name else ""
+    return f'<span{shape} title="{text(", ".join(words))}">{numeral}{sign}</span>'
+
+
+def _waiting(record: RunRecord) -> str:
+    if record.outcome is not None or record.running_since:
+        return ""
+    return f"<div>{text(summary.outcome(record))}</div>"
+
+
+def _notices(record: RunRecord, final: bool) -> str:
+    told = record.notices[-10 if final else -3 :]
+    return "".join(f"<div><small>⚑ {text(summary.first_line(notice.text, 600))}</small></div>" for notice in told)
+
+
+def _progress(record: RunRecord, now: float) -> str:
+    found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    if found is None:
+        return ""
+    bar = ""
+    if found.fraction is not None and record.outcome is None:
+        bar = f'<div class="sr-bar"><div style="width:{100 * found.fraction:.1f}%"></div></div>'
+    return f"<div>{bar}<small>{text(summary.progress_words(found, running=record.outcome is None))}</small></div>"
+
+
+# ── Metrics ───────────────────────────────────────────────────────────────────
+
+
+def _measured(record: RunRecord, table: Table, final: bool) -> str:
+    if not table.rows:
+        return ""
+    rows = table.rows[-ROWS_DONE if final else -ROWS_LIVE :]
+    labelled = [(table.label(row), [row.values.get(name) for name in table.names]) for row in rows]
+    note = f"<caption><small>the last {len(rows)} of {counted(len(table.rows), table.by)}</small></caption>"
+    if not final:
+        # Room for the epochs to come: what lies below stays where it is.
+        expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
+        labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
+    shown = _table((table.by, *table.names), labelled, note if final and len(rows) < len(table.rows) else "")
+    return f'<div class="sr-measured"><div>{shown}</div>{_charts(record, table) if final else ""}</div>'
+
+
+def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
+    """Numbers in aligned columns; beside the mean what the ranks' values lie between, where they differ."""
+    head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
+    for column, name in enumerate(headers[1:]):
+        values = [row[column] for _, row in rows]
+        write = summary.numbers([value.mean for value in values if value is not None])
+        differs = any(value is not None and value.differs for value in values)
+        head.append(f"<th{_RIGHT}>{text(name)}</th>{'<th></th>' if differs else ''}")
+        for at, value in enumerate(values):
+            across = f"{write(value.low)}–{write(value.high)}" if value is not None and value.differs else ""
+            body[at] += f"<td{_RIGHT}>{write(value.mean) if value is not None else ''}</td>"
+            body[at] += f"<td><small>{across}</small></td>" if differs else ""
+    shown = "".join(f"<tr>{row}</tr>" for row in body)
+    return f'<table class="sr-table">{note}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
+
+
+def _charts(record: RunRecord, table: Table) -> str:
+    found = metrics.curves(record, table)[:CHARTS]
+    axis = metrics.curve_axis(table)
+    return f'<div class="sr-charts">{"".join(chart(curves, axis) for curves in found)}</div>' if found else ""
+
+
+def _by_rank(record: RunRecord, table: Table) -> str:
+    """Each rank's last metrics, where they are not the same everywhere."""
+    found = metrics.last_by_rank(record)
+    if not any(value.differs for value in metrics.last(record).values()):
+        return ""
+    rows = [
+        (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])
+        for rank, values in list(found.items())[:RANKS_MEASURED]
+    ]
+    return _details("Last metrics by rank", _table(("rank", *table.names), rows))
+
+
+# ── Lines ─────────────────────────────────────────────────────────────────────
+
+
+def _log(record: RunRecord, seen: Sequence[LogLine], final: bool) -> str:
+    """The last lines; while it runs, those too that have not ended yet."""
+    last = [line for line in seen[-LOG_LINES * 20 :] if not lines.is_noise(line)]
+    found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
+    if not found:
+        return ""
+    return f'<div class="sr-log{" sr-done" if final else ""}">{_pre(found)}</div>'
+
+
+def _pre(found: Sequence[Shared]) -> str:
+    tags = [summary.rank_numbers(line.ranks) for line in found]
+    width = min(12, max(map(len, tags), default=0))
+    return _block([_line(shared.line, tag.rjust(width)) for shared, tag in zip(found, tags, strict=True)], width)
+
+
+def _block(shown: Sequence[str], width: int) -> str:
+    """Lines below each other; what does not fit on one goes on behind the tags, `width` characters in."""
+    return f'<pre style="--sr-tag:{width + 3}ch">{"".join(shown)}</pre>' if shown else ""
+
+
+def _line(line: LogLine, tag: str) -> str:
+    name, sign = _STREAM_SIGNS[line.stream]
+    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
+    said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
+    shape = f' class="{name}" title="{line.stream}"' if name else ""
+    tagged = f'<b style="color:{colour}">{tag}</b> ' if tag else ""
+    return f"<span>{tagged}<b{shape}>{sign}</b> {log_text(said)}\n</span>"
+
+
+def _logs_by_rank(record: RunRecord, budget: int) -> str:
+    """The last lines of each rank, as many as fit, those of the rank that failed before others."""
+    if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
+        return ""  # the log above has them all
+    talkative = [rank for rank in record.ranks if rank.tail]
+    talkative.sort(key=lambda rank: (rank.rank != record.failed_rank, rank.rank))
+    left_out: list[int] = []
+    parts = []
+    for count, rank in enumerate(talkative):
+        fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
+        part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
+        if not part or len(part) > budget:
+            left_out.append(rank.rank)
+            continue
+        budget -= len(part)
+        parts.append((rank.rank, part))
+    if not parts:
+        return ""
+    path = summary.log_path(record)
+    notes = [f"no room here for {summary.rank_list(left_out)}"] if left_out else []
+    notes += [f"whole: {path}"] if path else []
+    note = f"<small>{text('; '.join(notes))}</small>" if notes else ""
+    return _details("Logs by rank", note + "".join(part for _, part in sorted(parts)))
+
+
+def _log_of(rank: RankRecord, budget: int) -> str:
+    shown: list[str] = []
+    for line in reversed(lines.in_lines(rank.tail)):
+        shown.append(_line(line, ""))
+        budget -= len(shown[-1])
+        if budget < 0:
+            break
+    whole = counted(rank.line_count, "line")
+    note = f"the last of {whole}" if len(shown) < rank.line_count else whole
+    return _details(f"rank {rank.rank}: {note}", _block(shown[::-1], -1))
+
+
+def _code(record: RunRecord) -> str:
+    code = record.code.rstrip().splitlines()[:CODE_LINES]
+    if not code:
+        return ""
+    failed, width = summary.failed_line(record), len(str(len(code)))
+    shown = []
+    for at, line in enumerate(code, 1):
+        said = text(line[:LINE_CHARACTERS])
+        said = f"<mark>{said}</mark>" if at == failed else said
+        shown.append(f"<span><b><small>{at:>{width}}</small></b>  {said}\n</span>")
+    return _details("The cell", _block(shown, width - 1))
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""

@@ -99,13 +99,23 @@ class Shared:
     ranks: list[int]
 
 
-def visible(lines: Iterable[LogLine], logs: str) -> list[LogLine]:
+def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
     """Those lines that `--logs` asks for; what was sent to the notebook on purpose is always among them."""
-    if logs == "rank0":
-        return [line for line in lines if line.rank == 0 or line.stream == "message"]
-    if logs == "callbacks":
-        return [line for line in lines if line.stream == "message"]
-    return list(lines)
+    if logs == "all":
+        return in_lines(found)
+    rank = 0 if logs == "rank0" else None
+    return in_lines(line for line in found if line.rank == rank or line.stream == "message")
+
+
+def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
+    """The same with messages of several lines cut into these."""
+    cut: list[LogLine] = []
+    for line in found:
+        if line.stream == "message" and "\n" in line.text:
+            cut += [line._replace(text=part.removesuffix("\r")) for part in line.text.rstrip("\n").split("\n")]
+        else:
+            cut.append(line)
+    return cut
 
 
 def pending(record: RunRecord, most: int = 8) -> list[LogLine]:

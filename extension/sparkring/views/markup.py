@@ -13,7 +13,7 @@ BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
 _css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-STYLE = f"<style>{re.sub(r'/[*].*?[*]/|(?<=[{};:,]) | (?={)|[\n]\s*', '', _css, flags=re.DOTALL)}</style>"
+STYLE = re.sub(r"/[*].*?[*]/|(?<=[{};:,]) | (?={)|\n *", "", f"<style>{_css}</style>", flags=re.DOTALL)
 
 
 def text(value: str) -> str:
@@ -22,16 +22,20 @@ def text(value: str) -> str:
 
 
 def log_text(line: str) -> str:
-    """A line that a rank printed, its colours as spans."""
+    """A line that a rank printed, its colours as spans; without them where there are too many."""
+    pieces = coloured(line)
+    if len(pieces) > _PIECES:
+        return text(line)
     colours = Colours()
     found = []
-    for code, piece in coloured(line):
+    for code, piece in pieces:
         colours.apply(code)
         style = colours.css()
         found.append(f'<span style="{style}">{escape(piece)}</span>' if style and piece else escape(piece))
     return "".join(found)
 
 
+_PIECES = 60
 # The sixteen colours of a terminal; black and white become the text's own colour, dimmed or not.
 _BASIC = ("#808080", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
@@ -98,5 +102,6 @@ def _extended(codes: list[int]) -> str:
         else:
             red = green = blue = 8 + 10 * (number - 232)
     else:
+        codes.clear()  # what a broken code says is anyone's guess
         return ""
     return f"#{red:02x}{green:02x}{blue:02x}"

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from sparkring.events import Metrics
 from sparkring.record import RunRecord
 
-CURVE_POINTS = 120
+CURVE_POINTS = 100
 
 
 class Spread(NamedTuple):
@@ -58,10 +58,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the course of the run."""
+    """One metric over the course of the run; `last` is its last value, which a point may blur."""
 
     name: str
     points: tuple[Point, ...]
+    last: float
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,8 @@ def _placed(reports: Sequence[Metrics], by: str) -> Iterator[tuple[tuple[int, in
     for metrics in reports:
         place = places.setdefault(metrics.rank, _Place())
         place.reports += 1
-        if by == "epoch":
-            at = metrics.epoch
-        else:
-            at = place.reports if metrics.step is None else metrics.step
+        step = place.reports if metrics.step is None else metrics.step
+        at = metrics.epoch if by == "epoch" else step
         if at is not None:
             # After an epoch's end a user may still report on it; steps of it are those of another fit.
             again = at == place.at and place.ended and metrics.step is not None
@@ -164,7 +163,8 @@ def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = [point for point in points.get(name, ()) if math.isfinite(point.value.mean)]
         if len(mine) > 2:
-            charts.setdefault(name.removeprefix("val_"), []).append(Curve(name, tuple(_thinned(mine))))
+            curve = Curve(name, tuple(_thinned(mine)), mine[-1].value.mean)
+            charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
 
 
@@ -178,10 +178,10 @@ def _points(record: RunRecord, found: Table) -> dict[str, list[Point]]:
         return points
     # Few epochs: within them, as one rank saw it. What is measured once per epoch has no curve then.
     rank = min((metrics.rank for metrics in record.metrics), default=0)
-    for (lap, at), metrics in _placed(record.metrics, found.by):
-        if metrics.rank == rank and metrics.step is not None:
-            steps = metrics.steps or 0
-            x = (lap * at - 1) * steps + metrics.step
+    before = {(row.lap, row.at): number for number, row in enumerate(found.rows)}
+    for place, metrics in _placed(record.metrics, found.by):
+        if metrics.rank == rank and metrics.step is not None and place in before:
+            x = before[place] * (metrics.steps or 0) + metrics.step
             for name, number_ in metrics.values.items():
                 points.setdefault(name, []).append(Point(x, Spread(number_, number_, number_)))
     return points

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from sparkring.events import CodeFrame, Failure, SourceLine
 from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
-from sparkring.views.lines import is_noise, plain
+from sparkring.views import metrics
+from sparkring.views.lines import folded, is_noise, plain, visible
+from sparkring.views.metrics import Progress
 from sparkring.worker.stacks import CELL_NAME, cell_line, innermost
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
+_SHORT_LINES, _SHORT_CHARACTERS = 10, 200
+_METRICS_NAMED = 6
 _FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
 
 
 def duration(seconds: float) -> str:
-    """A span of time as people say it: 40 ms, 3.2 s, 42 s, 3 min 12 s, 2 h 05 min."""
-    if seconds < 0.0995:
+    """A span of time as people say it: 40 ms, 3.2 s (3 s if whole seconds are given), 3 min 12 s, 2 h 05 min."""
+    if seconds < 0.0995 and isinstance(seconds, float):
         return f"{max(seconds, 0) * 1000:.0f} ms"
-    if seconds < 9.95:
+    if seconds < 9.95 and isinstance(seconds, float):
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
@@ -51,6 +54,14 @@ def number(value: float) -> str:
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def numbers(values: Sequence[float]) -> Callable[[float], str]:
+    """How to write the numbers of one column: with the same four decimals, where these say what matters."""
+    plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
+    if plain_ones and not all(value == int(value) for value in values):
+        return lambda value: f"{value:.4f}"
+    return number
 
 
 def rank_list(ranks: Iterable[int]) -> str:
@@ -92,9 +103,9 @@ def states(record: RunRecord) -> dict[str, int]:
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
 
-def elapsed_s(record: RunRecord, clock: Callable[[], float] = time.time) -> float:
+def elapsed_s(record: RunRecord, now: float) -> float:
     """How long the run took, or has taken so far."""
-    return max(0.0, (record.ended or clock()) - record.started) if record.started else 0.0
+    return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
 
 
 def outcome(record: RunRecord) -> str:
@@ -103,13 +114,46 @@ def outcome(record: RunRecord) -> str:
     if record.outcome is None:
         running = sum(rank.state != "starting" for rank in record.ranks)
         if not running:
-            return f"{record.joined} of {ranks} {'has' if record.joined == 1 else 'have'} dialled home"
+            return f"{record.joined} of {ranks} {'has' if record.size == 1 else 'have'} dialled home"
         return ", ".join(f"{count} {state}" for state, count in states(record).items())
     if record.outcome == "finished":
         return f"{ranks} finished"
     if record.failed_rank is not None and record.failure is not None:
         return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
-    return f"{record.outcome}: {first_line(record.message)}" if record.message else record.outcome
+    if not record.message:
+        return record.outcome
+    return f"{record.outcome}{':' if record.outcome == 'failed' else ''} {first_line(record.message)}"
+
+
+def closing(record: RunRecord, now: float) -> str:
+    """How it ended, how long it took and what was measured last, in one line."""
+    took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
+    words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
+    words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
+    return plain(" · ".join(words))
+
+
+def short(record: RunRecord, now: float) -> str:
+    """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
+    shown = [
+        f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
+        for shared in folded(seen)[-_SHORT_LINES:]
+    ]
+    return "\n".join([f"sparkring: {closing(record, now)}", *shown])
+
+
+def progress_words(found: Progress, *, running: bool = True) -> str:
+    """`epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
+    words = []
+    for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
+        if at is not None:
+            words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
+    if found.fraction is not None:
+        words.append(f"{100 * found.fraction:.0f} %")
+    if found.left_s is not None and running:
+        words.append(f"{duration(max(1, round(found.left_s)))} left")
+    return ("" if running else "it got to ") + " · ".join(words)
 
 
 def first_line(text: str, most: int = 300) -> str:
@@ -133,22 +177,33 @@ def explain_failure(record: RunRecord) -> str:
         return outcome(record)
     rank, failure = record.ranks[record.failed_rank], record.failure
     where = f" on {rank.host}" if rank.host else ""
-    summary = "\n".join(plain(line) for line in failure.summary.splitlines())
-    parts = [f"rank {rank.rank}{where} failed: {summary}", _in_the_cell(record, rank, failure)]
+    parts = [f"rank {rank.rank}{where} failed: {failure.summary}", _in_the_cell(record, rank, failure)]
     if failure.advice:
         parts.append(failure.advice)
     parts += [_followers(record), _last_lines(rank, failure)]
     path = log_path(record, rank.rank)
     if path:
         parts.append(f"Whole log: {path}")
-    return "\n\n".join(part for part in parts if part)
+    return _plain_lines("\n\n".join(part for part in parts if part))
+
+
+def _plain_lines(told: str) -> str:
+    return "\n".join(plain(line) for line in told.split("\n"))
+
+
+def failed_line(record: RunRecord) -> int:
+    """The line of the cell that was being run when it failed; 0 if that is not known."""
+    if record.failed_rank is None or record.failure is None:
+        return 0
+    numbers = [frame.line for frame in record.failure.frames if frame.filename == CELL_NAME]
+    return numbers[-1] if numbers else _line_of_crash(record.ranks[record.failed_rank])
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
     """The lines of the cell around the innermost one that was being run."""
     in_cell = [frame for frame in failure.frames if frame.in_cell]
     if not in_cell:
-        line = _line_of_crash(rank) if failure.kind in ("signal", "exit") else 0
+        line = _line_of_crash(rank)
         if not line:
             return _place(failure.frames[-1]) if failure.frames else ""
         in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
@@ -179,22 +234,21 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
         lines = tuple(SourceLine(line, code[line - 1]) for line in near)
     width = max((len(str(line.number)) for line in lines), default=1)
     return [
-        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {plain(line.text)}".rstrip()
-        for line in lines
+        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {line.text}".rstrip() for line in lines
     ]
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
     for line in frame.source:
         if line.number == frame.line:
-            return plain(line.text)
+            return line.text
     return code_line(record, frame.line) if frame.filename == CELL_NAME else ""
 
 
 def code_line(record: RunRecord, line: int) -> str:
     """The text of one line of the cell; the magic's own line is 1."""
     code = record.code.splitlines()
-    return plain(code[line - 1]).strip() if 0 < line <= len(code) else ""
+    return code[line - 1].strip() if 0 < line <= len(code) else ""
 
 
 def _line_of_crash(rank: RankRecord) -> int:
@@ -224,7 +278,7 @@ def _last_lines(rank: RankRecord, failure: Failure) -> str:
     lines = [line for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
     if not any(line.text.strip() for line in lines):
         return ""
-    last = [f"  {plain(line.text)}".rstrip() for line in lines[-LAST_LINES:]]
+    last = [f"  {line.text}".rstrip() for line in lines[-LAST_LINES:]]
     return "\n".join([f"Last lines of rank {rank.rank}:", *last])
 
 
@@ -264,7 +318,7 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     path = log_path(record)
     if path:
         parts.append(f"Whole logs: {path}")
-    return "\n\n".join(parts)
+    return _plain_lines("\n\n".join(parts))
 
 
 def _standing(record: RunRecord, rank: RankRecord) -> str:
@@ -277,7 +331,7 @@ def _standing(record: RunRecord, rank: RankRecord) -> str:
         return "no answer" if rank.state == "running" else rank.state
     inner = innermost(rank.stack.text)
     if not rank.stack.cell_line:
-        return f"{rank.stack.state}, {f'in {inner}' if inner else 'not in the cell'}"
+        return f"{rank.stack.state}, in {inner}" if inner else rank.stack.state
     text = code_line(record, rank.stack.cell_line)
     inside = f"  (in {inner})" if inner and not inner.startswith(CELL_NAME) else ""
     return f"{rank.stack.state}, cell line {rank.stack.cell_line}" + (f": {text}" if text else "") + inside

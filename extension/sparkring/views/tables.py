@@ -1,52 +1,89 @@
-"""Tables that line magics show: HTML and text in a notebook, text elsewhere."""
+"""Small tables that line magics show: saved runs, slots, what a cell takes along."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
-from html import escape
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sparkring.views import summary
+from sparkring.views.lines import plain
+from sparkring.views.markup import STYLE, text
+from sparkring.views.summary import size
 
 if TYPE_CHECKING:
     from sparkring.capture import CapturedName
 
+_AMOUNT = re.compile(r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?")
+CELL_CHARACTERS = 300  # a longer text is cut
+
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """Show `rows` under `headers`, or the sentence `empty` if there are none."""
+    """Show `rows` under `headers`, or the sentence `empty` if there are none: HTML in a notebook, text elsewhere."""
     from sparkring.views import in_notebook
 
-    text = table_text(headers, rows) if rows else empty
+    shown = table_text(headers, rows) if rows else plain(empty)
     if not (rows and in_notebook()):
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(shown + "\n")
         return
     from IPython.display import display
 
-    display({"text/html": table_html(headers, rows), "text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+    display({"text/html": table_html(headers, rows), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
 
 
-def show_captured(names: Sequence[CapturedName]) -> None:
-    """Show what of the notebook a cell would take to the ranks."""
-    rows = [
-        (name.name, name.type_name, summary.size(name.size_bytes), name.travels, name.problem or "") for name in names
-    ]
+def show_captured(names: Iterable[CapturedName]) -> None:
+    """Show what a cell takes along: name, type, size, how it travels, and why it cannot."""
+    rows = []
+    for name in names:
+        shown = f"{name.name} (used by {name.via})" if name.via else name.name
+        problem = ". ".join(part.rstrip(".") for part in (name.problem, name.advice) if part)
+        rows.append((shown, name.type_name, size(name.size_bytes), name.travels, problem))
     show_table(("name", "type", "size", "travels", ""), rows, empty="the cell takes nothing from the notebook")
 
 
-def table_text(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`rows` in aligned columns; an empty last column is left out."""
-    lines = [headers, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """`rows` in aligned columns, those of numbers and sizes to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = _numeric(cells, len(headers))
+    widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
+    lines = []
+    for row in [headers, ["─" * width for width in widths], *cells]:
+        padded = [
+            " " * (width - _width(cell)) + cell if to_right else cell + " " * (width - _width(cell))
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
 
 
-def table_html(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """`rows` as an HTML table; every text is escaped."""
-    head = "".join(f"<th style='text-align:left'>{escape(text)}</th>" for text in headers)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{escape(text)}</td>" for text in row) + "</tr>" for row in rows
+    cells = [[_cell(value) for value in row] for row in rows]
+    marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for cell, mark in zip(row, marks, strict=True))
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
+    table = f'<table class="sr-table"><thead><tr>{line("th", headers)}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="sr-run">{STYLE}{table}</div>'
+
+
+def _cell(value: str) -> str:
+    shown = " ".join(plain(part) for part in value.splitlines())
+    return shown if len(shown) <= CELL_CHARACTERS else shown[: CELL_CHARACTERS - 1] + "…"
+
+
+def _numeric(rows: Sequence[Sequence[str]], columns: int) -> list[bool]:
+    """Which columns hold numbers, sizes or durations, and nothing else."""
+    filled = [[row[column] for row in rows if row[column]] for column in range(columns)]
+    return [bool(cells) and all(_AMOUNT.fullmatch(cell) for cell in cells) for cells in filled]
+
+
+def _width(shown: str) -> int:
+    """How many columns a text takes on a terminal: East Asian wide characters two, accents none."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in shown
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

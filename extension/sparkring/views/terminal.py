@@ -1,29 +1,109 @@
-"""A run as plain text, line by line, in a terminal or a script's output."""
+"""A run as plain text, line by line, in a terminal or in a script's output."""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
 from typing import TextIO
 
+from sparkring.events import Notice
 from sparkring.record import RunRecord
-from sparkring.views import lines, summary
+from sparkring.views import metrics, summary
+from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
+
+PROGRESS_EVERY_S = 0.2
+_RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
+_DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class TerminalView:
-    """Prints lines as they come."""
+    """Prints lines as they come; on a terminal in colour, with a last line that shows how far it is."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
+        self._clock = clock
+        self._is_terminal = stream.isatty()
         self._lines = 0
+        self._noise = 0
+        self._notice: Notice | None = None
+        self._progress_due = 0.0
+        self._progress_shown = ""
 
     def refresh(self, record: RunRecord) -> None:
         """Print what is new."""
-        new = record.recent_count - self._lines
-        self._lines = record.recent_count
-        for line in lines.visible(record.recent[-new:] if new else (), record.logs):
-            self._stream.write(f"[{line.rank}] {lines.plain(line.text)}\n")
-        self._stream.flush()
+        self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print how it ended."""
-        self.refresh(record)
-        self._stream.write(f"sparkring: {summary.outcome(record)}\n")
+        """Print what is new, and in one line how it ended."""
+        told = self._news(record)
+        if self._noise:
+            hidden = f"{summary.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
+            told.append(f"sparkring: {hidden}{_see(summary.log_path(record))}")
+        ended = summary.closing(record, record.ended)
+        if record.outcome == "finished" and record.log_folder:
+            ended += f" · log: {summary.log_path(record)}"
+        self._print([*told, f"sparkring: {ended}"], record)
+
+    def _news(self, record: RunRecord) -> list[str]:
+        told = [f"sparkring: {summary.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
+        count = record.recent_count - self._lines
+        self._lines = record.recent_count
+        new = record.recent[-count:] if count else ()
+        if count > len(new) and record.logs != "callbacks":
+            missed = summary.counted(count - len(new), "more line")
+            told.append(f"… {missed}{_see(summary.log_path(record))}")
+        for shared in folded(visible(new, record.logs)):
+            if is_noise(shared.line):
+                self._noise += len(shared.ranks)
+            else:
+                told.append(self._line(shared))
+        return told
+
+    def _new_notices(self, record: RunRecord) -> list[Notice]:
+        told: list[Notice] = []
+        for notice in reversed(record.notices):
+            if notice is self._notice:
+                break
+            told.insert(0, notice)
+        self._notice = record.notices[-1] if record.notices else None
+        return told
+
+    def _line(self, shared: Shared) -> str:
+        line, tag = shared.line, f"[{summary.rank_numbers(shared.ranks)}]"
+        if not self._is_terminal:
+            return f"{tag} {plain(line.text)}"
+        said = "".join(f"\x1b[{code}m{piece}" if code else piece for code, piece in coloured(line.text))
+        colour = _RANK_COLOURS[line.rank % len(_RANK_COLOURS)]
+        return f"\x1b[{colour}m{tag}{_RESET} {_DIM if line.stream == 'stderr' else ''}{said}{_RESET}"
+
+    def _print(self, told: list[str], record: RunRecord) -> None:
+        progress = self._progress(record)
+        if not told and progress == self._progress_shown:
+            return
+        cleared = _CLEAR_LINE if self._progress_shown else ""
+        whole = cleared + "".join(f"{line}\n" for line in told) + progress
+        self._progress_shown = progress
+        # What the terminal's encoding lacks must not end the run.
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(whole.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+    def _progress(self, record: RunRecord) -> str:
+        """The last line, without its end; the one that stands there will do for a while."""
+        if not self._is_terminal or record.outcome is not None:
+            return ""
+        began = self._clock()
+        if began < self._progress_due:
+            return self._progress_shown
+        passed = int(summary.elapsed_s(record, time.time()))
+        found = metrics.progress(record, time.time())
+        words = [summary.progress_words(found)] if found else [summary.outcome(record)]
+        words += [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
+        columns = shutil.get_terminal_size().columns
+        self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
+        return plain(" · ".join([*words, summary.duration(passed)]))[: columns - 1]
+
+
+def _see(path: str) -> str:
+    return f": {path}" if path else ""

@@ -37,6 +37,7 @@ def die_with_parent(parent: int) -> None:
 def descendants(root: int) -> list[int]:
     """The live descendants of process `root`, from /proc; empty where there is no /proc."""
     children: dict[int, list[int]] = {}
+    ended: set[int] = set()
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -44,15 +45,19 @@ def descendants(root: int) -> list[int]:
     for name in names:
         if name.isdigit():
             stat = _stat(int(name))
-            if stat and stat[0] not in "ZX":
+            if stat:
                 children.setdefault(int(stat[1]), []).append(int(name))
+                # A process whose main thread has ended is a zombie, and keeps its children as long as
+                # another of its threads is there.
+                if stat[0] in "ZX":
+                    ended.add(int(name))
     found: list[int] = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
         queue += below
-    return found
+    return [pid for pid in found if pid not in ended]
 
 
 def state(pid: int) -> str:

@@ -1,0 +1,29 @@
+"""Records for views to show, made as real ones are: by replaying events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparkring.events import Event, RankStarted, RunStarted
+from sparkring.record import RunRecord, replay
+
+STARTED = 1_700_000_000.0
+
+
+@pytest.fixture
+def replayed() -> Callable[..., RunRecord]:
+    """`replayed(*events, size=2, …)`: a run whose ranks are up, and then `events`; the rest are RunStarted's fields."""
+
+    def make(*events: Event, size: int = 2, up: bool = True, **fields: Any) -> RunRecord:
+        begun = {
+            "time": STARTED, "run_id": "2026-11-20_14-03-22_a1b2", "title": "train", "code": "%%horovod -n -2\ntrain()",
+            "size": size, "where": "local", "framework": "horovod", "logs": "all",
+        }  # fmt: skip
+        started = RunStarted(**{**begun, **fields})
+        ranks = [RankStarted(STARTED + 1, rank, f"node-{rank % 2}", 4000 + rank) for rank in range(size)] if up else []
+        return replay([started, *ranks, *events], RunRecord(log_folder="/runs/a1b2"))
+
+    return make

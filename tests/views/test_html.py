@@ -1,0 +1,310 @@
+import random
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+
+from sparkring.events import (
+    CodeFrame,
+    Failure,
+    MemberJoined,
+    Message,
+    Metrics,
+    Notice,
+    Output,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RunFinished,
+)
+from sparkring.views import html
+from sparkring.views.html import HtmlView, bundle, panel
+from sparkring.views.lines import plain
+from sparkring.views.markup import log_text
+from sparkring.views.tables import table_html
+
+NOW = 1_700_000_060.0
+_TAGS = {"div", "style", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
+         "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text"}  # fmt: skip
+_SPOKEN = {"title", "aria-label"}  # the attributes that may hold a user's text
+_OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
+           "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role",
+           "font-size"}  # fmt: skip
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+class Elements(HTMLParser):
+    """Everything in a page, by kind."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.inside: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "style" not in self.inside:
+            self.text += data
+
+
+def payloads(count: int = 200) -> Iterator[str]:
+    """Texts that try to be more than text; each names itself `evilN`."""
+    rnd = random.Random(7)
+    parts = [
+        "<script>evil()</script>", "<img src=evil onerror=evil()>", '"><evil>', "' evil='", '" onmouseover="evil()',
+        "</pre></div></details>", "</style><evil>", "<!--evil", "]]><evil/>", "&lt;evil&gt;", "&#60;evil&#62;",
+        "\x1b]8;;javascript:evil()\x1b\\evil\x1b]8;;\x1b\\", "\x1b]8;;\"onclick=evil\x07evil\x1b]8;;\x07", "\x1b[2J",
+        "\x1b[1;31mevil\x1b[0m", "\x1b[38;2;1;2;999999999m", "\x1b[38;5;evilm", "\x1b[31;url(evil)m", "\x1b[H\x1b[K",
+        "\x9b31m", "\x9d0;evil\x9c", "\u202eevil\u202c", "\u2066evil", "\u2069", "\ufeff", "\x00", "\x07", "\x08",
+        "\x7f", "\ud800", "<svg onload=evil()>", "<iframe srcdoc='<evil>'>", "javascript:evil()", "{{evil}}", "${evil}",
+        "<a href='data:text/html,evil'>", "$$\\href{evil}{x}$$", "<style>*{background:url(evil)}</style>", "`evil`",
+    ]  # fmt: skip
+    for number in range(count):
+        yield f"evil{number} " + "".join(rnd.choices(parts, k=rnd.randint(1, 5)))
+
+
+@pytest.fixture
+def hostile(replayed):
+    """A run in which every text is a payload."""
+
+    def make(payload: str, final: bool = True):
+        line = payload.encode("utf-8", "surrogatepass") + b"\n"
+        failure = Failure("exception", payload, (CodeFrame(payload, 1, payload, True),), payload, payload)
+        events = [
+            Notice(2.0, payload),
+            *(Output(2.0, rank, stream, line) for rank in (0, 1) for stream in ("stdout", "stderr")),
+            Output(2.0, 0, "stdout", line.rstrip()),
+            Message(2.0, 0, payload),
+            *(Metrics(2.0, 0, {payload: 1 / n, f"val_{payload}": 2 / n}, epoch=n) for n in (1, 2, 3)),
+            Metrics(2.0, 1, {payload: 7.0}, epoch=3),
+            RankFailed(3.0, 1, failure),
+            *([RunFinished(4.0, "failed", payload, 1)] if final else []),
+        ]
+        return replayed(*events, title=payload, code=f"%%horovod\n{payload}", framework=payload)
+
+    return make
+
+
+def check(page: str, allowed_tags: set[str] = _TAGS) -> Elements:
+    """No element and no attribute that we did not put there, and nothing that cannot be seen."""
+    found = Elements(page)
+    for tag, attributes in found.tags:
+        assert tag in allowed_tags
+        assert set(attributes) <= _SPOKEN | _OTHERS
+        assert not any("evil" in value for name, value in attributes.items() if name not in _SPOKEN)
+    assert not _HIDDEN.search(page)
+    return found
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_what_ranks_and_users_write_is_text(hostile, final):
+    for payload in payloads():
+        found = bundle(hostile(payload, final), now=NOW, final=final)
+        page = check(found["text/html"])
+        assert plain(payload.partition("\n")[0]) in page.text
+        assert not _HIDDEN.search(found["text/plain"].replace("\n", ""))
+        found["text/html"].encode()  # what cannot be encoded cannot be saved
+
+
+def test_tables_hold_text():
+    for payload in payloads():
+        check(table_html((payload, "x"), [(payload, "1")]))
+
+
+def test_text_stays_text_in_an_exported_notebook(hostile):
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    cells = []
+    for payload in payloads(40):
+        cell = nbformat.v4.new_code_cell("%%horovod")
+        data = bundle(hostile(payload), now=NOW, final=True)
+        cell.outputs = [nbformat.v4.new_output("display_data", data=data)]
+        cells.append(cell)
+    page, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=cells))
+    found = Elements(page)
+    for tag, attributes in found.tags:
+        assert "evil" not in tag
+        assert not any("evil" in name for name in attributes)
+        assert not any("evil" in value for name, value in attributes.items() if name not in _SPOKEN)
+    assert "evil39" in found.text
+
+
+def test_colours_become_spans_and_end_with_the_line():
+    assert log_text("a\x1b[1mb\x1b[0mc") == 'a<span style="font-weight:bold">b</span>c'
+    assert log_text("\x1b[38;2;1;2;3mx\x1b[48;5;196my") == (
+        '<span style="color:#010203">x</span><span style="color:#010203;background:#ff0000">y</span>'
+    )
+    assert log_text("\x1b[38;5;9999999999mx") == '<span style="color:#eeeeee">x</span>'
+    assert log_text("\x1b[38;2;1mx\x1b[99my\x1b[37mz") == "xyz"
+
+
+def test_a_line_of_nothing_but_colours_stays_small():
+    assert len(log_text("\x1b[1mx" * 1_000)) < 2_000
+
+
+# ── What is shown ─────────────────────────────────────────────────────────────
+
+
+def test_while_it_starts(replayed):
+    page = Elements(panel(replayed(MemberJoined(2.0, 0, "h"), Notice(3.0, "waiting"), up=False), now=NOW, final=False))
+    assert "1 of 2 ranks have dialled home" in page.text
+    assert "⚑ waiting" in page.text
+
+
+def test_while_it_runs(replayed):
+    record = replayed(
+        *(
+            Metrics(NOW - 20 + step, rank, {"loss": 1 / step + rank}, step, 1, 40, 2)
+            for step in (1, 9)
+            for rank in (0, 1)
+        ),
+        Output(NOW, 0, "stdout", b"Epoch 1/2\n"),
+        Output(NOW, 1, "stdout", b"Epoch 1/2\n"),
+        Output(NOW, 1, "stderr", b"oh\n 22%|##"),
+    )
+    page = Elements(panel(record, now=NOW, final=False))
+    assert "epoch 1 of 2 · step 9 of 40 · 11 % · 1 min 00 s left" in page.text
+    assert "0.6111" in page.text
+    assert "0.1111–1.1111" in page.text
+    assert "0, 1 │ Epoch 1/2\n" in page.text
+    assert "1 ! oh\n" in page.text
+    assert "1 !  22%|##\n" in page.text
+    assert ("div", {"style": "width:11.2%"}) in page.tags
+
+
+def test_what_stays(replayed):
+    record = replayed(
+        Output(2.0, 0, "stderr", b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\nimportant\n"),
+        *(Metrics(2.0 + n, 0, {"loss": 1 / n}, epoch=n, epochs=20, ends_epoch=True) for n in range(1, 21)),
+        RankFinished(NOW, 0, ""),
+        RankFinished(NOW, 1, ""),
+        RunFinished(NOW, "finished"),
+    )
+    page = Elements(panel(record, now=NOW, final=True))
+    assert "the last 12 of 20 epochs" in page.text
+    assert "TensorFlow's start-up (1 line)" in page.text
+    assert page.text.index("important") < page.text.index("oneDNN")
+    assert [tag for tag, _ in page.tags].count("svg") == 1
+    assert "1  %%horovod -n -2\n" in page.text
+
+
+def test_a_failure_in_one_line_and_its_line_in_the_cell(replayed):
+    failure = Failure("exception", "ValueError: bad\nmore", (CodeFrame("<cell>", 2, "<module>", True),))
+    record = replayed(RankFailed(3.0, 1, failure), RankExited(3.0, 0), RunFinished(4.0, "failed", "", 1))
+    page = panel(record, now=NOW, final=True)
+    assert "rank 1 failed: ValueError: bad <small>cell line 2</small>" in page
+    assert "<mark>train()</mark>" in page
+    assert 'class="x" title="rank 1 failed' in page
+    assert 'class="s" title="rank 0 stopped' in page
+
+
+def test_a_thousand_ranks_fit(replayed):
+    size = 1_100
+    record = replayed(
+        *(Output(2.0, rank, "stdout", b"<a line of some length>\n" * 300) for rank in range(size)),
+        RankFailed(3.0, 1_050, Failure("exit", "exited with code 3")),
+        RunFinished(4.0, "failed", "", 1_050),
+        size=size,
+        where="spark",
+    )
+    page = panel(record, now=NOW, final=True)
+    assert len(page) < 200_000
+    assert "rank 1050: the last of 300 lines" in page
+    assert "no room here for ranks" in page
+    assert "the first 1,024 of them" in page
+    assert len(panel(record, now=NOW, final=False)) < 100_000
+
+
+def test_two_talkative_ranks_fit(replayed):
+    line = b"\x1b[31m<&>\x1b[0m" * 300 + b"\n"
+    record = replayed(*(Output(2.0, rank, "stdout", line * 300) for rank in (0, 1)), RunFinished(4.0, "finished"))
+    assert len(panel(record, now=NOW, final=True)) < 200_000
+
+
+def test_no_scripts_no_ids_nothing_from_elsewhere(replayed):
+    record = replayed(*(Metrics(2.0, 0, {"loss": 1 / n}, epoch=n) for n in range(1, 9)), RunFinished(4.0, "finished"))
+    page = panel(record, now=NOW, final=True)
+    assert not re.search(r"<script|\bid=|https?:|url\(|@import", page)
+
+
+# ── When it is shown ──────────────────────────────────────────────────────────
+
+
+class Shown:
+    """Stands in for the notebook."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.calls: list[tuple[str, bool]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def show(self, found, display_id, update):
+        assert set(found) == {"text/html", "text/plain"}
+        self.calls.append((display_id, update))
+
+
+@pytest.fixture
+def shown():
+    return Shown()
+
+
+def test_it_is_drawn_at_once_then_five_times_a_second_and_at_the_end(replayed, shown):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    for count in range(101):
+        view.refresh(replayed(Output(2.0, 0, "stdout", b"x\n" * count)))
+        shown.now += 0.01
+    assert 5 <= len(shown.calls) <= 6
+    view.close(replayed(RunFinished(4.0, "finished")))
+    assert len({display_id for display_id, _ in shown.calls}) == 1
+    assert [update for _, update in shown.calls] == [False, *[True] * (len(shown.calls) - 1)]
+
+
+def test_what_looks_the_same_is_not_sent_again(replayed, shown):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    record = replayed(RunFinished(4.0, "finished"))
+    for _ in range(10):
+        view.refresh(record)
+        shown.now += 1
+    assert len(shown.calls) == 1
+
+
+def test_a_slow_drawing_is_drawn_less_often(replayed, shown, monkeypatch):
+    def slow(*_, **__):
+        shown.now += 0.5
+        return {"text/html": str(shown.now), "text/plain": ""}
+
+    monkeypatch.setattr(html, "bundle", slow)
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    view.refresh(replayed())
+    begun = shown.now
+    while len(shown.calls) == 1:
+        shown.now += 0.1
+        view.refresh(replayed())
+    assert shown.now - begun > 4
+
+
+def test_it_is_displayed_and_updated_in_place(replayed, monkeypatch):
+    import IPython.display
+
+    calls = []
+    monkeypatch.setattr(IPython.display, "display", lambda *what, **how: calls.append((what, how)))
+    view = HtmlView()
+    view.refresh(replayed())
+    view.close(replayed(RunFinished(4.0, "finished")))
+    assert [how["update"] for _, how in calls] == [False, True]
+    assert all(how["raw"] for _, how in calls)
+    assert len({how["display_id"] for _, how in calls}) == 1

@@ -1,0 +1,191 @@
+import pytest
+
+from sparkring.events import (
+    CodeFrame,
+    Failure,
+    MemberJoined,
+    Metrics,
+    Output,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RunFinished,
+    SourceLine,
+    StackTaken,
+)
+from sparkring.views import summary
+
+CODE = "%%horovod -n -4\nimport time\ndef train(x):\n    y = x + 1\n    raise ValueError(x)\n\ntrain(3)\n"
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "<cell>", line 7, in <module>\n    train(3)\n'
+    '  File "<cell>", line 5, in train\n    raise ValueError(x)\nValueError: 3\n'
+)
+FRAMES = (
+    CodeFrame("<cell>", 7, "<module>", True, (SourceLine(7, "train(3)"),)),
+    CodeFrame("<cell>", 5, "train", True, (SourceLine(4, "    y = x + 1"), SourceLine(5, "    raise ValueError(x)"))),
+)
+FAILURE = Failure("exception", "ValueError: 3", FRAMES, TRACEBACK, "Try another number.")
+ECHO = Failure("exception", "HorovodInternalError: gone", follows=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "40 ms"), (0.3, "0.3 s"), (3.21, "3.2 s"), (3, "3 s"), (9.97, "10 s"), (59.7, "1 min 00 s"),
+     (192, "3 min 12 s"), (7_530, "2 h 05 min")],
+)  # fmt: skip
+def test_durations(seconds, words):
+    assert summary.duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"),
+    [(0, "0 B"), (999, "999 B"), (1_200, "1.20 kB"), (34_500_000, "34.5 MB"), (999_600, "1.00 MB"), (None, "")],
+)
+def test_sizes(size_bytes, words):
+    assert summary.size(size_bytes) == words
+
+
+def test_ranks_in_words():
+    assert summary.rank_list([2]) == "rank 2"
+    assert summary.rank_list([7, 0, 1, 2, 3]) == "ranks 0–3, 7"
+    assert summary.rank_list([0, 1]) == "ranks 0, 1"
+    assert summary.rank_count(1) == "1 rank"
+    assert summary.rank_count(1024) == "1,024 ranks"
+
+
+def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(replayed):
+    record = replayed(
+        Output(2.0, 2, "stdout", b"reading\nready\n"),
+        Output(3.0, 2, "stderr", TRACEBACK.encode()),
+        Output(3.0, 2, "stdout", b"goodbye\n"),
+        RankFailed(3.0, 2, FAILURE),
+        *(RankFailed(3.1, rank, ECHO) for rank in (0, 1, 3)),
+        RunFinished(4.0, "failed", "ValueError: 3", 2),
+        size=4,
+        code=CODE,
+    )
+    assert summary.explain_failure(record) == (
+        "rank 2 on node-0 failed: ValueError: 3\n\n"
+        "cell line 5, in train:\n"
+        "  4      y = x + 1\n"
+        "→ 5      raise ValueError(x)\n"
+        "  called from cell line 7: train(3)\n\n"
+        "Try another number.\n\n"
+        "ranks 0, 1, 3 then failed too: HorovodInternalError: gone\n\n"
+        "Last lines of rank 2:\n"
+        "  reading\n  ready\n  goodbye\n\n"
+        "Whole log: /runs/a1b2/rank-2.log"
+    )
+
+
+def test_different_followers_share_a_line(replayed):
+    other = Failure("signal", "killed by SIGKILL")
+    record = replayed(
+        RankFailed(3.0, 0, FAILURE),
+        RankFailed(3.1, 1, other),
+        RankFailed(3.1, 2, ECHO),
+        RankFailed(3.1, 3, ECHO),
+        RunFinished(4.0, "failed", "", 0),
+        size=4,
+    )
+    told = summary.explain_failure(record)
+    assert "\nranks 1–3 then failed too: HorovodInternalError: gone (2, 3); killed by SIGKILL (1)\n" in told
+
+
+def test_an_error_in_a_library_is_told_from_the_cell(replayed):
+    frames = (*FRAMES[:1], CodeFrame("/opt/lib/python3.11/site-packages/keras/src/layers/base.py", 120, "call"))
+    record = replayed(
+        RankFailed(3.0, 0, Failure("exception", "ValueError: shape", frames)), RunFinished(4.0, "failed", "", 0)
+    )
+    told = summary.explain_failure(record)
+    assert "cell line 7:\n→ 7  train(3)\n  raised in src/layers/base.py:120, in call" in told
+
+
+def test_a_crash_points_at_the_line_that_faulthandler_left(replayed):
+    stack = (
+        b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+        b'  File "/usr/lib/ctypes.py", line 5 in string_at\n  File "<cell>", line 4 in train\n'
+        b'  File "<cell>", line 7 in <module>\n'
+    )
+    record = replayed(
+        Output(3.0, 1, "stderr", stack),
+        RankFailed(3.0, 1, Failure("signal", "killed by SIGSEGV", advice="A crash in native code.")),
+        RunFinished(4.0, "failed", "", 1),
+        code=CODE,
+    )
+    assert summary.failed_line(record) == 4
+    told = summary.explain_failure(record)
+    assert "cell line 4:\n  2  import time\n  3  def train(x):\n→ 4      y = x + 1\n  5      raise" in told
+
+
+def test_a_traceback_is_left_out_even_where_its_beginning_is_gone(replayed):
+    record = replayed(
+        Output(3.0, 0, "stderr", b"".join(TRACEBACK.encode().splitlines(keepends=True)[2:]) + b"after\n"),
+        RankFailed(3.0, 0, FAILURE),
+        RunFinished(4.0, "failed", "", 0),
+    )
+    assert [line.text for line in summary.without_traceback(record.ranks[0].tail, FAILURE)] == ["after"]
+
+
+def test_last_lines_are_twenty_and_hold_no_control_codes(replayed):
+    record = replayed(
+        Output(3.0, 0, "stdout", b"".join(b"\x1b[31mline %d\x1b[0m\x00\n" % n for n in range(50))),
+        RankFailed(3.0, 0, FAILURE),
+        RunFinished(4.0, "failed", "", 0),
+    )
+    told = summary.explain_failure(record)
+    assert "  line 30␀\n" in told
+    assert "line 29" not in told
+    assert "\x1b" not in told
+
+
+def test_without_a_failed_rank_the_outcome_is_told(replayed):
+    record = replayed(RunFinished(4.0, "failed", "the value of rank 1 cannot be pickled"))
+    assert summary.explain_failure(record) == "failed: the value of rank 1 cannot be pickled"
+
+
+def stack(rank, state, line, inner="/usr/lib/python3.11/socket.py"):
+    text = f'Thread 0x1 (most recent call first):\n  File "{inner}", line 9 in recv\n'
+    if line:
+        text += f'  File "<cell>", line {line} in <module>\n'
+    return StackTaken(30.0, rank, state, line, text)
+
+
+def test_a_timeout_says_where_each_rank_stood(replayed):
+    record = replayed(
+        RankFinished(20.0, 0, ""),
+        RankFinished(20.0, 1, ""),
+        stack(2, "waiting", 7),
+        stack(3, "waiting", 7),
+        StackTaken(30.0, 4, "frozen (SIGSTOP)", 0, ""),
+        size=6,
+        code=CODE,
+    )
+    assert summary.explain_timeout(record, 30) == (
+        "the time limit of 30 s passed\n\n"
+        "  ranks 0, 1 finished\n"
+        "  ranks 2, 3: waiting, cell line 7: train(3)  (in socket.py:9 recv)\n"
+        "  rank 4: frozen (SIGSTOP)\n"
+        "  rank 5: no answer\n\n"
+        "A collective (allreduce, broadcast, a barrier) waits until every rank has called it.\n\n"
+        "Whole logs: /runs/a1b2/rank-N.log"
+    )
+
+
+def test_a_timeout_before_the_ranks_were_up(replayed):
+    record = replayed(MemberJoined(2.0, 0, "node-0"), up=False)
+    expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have dialled home"
+    assert summary.explain_timeout(record, 30) == expected
+
+
+def test_the_closing_line(replayed):
+    start = 1_700_000_000.0
+    record = replayed(
+        Metrics(start + 2, 0, {"loss": 0.1}, epoch=1, ends_epoch=True),
+        Metrics(start + 2, 1, {"loss": 0.2}, epoch=1, ends_epoch=True),
+        *(RankFinished(start + 3, rank, "") for rank in (0, 1)),
+        *(RankExited(start + 3, rank) for rank in (0, 1)),
+        RunFinished(start + 3.2, "finished"),
+    )
+    assert summary.closing(record, 0.0) == "2 ranks finished in 3.2 s · loss 0.15"
+    assert summary.states(record) == {"finished": 2}

@@ -1,0 +1,126 @@
+import io
+import re
+
+import pytest
+
+from sparkring.events import Failure, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
+from sparkring.views.terminal import TerminalView
+
+START = 1_700_000_000.0
+HOSTILE = b"\x1b[31mred\x1b[0m\x1b[2J\x1b[H\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x00\x07\x9b\xe2\x80\xae\n"
+
+
+class Screen(io.StringIO):
+    """A terminal, or a pipe."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.fixture
+def pipe():
+    return Screen(terminal=False)
+
+
+@pytest.fixture
+def terminal():
+    return Screen(terminal=True)
+
+
+def test_lines_notices_and_the_end_in_a_pipe(replayed, pipe):
+    view = TerminalView(pipe)
+    events = [
+        Notice(2.0, "waiting"),
+        Output(START + 2, 0, "stdout", b"one\n"),
+        Output(START + 2, 1, "stdout", b"one\n"),
+    ]
+    view.refresh(replayed(*events))
+    view.refresh(replayed(*events))
+    events += [Output(START + 3, 1, "stderr", b"\x1b[31mtwo\x1b[0m\nhalf"), Notice(3.0, "slow")]
+    record = replayed(*events)
+    view.refresh(replayed(*events[:-1]))
+    view.refresh(record)
+    events += [
+        Metrics(START + 3, 0, {"loss": 0.12}, epoch=1),
+        *(RankFinished(START + 3, rank, "") for rank in (0, 1)),
+        RunFinished(START + 4.2, "finished"),
+    ]
+    view.close(replayed(*events))
+    assert pipe.getvalue().splitlines() == [
+        "sparkring: waiting",
+        "[0, 1] one",
+        "[1] two",
+        "sparkring: slow",
+        "sparkring: 2 ranks finished in 4.2 s · loss 0.12 · log: /runs/a1b2/rank-N.log",
+    ]
+
+
+def test_a_burst_is_cut_and_says_where_the_rest_is(replayed, pipe):
+    TerminalView(pipe).refresh(replayed(Output(2.0, 0, "stdout", b"x\n" * 5_812)))
+    lines = pipe.getvalue().splitlines()
+    assert lines[0] == "… 4,812 more lines: /runs/a1b2/rank-N.log"
+    assert len(lines) == 1_001
+
+
+def test_a_failure_is_one_line(replayed, pipe):
+    record = replayed(
+        RankFailed(2.0, 1, Failure("exit", "exited with code 3")), RunFinished(START + 5, "failed", "", 1)
+    )
+    TerminalView(pipe).close(record)
+    assert pipe.getvalue() == "sparkring: rank 1 failed: exited with code 3 · 5.0 s\n"
+
+
+def test_start_up_noise_is_counted(replayed, pipe):
+    noise = b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\n"
+    TerminalView(pipe).close(
+        replayed(Output(2.0, 0, "stderr", noise), Output(2.0, 1, "stderr", noise), RunFinished(START + 1, "finished"))
+    )
+    assert "sparkring: 2 lines of TensorFlow's start-up not shown: /runs/a1b2/rank-N.log" in pipe.getvalue()
+
+
+def test_no_control_code_reaches_a_pipe(replayed, pipe):
+    TerminalView(pipe).refresh(replayed(Output(2.0, 0, "stdout", HOSTILE)))
+    assert pipe.getvalue() == "[0] redlink␀␇\\x9b\\u202e\n"
+
+
+def test_only_colours_reach_a_terminal(replayed, terminal):
+    record = replayed(Output(2.0, 0, "stdout", HOSTILE), title=HOSTILE.decode("latin-1"))
+    TerminalView(terminal).refresh(record)
+    shown = terminal.getvalue()
+    assert "\x1b[31mred" in shown
+    rest = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", rest)
+    assert re.search(r"\\u202e\x1b\[0m\n", shown), "colours end with the line"
+
+
+def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
+    now = [0.0]
+    view = TerminalView(terminal, clock=lambda: now[0])
+    events = [Metrics(START + 2, 0, {"loss": 0.5}, step=3, epoch=1, steps=10, epochs=2)]
+    view.refresh(replayed(*events))
+    assert terminal.getvalue().startswith("epoch 1 of 2 · step 3 of 10 · 15 % · loss 0.5 · ")
+    size = len(terminal.getvalue())
+    events.append(Metrics(START + 3, 0, {"loss": 0.5}, step=4, epoch=1, steps=10, epochs=2))
+    view.refresh(replayed(*events))
+    assert len(terminal.getvalue()) == size, "not so soon"
+    now[0] += 0.3
+    view.refresh(replayed(*events))
+    assert terminal.getvalue()[size:].startswith("\r\x1b[Kepoch 1 of 2 · step 4")
+    size = len(terminal.getvalue())
+    events.append(Output(2.0, 1, "stdout", b"hello\n"))
+    view.refresh(replayed(*events))
+    assert re.match(r"\r\x1b\[K\x1b\[32m\[1\]\x1b\[0m hello\x1b\[0m\nepoch 1", terminal.getvalue()[size:])
+    size = len(terminal.getvalue())
+    view.close(replayed(*events, RunFinished(START + 4, "interrupted", "2 ranks ended")))
+    assert terminal.getvalue()[size:] == "\r\x1b[Ksparkring: interrupted 2 ranks ended · 4.0 s · loss 0.5\n"
+
+
+def test_a_narrow_encoding_does_not_end_the_run(replayed):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    TerminalView(stream).refresh(replayed(Output(2.0, 0, "stdout", "наука\n".encode())))
+    assert raw.getvalue() == b"[0] ?????\n"

@@ -1,0 +1,89 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import sparkring.views as views
+from sparkring.capture import CapturedName
+from sparkring.views.html import HtmlView
+from sparkring.views.tables import table_html, table_text
+from sparkring.views.terminal import TerminalView
+
+ROWS = [("2026-11-20_a", "train <b>", "3.2 s", "\x1b[2Jfailed"), ("2026-11-19_b", "漢字", "12 s", "")]
+HEADERS = ("run", "cell", "took", "outcome")
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
+
+
+def test_a_kernel_shows_html_and_anything_else_text(kernel, monkeypatch):
+    assert isinstance(views.open_view(), HtmlView)
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace())
+    assert isinstance(views.open_view(), TerminalView)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: None)
+    assert isinstance(views.open_view(), TerminalView)
+
+
+def test_quiet_shows_nothing(kernel, replayed, capsys):
+    view = views.open_view(quiet=True)
+    view.refresh(replayed())
+    view.close(replayed())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_views_are_there_without_ipython():
+    code = "import sys, sparkring.views.html, sparkring.views.terminal; print('IPython' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
+def test_a_table_as_text():
+    assert table_text(HEADERS, ROWS).splitlines() == [
+        "run           cell        took  outcome",
+        "────────────  ─────────  ─────  ───────",
+        "2026-11-20_a  train <b>  3.2 s  failed",
+        "2026-11-19_b  漢字        12 s",
+    ]
+
+
+def test_a_table_as_html():
+    page = table_html(HEADERS, ROWS)
+    assert '<td align="left">train &lt;b&gt;</td><td class="sr-n" align="right">3.2 s</td>' in page
+    assert "\x1b" not in page
+
+
+def test_tables_are_shown_where_python_runs(monkeypatch, capsys, kernel):
+    import IPython
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda *what, **how: shown.append((what, how)))
+    views.show_table(HEADERS, ROWS, empty="none")
+    [((data,), how)] = shown
+    assert (set(data), how) == ({"text/html", "text/plain"}, {"raw": True})
+    views.show_table(HEADERS, [], empty="none saved yet")
+    monkeypatch.setattr(IPython, "get_ipython", lambda: None)
+    views.show_table(("a",), [("1",)], empty="none")
+    assert capsys.readouterr().out == "none saved yet\na\n─\n1\n"
+
+
+def test_what_a_cell_takes_along(capsys):
+    views.show_captured(
+        [
+            CapturedName("x", "numpy.ndarray", 1_200_000, "by value", None, None, True),
+            CapturedName(
+                "lock", "_thread.lock", None, "cannot", "it is a `_thread.lock`", "Make it in the cell", True, "f"
+            ),
+        ]
+    )
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "x                 numpy.ndarray  1.20 MB  by value",
+        "lock (used by f)  _thread.lock            cannot    it is a `_thread.lock`. Make it in the cell",
+    ]
