@@ -1,0 +1,684 @@
+"""The extension in a real kernel, driven as a notebook drives it: over the kernel's own messages."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import KernelManager
+from jupyter_core.utils import ensure_event_loop
+from nbconvert import HTMLExporter
+
+import sparkring
+
+SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+DEADLINE_S = 120.0
+FRAMEWORKS = ["tensorflow", "torch", "horovod", "pyspark", "ipywidgets", "anywidget", "matplotlib"]
+
+
+@dataclass
+class Cell:
+    """A cell that was run: its outputs as the notebook would keep them, and how it ended."""
+
+    status: str
+    outputs: list[nbformat.NotebookNode]
+    reply: dict[str, Any]
+    shown: dict[str, nbformat.NotebookNode] = field(default_factory=dict)  # display id → output, as last updated
+
+    @property
+    def printed(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return "".join(output.text for output in self.outputs if output.output_type == "stream")
+
+    @property
+    def displayed(self) -> str:
+        """What it displayed, as text."""
+        return "\n".join(
+            output.data.get("text/plain", "") for output in self.outputs if output.output_type == "display_data"
+        )
+
+    @property
+    def result(self) -> str:
+        """The value of its last expression, as text."""
+        return next((o.data["text/plain"] for o in self.outputs if o.output_type == "execute_result"), "")
+
+    @property
+    def error(self) -> nbformat.NotebookNode:
+        """The error that it ended in."""
+        return next(output for output in self.outputs if output.output_type == "error")
+
+    def done(self) -> Cell:
+        """The cell itself, which must have ended well."""
+        assert self.status == "ok", self.reply.get("evalue")
+        return self
+
+
+class Kernel:
+    """A kernel with sparkring loaded, and the notebook's side of its messages."""
+
+    def __init__(self, folder: Path, *, loaded: bool = True) -> None:
+        self.sockets = tempfile.mkdtemp(prefix="kernel-")  # the path of a socket must be short
+        self.manager = KernelManager(
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # this Python's kernel, whatever is installed
+            transport="ipc",
+            ip=f"{self.sockets}/socket",
+        )
+        path = os.pathsep.join(filter(None, [SOURCE_ROOT, os.environ.get("PYTHONPATH")]))
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": path})
+        self.client: BlockingKernelClient = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(DEADLINE_S)
+        self.process = psutil.Process(self.manager.provisioner.pid)
+        if loaded:
+            self.run("%load_ext sparkring").done()
+
+    def send(self, code: str) -> str:
+        """Send a cell; returns the message's id. What it shows comes with receive()."""
+        return self.client.execute(textwrap.dedent(code).strip("\n"))
+
+    def receive(self, sent: str, on_output: Callable[[nbformat.NotebookNode], object] | None = None) -> Cell:
+        """Take in what the cell shows until it has ended; `on_output` sees each output as it comes."""
+        outputs: list[nbformat.NotebookNode] = []
+        shown: dict[str, nbformat.NotebookNode] = {}
+        while True:
+            message = self.client.get_iopub_msg(timeout=DEADLINE_S)
+            if message["parent_header"].get("msg_id") != sent:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            if kind == "update_display_data":
+                output = shown[content["transient"]["display_id"]]
+                output.data = nbformat.from_dict(content["data"])
+            elif kind in ("stream", "display_data", "execute_result", "error"):
+                output = nbformat.v4.output_from_msg(message)
+                outputs.append(output)
+                if "display_id" in content.get("transient", {}):
+                    shown[content["transient"]["display_id"]] = output
+            else:
+                continue
+            if on_output is not None:
+                on_output(output)
+        reply = self.reply_to(sent)
+        return Cell(reply["status"], outputs, reply, shown)
+
+    def reply_to(self, sent: str) -> dict[str, Any]:
+        """The kernel's own answer to a request."""
+        while True:
+            message = self.client.get_shell_msg(timeout=DEADLINE_S)
+            if message["parent_header"].get("msg_id") == sent:
+                return dict(message["content"])
+
+    def run(self, code: str) -> Cell:
+        """Run a cell to its end."""
+        return self.receive(self.send(code))
+
+    def value(self, expression: str) -> str:
+        """What the notebook shows for an expression."""
+        return self.run(expression).done().result
+
+    def ranks(self) -> list[str]:
+        """The processes that the kernel has started and that still run."""
+        found = []
+        for child in self.process.children(recursive=True):
+            try:
+                found.append(f"{child.pid} {child.status()} {child.cmdline()[:3]}")
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel()
+        self.manager.cleanup_resources()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop() -> Iterator[None]:
+    """The event loop that Jupyter's blocking calls share: here before the first test, gone after the last."""
+    found = ensure_event_loop()
+    yield
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One kernel for the tests that leave it as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
+        kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def kernel(shared: Kernel) -> Iterator[Kernel]:
+    """The shared kernel, its notebook without any names; no rank may be left in it."""
+    shared.run("%reset -f").done()
+    yield shared
+    assert not shared.ranks()
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
+    """Starts kernels that belong to one test."""
+    started: list[Kernel] = []
+
+    def start(**options: Any) -> Kernel:
+        folder = tmp_path / f"notebook-{len(started)}"
+        folder.mkdir()
+        started.append(Kernel(folder, **options))
+        return started[-1]
+
+    yield start
+    for found in started:
+        found.close()
+
+
+# ── Loading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> None:
+    kernel = kernels(loaded=False)
+    assert "not found" in kernel.run("%%horovod\n1").printed
+
+    assert not kernel.run("%load_ext sparkring").done().outputs
+    kernel.run("%load_ext sparkring").done()
+    kernel.run("%reload_ext sparkring").done()
+    assert "value=1" in kernel.run("%%horovod\n1").done().result
+
+    kernel.run("%unload_ext sparkring").done()
+    for code in ("%%horovod\n1", "%runs", "%logs", "%slots"):
+        assert "not found" in kernel.run(code).printed
+    assert complete(kernel, "%%horovod --ti") == []
+
+    kernel.run("%load_ext sparkring").done()
+    assert "value=2" in kernel.run("%%horovod\n2").done().result
+
+
+def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
+    kernel = kernels(loaded=False)
+    found = f"[name for name in {FRAMEWORKS} if name in __import__('sys').modules]"
+    assert kernel.value(found) == "[]"
+    kernel.run("import sparkring").done()
+    assert kernel.value(found) == "[]"
+    kernel.run("%load_ext sparkring").done()
+    assert kernel.value(found) == "[]"
+    kernel.run("%%horovod -n -2\nrank").done()
+    assert not set(FRAMEWORKS[:4]) & set(eval(kernel.value(found)))
+
+
+# ── Help and Tab ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
+    """What Tab offers at the cursor, the end of the code if not given."""
+    sent = kernel.client.complete(code, len(code) if cursor is None else cursor)
+    return list(kernel.reply_to(sent)["matches"])
+
+
+def test_help_shows_an_example_and_every_option(kernel: Kernel) -> None:
+    (page,) = kernel.run("%%horovod?").done().reply["payload"]
+    text = page["data"]["text/plain"]
+    assert "%%horovod -n -2\n    import horovod" in text
+    for option in ("--np", "--timeout", "--push", "--pull", "--env", "--logs all|rank0|callbacks", "--dry-run"):
+        assert option in text
+
+
+def test_tab_offers_options_and_their_values(kernel: Kernel) -> None:
+    assert complete(kernel, "%%horovod --ti") == ["--timeout"]
+    assert sorted(complete(kernel, "%%horovod --logs ")) == ["all", "callbacks", "rank0"]
+    assert complete(kernel, "%%horovod -n -2 --logs r") == ["rank0"]
+    assert {"--np", "--timeout", "--pull"} <= set(complete(kernel, "%%horovod -"))
+    assert complete(kernel, "%%horovod --logs ca\nprint(1)", cursor=19) == ["callbacks"]
+
+
+def test_tab_in_the_cell_completes_the_notebooks_names(kernel: Kernel) -> None:
+    kernel.run("learning_rate = 0.1").done()
+    assert complete(kernel, "%%horovod -n -2\nprint(learning_r") == ["learning_rate"]
+
+
+# ── What a cell takes, shows and brings back ──────────────────────────────────────────────────────────────────────────
+
+
+def test_pull_puts_names_into_the_notebook(kernel: Kernel) -> None:
+    kernel.run("base = 10").done()
+    cell = kernel.run("%%horovod -n -2 --pull total,who\ntotal, who = base + size, rank\nrank * 2")
+    assert cell.done().result.startswith("RunResult(2 ranks, finished in ")
+    assert kernel.value("_.values, total, who") == "([0, 2], 12, 0)"
+
+
+def test_names_that_the_cell_binds_stay_on_the_ranks(kernel: Kernel) -> None:
+    kernel.run("%%horovod\nonly_there = 1").done()
+    assert kernel.value("'only_there' in globals()") == "False"
+
+
+def test_dry_run_shows_a_table_and_starts_nothing(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("import threading\nweights = [0.5] * 1000\nlock = threading.Lock()").done()
+    cell = kernel.run(f"""
+        %%horovod -n -2 --dry-run
+        open({str(tmp_path / "ran")!r}, "w")
+        print(weights, lock)
+    """).done()
+    header, _, *rows = cell.displayed.splitlines()
+    assert header.split()[:4] == ["name", "type", "size", "travels"]
+    assert [row.split()[0] for row in rows] == ["lock", "weights"]
+    assert "cannot" in rows[0]
+    assert "by value" in rows[1]
+    assert "text/html" in cell.outputs[0].data
+    assert not cell.result
+    assert not (tmp_path / "ran").exists()
+
+
+def test_shell_commands_and_line_magics_run_on_the_ranks(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        %%horovod -n -2
+        !echo shell on rank $rank of {size}
+        lines = !echo one; echo two
+        %matplotlib inline
+        %env SAID=yes
+        import os
+        lines, os.environ["SAID"]
+    """)
+    cell.done()
+    assert "shell on rank 0 of 2" in cell.displayed
+    assert "shell on rank 1 of 2" in cell.displayed
+    assert kernel.value("_.values[1]") == "(['one', 'two'], 'yes')"
+
+
+def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    seen: list[str] = []
+
+    def look(output: nbformat.NotebookNode) -> None:
+        text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        # The rank waits for the file, and the file for the rank's first line: it must be here before the cell ends.
+        if "the first line" in text and not go_on.exists():
+            seen.append(text)
+            go_on.touch()
+
+    kernel.run("import os, time").done()
+    sent = kernel.send(f"""
+        %%horovod --timeout {DEADLINE_S}
+        print("the first line")
+        while not os.path.exists({str(go_on)!r}):
+            time.sleep(0.01)
+        print("the last line")
+    """)
+    cell = kernel.receive(sent, look).done()
+    assert seen
+    assert "the last line" not in seen[0]
+    assert "the last line" in cell.displayed
+
+
+def shown(page: str) -> str:
+    """What a reader of HTML sees, with single spaces."""
+    return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
+
+
+def test_outputs_are_html_and_text_and_convert(kernel: Kernel) -> None:
+    code = "%%horovod -n -2\nprint('said by', rank)\nrank"
+    cell = kernel.run(code).done()
+    (display,) = (output for output in cell.outputs if output.output_type == "display_data")
+    assert {"text/html", "text/plain"} <= set(display.data)
+    assert "2 ranks finished" in display.data["text/plain"]
+    for kind in ("text/html", "text/plain"):
+        text = shown(display.data[kind])
+        assert re.search(r"\bfinished\b", text)
+        assert re.search(r"\b2 ranks\b", text)
+        assert "said by" in text
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code, outputs=cell.outputs)])
+    nbformat.validate(notebook)
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert shown(display.data["text/html"]) in shown(page)
+
+
+def test_the_result_of_a_function_run_from_the_notebook(kernel: Kernel) -> None:
+    kernel.run("""
+        from sparkdl import HorovodRunner
+        scale = 3
+
+        def train(start):
+            from sparkdl.horovod import log_to_driver
+            log_to_driver(f"rank {rank} says so")
+            print("not shown")
+            return start + scale * rank
+    """).done()
+    cell = kernel.run("HorovodRunner(np=-2).run(train, start=7)").done()
+    assert cell.result == "7"
+    assert "rank 0 says so" in cell.displayed
+    assert "rank 1 says so" in cell.displayed
+    assert "not shown" not in cell.displayed
+    assert kernel.value("import sparkring; sparkring.last_result.values") == "[7, 10]"
+    assert kernel.value("sparkring.HorovodRunner is HorovodRunner") == "True"
+
+
+def test_log_to_driver_prints_on_the_driver(kernel: Kernel) -> None:
+    assert kernel.run("import sparkdl.horovod; sparkdl.horovod.log_to_driver('here')").done().printed == "here\n"
+
+
+@pytest.mark.slow
+def test_log_callback_reports_from_the_ranks(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        %%horovod --logs callbacks
+        import numpy as np
+        from tensorflow import keras
+        from sparkdl.horovod.tensorflow.keras import LogCallback
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        print("not shown")
+        model.fit(np.ones((8, 2)), np.ones(8), epochs=2, verbose=0, callbacks=[LogCallback()])
+        LogCallback.__name__
+    """)
+    cell.done()
+    assert "epoch 1 of 2 begins" in cell.displayed
+    assert re.search(r"epoch 2 ends after .*: loss ", cell.displayed)
+    assert "not shown" not in cell.displayed
+
+
+# ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NOT_USABLE = {
+    "a number that is none": (
+        "%%horovod -n x\n1",
+        r"OptionsError: .*'x' is not a whole number of ranks \(-2: .*",
+    ),
+    "too many ranks": ("%%horovod -n -2000\n1", r"OptionsError: .*-2000 is beyond the limit of 1024 ranks.*"),
+    "an unknown option": ("%%horovod --nonsense\n1", r"OptionsError: .*--nonsense.* See %%horovod\? for the options\."),
+    "a word that is no option": ("%%horovod twice\n1", r"OptionsError: .*twice.*"),
+    "an option without its value": ("%%horovod --timeout\n1", r"OptionsError: .*--timeout.*expected one argument.*"),
+    "a time that is none": (
+        "%%horovod --timeout soon\n1",
+        r"OptionsError: .*'soon' is not a time in seconds above 0.*",
+    ),
+    "a choice that is none": ("%%horovod --logs some\n1", r"OptionsError: .*'some'.*all.*rank0.*callbacks.*"),
+    "a variable without a value": ("%%horovod --env KEY\n1", r"OptionsError: .*'KEY' is not of the form KEY=VALUE.*"),
+    "a quote that does not end": ("%%horovod --name 'it\n1", r"OptionsError: .*No closing quotation.*"),
+    "only white space": ("%%horovod -n -2\n   \n\t\n", r"OptionsError: the cell is empty.*"),
+    "a syntax error": (
+        "%%horovod -n -2\nx = 1\ny = (2\nz = 3\n",
+        r"CaptureError: cell line 3: '\(' was never closed \(SyntaxError\)\n    y = \(2\n        \^",
+    ),
+    "a syntax error below empty lines": (
+        "%%horovod -n -2\n\n\nx = = 1\n",
+        r"CaptureError: cell line 4: invalid syntax \(SyntaxError\)\n    x = = 1\n        \^",
+    ),
+    "wrong indentation": (
+        "%%horovod\nif True:\nprint(1)",
+        r"CaptureError: cell line 3: expected an indented block .* \(SyntaxError\)\n    print\(1\)\n    \^",
+    ),
+    "a name that exists nowhere": (
+        "%%horovod -n -2\nx = 1\nprint(learning_rte)",
+        r"CaptureError: cell line 3 reads `learning_rte`, which is defined neither in this cell nor in the notebook\. "
+        r"Did you mean `learning_rate`\?",
+    ),
+    "a name below empty lines": (
+        "%%horovod\n\n\nnowhere_at_all",
+        r"CaptureError: cell line 4 reads `nowhere_at_all`.*",
+    ),
+    "a lock": (
+        "%%horovod -n -2\nprint(lock)",
+        r"CaptureError: cell line 2 reads `lock`, which cannot travel: `lock` is a `_thread\.lock`; make it in .*",
+    ),
+    "a lock deep inside": (
+        "%%horovod -n -2\nx = 1\nx = trainer",
+        r"CaptureError: cell line 3 reads `trainer`, which cannot travel: `trainer\.state\['guard'\]` is a "
+        r"`_thread\.lock`; .*",
+    ),
+    "an open file": (
+        "%%horovod -n -2\nfile.read()",
+        r"CaptureError: cell line 2 reads `file`, which cannot travel: `file` is an open file; pass its path and open "
+        r"it in the cell\.",
+    ),
+    "a name to push that is not there": (
+        "%%horovod --push learning_rat\n1",
+        r"CaptureError: `learning_rat` is to be sent to the ranks, but the notebook does not define it\. Did you mean "
+        r"`learning_rate`\?",
+    ),
+    "a cell magic inside": (
+        "%%horovod -n -2\n%%time\nx = 1",
+        r"CaptureError: cell line 2: %%time needs the notebook's IPython, .* Run it in a cell of its own; .*",
+    ),
+    "a cell magic further down": ("%%horovod\nx = 1\n%%bash\nls", r"CaptureError: cell line 3: %%bash needs .*"),
+    "an unknown magic inside": ("%%horovod\nx = 1\n%nonsense", r"CaptureError: cell line 3: %nonsense needs .*"),
+    "help inside": ("%%horovod\nx = 1\nx?", r"CaptureError: cell line 3: %pinfo needs .*"),
+    "a run that is not there": (
+        "%logs no-such-run",
+        r"OptionsError: no saved run called 'no-such-run': %runs lists them\.",
+    ),
+    "a count that is none": ("%runs some", r"OptionsError: %runs takes how many to list, not 'some': %runs 50"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_USABLE)
+def test_bad_input_is_one_clear_sentence(kernel: Kernel, what: str) -> None:
+    code, wanted = NOT_USABLE[what]
+    kernel.run("""
+        import threading
+
+        class Trainer:
+            def __init__(self):
+                self.state = {"guard": threading.Lock()}
+
+        learning_rate, lock, trainer, file = 0.1, threading.Lock(), Trainer(), open("/dev/null")
+    """).done()
+    cell = kernel.receive(kernel.client.execute(code))
+    assert cell.status == "error"
+    assert [output.output_type for output in cell.outputs] == ["error"]  # no panel of a run that never was
+    assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
+    assert re.fullmatch(wanted, cell.error.traceback[0])
+    assert not kernel.ranks()
+    assert kernel.run("%%horovod -n -2\nrank").done().result.endswith("value=0)")
+    kernel.run("file.close()").done()
+
+
+def test_an_empty_cell_is_refused_by_ipython_itself(kernel: Kernel) -> None:
+    cell = kernel.run("%%horovod -n -2\n")
+    assert cell.printed == "UsageError: %%horovod is a cell magic, but the cell body is empty.\n"
+
+
+def test_a_name_to_pull_that_rank_0_lacks(kernel: Kernel) -> None:
+    cell = kernel.run("%%horovod -n -2 --pull weights\nrank + 5")
+    assert re.fullmatch(r"ResultError: .*rank 0 has no variable `weights` to pull.*", *cell.error.traceback)
+    assert kernel.value("import sparkring; sparkring.last_result.values") == "[5, 6]"
+
+
+@pytest.mark.slow
+def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
+    kernel = kernels()
+    kernel.run("""
+        import os
+        from sparkring.launchers.spark import find_java
+        if find_java():
+            os.environ["JAVA_HOME"] = find_java()
+        from pyspark.sql import SparkSession
+        spark = (
+            SparkSession.builder.master("local[1]")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+        rows = spark.range(3)
+    """).done()
+    java = kernel.ranks()
+    for name, wanted in {
+        "spark": "`spark` is a SparkSession; it lives on the driver.",
+        "rows": "`rows` is a Spark DataFrame; it lives on the driver. Bring it down with `.toPandas()`",
+    }.items():
+        cell = kernel.run(f"%%horovod -n -2\nx = 1\n{name}")
+        assert cell.error.traceback == [f"CaptureError: {cell.error.evalue}"]
+        assert cell.error.evalue.startswith(f"cell line 3 reads `{name}`, which cannot travel: {wanted}")
+    assert len(kernel.ranks()) == len(java)
+    kernel.run("%%horovod -n -2\nrank").done()
+    kernel.run("spark.stop()").done()
+    kernel.close()
+    pids = [int(line.split()[0]) for line in java]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
+
+
+# ── A rank that fails ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failing_rank_is_told_with_the_line_of_the_cell(kernel: Kernel) -> None:
+    cell = kernel.run("""
+        %%horovod -n -2
+        print("rank", rank, "is here")
+
+        if rank == 1:
+            [][3]
+    """)
+    assert cell.error.ename == "RunFailed"
+    assert cell.error.traceback == [f"RunFailed: {cell.error.evalue}"]
+    assert re.match(r"rank 1 on \S+ failed: IndexError: list index out of range\n", cell.error.evalue)
+    assert re.search(r"^cell line 5:$", cell.error.evalue, re.MULTILINE)
+    assert re.search(r"^→ 5 +\[\]\[3\]$", cell.error.evalue, re.MULTILINE)
+    assert "Last lines of rank 1:\n  rank 1 is here" in cell.error.evalue
+    assert "rank 1 failed: IndexError" in cell.displayed
+    assert not kernel.ranks()
+    kernel.run("%%horovod -n -2\nrank").done()
+
+
+def test_the_line_of_a_failure_counts_empty_lines_at_the_top(kernel: Kernel) -> None:
+    cell = kernel.receive(kernel.client.execute("%%horovod\n\n   \n1 / 0"))
+    assert re.search(r"^→ 4 +1 / 0$", cell.error.evalue, re.MULTILINE)
+
+
+# ── Ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pids_in(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\bpid (\d+)", text)]
+
+
+def test_interrupt_ends_the_ranks_and_what_would_follow(kernel: Kernel) -> None:
+    pids: set[int] = set()
+
+    def interrupt(output: nbformat.NotebookNode) -> None:
+        before = len(pids)
+        pids.update(pids_in(output.get("data", {}).get("text/plain", "")))
+        if before < 2 == len(pids):
+            kernel.manager.interrupt_kernel()
+
+    kernel.run("import os, time").done()
+    sent = kernel.send("""
+        %%horovod -n -2 --timeout 600
+        print("pid", os.getpid())
+        time.sleep(600)
+    """)
+    following = [kernel.send("reached = True"), kernel.send("%%horovod\n1")]
+    cell = kernel.receive(sent, interrupt)
+    assert cell.error.ename == "KeyboardInterrupt"
+    assert "interrupted" in cell.displayed
+    assert [kernel.receive(each).status for each in following] == ["aborted", "aborted"]
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+    assert kernel.value("'reached' in globals()") == "False"
+    assert kernel.run("%%horovod -n -2\nrank").done().result.endswith("value=0)")
+
+
+def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
+    """Not even what a rank has started in a session of its own."""
+    kernel = kernels()
+    pids: set[int] = set()
+
+    class Enough(Exception):
+        pass
+
+    def look(output: nbformat.NotebookNode) -> None:
+        pids.update(pids_in(output.get("data", {}).get("text/plain", "")))
+        if len(pids) == 3:
+            raise Enough
+
+    kernel.run("import os, subprocess, time").done()
+    sent = kernel.send("""
+        %%horovod -n -2 --timeout 600
+        if rank == 0:
+            away = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            print("pid", away.pid)
+        print("pid", os.getpid())
+        time.sleep(600)
+    """)
+    with pytest.raises(Enough):
+        kernel.receive(sent, look)
+    family = {child.pid for child in kernel.process.children(recursive=True)}
+    assert pids <= family
+    kernel.process.kill()
+    wait_until(lambda: not any(map(psutil.pid_exists, family)), "all that the kernel started has ended", 10.0)
+
+
+# ── Other kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_kernel_sees_the_runs_of_the_first(kernels: Callable[..., Kernel]) -> None:
+    first = kernels()
+    assert "no runs saved yet" in first.run("%runs").done().printed + first.run("%runs").displayed
+    first.run("%%horovod -n -2 --name mine\nprint('first of', rank)\nprint('last of', rank)").done()
+    first.run("%%horovod --quiet\nraise ValueError('on purpose')")
+    first.close()
+
+    second = kernels()
+    listed = second.run("%runs").done()
+    assert "text/html" in listed.outputs[0].data
+    header, _, failed, mine = listed.displayed.splitlines()
+    assert header.split()[:2] == ["run", "cell"]
+    assert re.search(r"\bmine\b.* 2 local +finished$", mine.rstrip())
+    assert re.search(r"1 local +failed +ValueError: on purpose$", failed.rstrip())
+    assert second.run("%logs mine --rank 1").done().printed == "first of 1\nlast of 1\n"
+    assert second.run("%logs mine --rank 0 --tail 1").done().printed == "last of 0\n"
+    whole = second.run("%logs mine").done().printed
+    assert "── rank 0 ──" in whole
+    assert "last of 1" in whole
+    assert "ValueError: on purpose" in second.run("%logs").done().printed
+
+
+# ── A terminal ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ipython(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in IPython without a kernel."""
+    return subprocess.run(
+        [sys.executable, "-m", "IPython", "--colors=NoColor", "--ext=sparkring", "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": SOURCE_ROOT, "IPYTHONDIR": str(folder / "ipython")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_in_a_terminal_it_is_plain_text(tmp_path: Path) -> None:
+    done = ipython("%%horovod -n -2\nprint('said by', rank)\nrank + 40", tmp_path)
+    lines = done.stdout.splitlines()
+    assert "[0] said by 0" in lines
+    assert "[1] said by 1" in lines
+    assert any(line.startswith("sparkring: 2 ranks finished") for line in lines)
+    assert "value=40" in done.stdout
+    assert "<" not in done.stdout
+    assert not done.stderr
+
+    failed = ipython("%%horovod -n -2\nx = 1\nraise ValueError('on purpose')", tmp_path)
+    assert "failed: ValueError: on purpose" in failed.stdout
+    assert re.search(r"^→ 3 +raise ValueError", failed.stdout, re.MULTILINE)
+    assert "runner.py" not in failed.stdout
