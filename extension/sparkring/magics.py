@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -63,14 +62,13 @@ class SparkringMagics(Magics):
                 (
                     path.name,
                     begun.title,
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begun.time)),
                     took,
                     f"{begun.size} {begun.where}",
                     ended.outcome if ended else "running, or its kernel was killed",
-                    ended.message if ended else "",
+                    summary.first_line(ended.message, 100) if ended else "",
                 )
             )
-        headers = ("run", "cell", "started", "took", "ranks", "outcome", "")
+        headers = ("run", "cell", "took", "ranks", "outcome", "")
         show_table(headers, rows, empty=f"no runs saved yet (they go to {runs.home()})")
 
     @line_magic

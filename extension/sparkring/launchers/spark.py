@@ -19,12 +19,12 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sparkring
-from sparkring.errors import LaunchError, SlotsError
+from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.worker.ticket import BOOT, Ticket
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ LOOPBACK = "127.0.0.1"
 # Executors register a moment after the session is up; slots are asked for again until then.
 SETTLE_S = 1.2
 OLDEST_JAVA = 17
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 class Slots(NamedTuple):
@@ -100,12 +101,24 @@ class SparkLauncher:
                 f"Spark's executors run another Python than this notebook's {here}: {_line_with(text, 'version')} "
                 "Set PYSPARK_PYTHON to the same version on all of them before the session starts."
             )
+        if "RuntimeError: sparkring: " in text:
+            return MemberLost(_line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
         return LaunchError(f"Spark ended the barrier stage: {_line_with(text, 'Error', 'Exception')}")
 
     def waits_for(self) -> str:
-        found = slots(self._context)
-        held = f": {'; '.join(found.holders)}" if found.holders else ""
-        return f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy{held}"
+        found = slots(self._context, apart_from=self._stages())
+        if not found.busy:
+            return "Spark is starting the tasks"
+        held = "; ".join(found.holders)
+        return (
+            f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
+        )
+
+    def _stages(self) -> set[int]:
+        """The stages that are ours."""
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+        return {stage for job in jobs if job is not None for stage in job.stageIds}
 
     def stop(self, grace_s: float) -> None:
         if self._thread is None:
@@ -176,6 +189,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .config("spark.driver.bindAddress", LOOPBACK)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
         .getOrCreate()
     )
     _ours = True
@@ -210,8 +224,8 @@ def _java_version(java: str) -> int:
     return int(numbers[0]) if numbers and numbers[0].isdigit() else 0
 
 
-def slots(context: SparkContext) -> Slots:
-    """What Spark can run at once in this session, and what it runs now."""
+def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
+    """What Spark can run at once in this session, and what it runs now, but for the stages `apart_from`."""
     assert context._jsc is not None
     jvm_context = context._jsc.sc()
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
@@ -220,7 +234,7 @@ def slots(context: SparkContext) -> Slots:
     holders, busy = [], 0
     for stage in tracker.getActiveStageIds():
         info = tracker.getStageInfo(stage)
-        if info is not None and info.numActiveTasks:
+        if info is not None and info.numActiveTasks and stage not in apart_from:
             busy += info.numActiveTasks
             holders.append(f"stage {stage} ({info.name}): {info.numActiveTasks}")
     iterator = jvm_context.getExecutorMemoryStatus().keysIterator()

@@ -155,7 +155,7 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output":
+                    case "output" if key.fd in self.pipes:  # "rank", just before, may have read it to its end
                         self.forward(self.pipes[key.fd])
             self.tick()
         self.finish()
@@ -319,7 +319,10 @@ class Member:
         text, quiet_since = b"", time.monotonic()
         while time.monotonic() - quiet_since < (0.03 if text else 0.3):
             try:
-                text += os.read(self.stack_fd, 65536)
+                more = os.read(self.stack_fd, 65536)
+                if not more:
+                    break  # it has just ended
+                text += more
                 quiet_since = time.monotonic()
             except BlockingIOError:
                 time.sleep(0.005)
@@ -335,6 +338,8 @@ def _fork_rank() -> RankProcess:
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
+    # A question for its stack, before the rank can answer one, must not end it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
         theirs.release()
@@ -381,15 +386,16 @@ def main(found: dict[str, Any]) -> None:
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
     rank = _fork_rank()  # first of all: it can import what it needs while we dial
+    code = 1
     try:
         Member(ticket, rank, parent).run()
         code = 0
     except (ChannelClosed, OSError) as error:
         print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
-        code = 1
-    _kill_family(rank.pid)
-    _reap_all()
-    _remove(ticket.cleanup)
+    finally:
+        _kill_family(rank.pid)
+        _reap_all()
+        _remove(ticket.cleanup)
     os._exit(code)  # nothing is left to tidy up, and the driver waits for this
 
 

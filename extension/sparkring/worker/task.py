@@ -20,6 +20,7 @@ def task_for(
         import json
         import os
         import shutil
+        import socket
         import subprocess
         import sys
         import tempfile
@@ -45,7 +46,13 @@ def task_for(
             member.stdin.write(json.dumps(found).encode() + b"\n")
             member.stdin.flush()
             # stdin stays open: when Spark kills this worker, it closes, and the member ends.
-            yield member.wait()
+            code = member.wait()
+            if code != 0:  # the others wait for it in vain: Spark then ends the whole stage
+                raise RuntimeError(
+                    f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
+                    f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
+                )
+            yield code
         finally:
             member.stdin.close()
             member.wait()
