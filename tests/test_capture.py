@@ -431,6 +431,31 @@ def test_modules_and_importable_functions_go_by_reference() -> None:
     assert travelled("json", namespace)["json"] is json
 
 
+def test_lazily_loaded_modules_go_by_reference() -> None:
+    """As `keras` in `from tensorflow import keras`, whose type is one of its own and which loads itself when asked."""
+    source = """
+        import importlib, types
+
+        class Lazy(types.ModuleType):
+            def __init__(self):
+                pass  # it has no name before it has been asked for something, as there
+
+            def __getattr__(self, name):
+                module = importlib.import_module("json")
+                self.__dict__.update(vars(module))
+                return getattr(module, name)
+
+        lazy = Lazy()
+        def dump(): return lazy.dumps([1])
+    """
+    namespace = notebook(source)
+    found = row("lazy", namespace, "lazy")
+    assert (found.travels, found.type_name, found.problem) == ("by reference", "module", None)
+    rank = travelled("lazy, dump()", namespace)
+    assert rank["lazy"] is sys.modules["json"]
+    assert rank["dump"]() == "[1]"
+
+
 def test_table_order_and_sizes() -> None:
     """Names are listed with the largest first, and each by its own size alone."""
     big = b"x" * 1000_000

@@ -1,0 +1,169 @@
+"""How a run ends from outside: an interrupt, a killed kernel, a full disk; and that a hundred leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from sparkring.worker import process
+
+WAITING = """
+{start}
+try:
+    run('''
+        import os, subprocess, time
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        print("up", os.getpid(), child.pid, flush=True)
+        time.sleep(1000)
+    ''', {np})
+except KeyboardInterrupt as error:
+    print("KeyboardInterrupt:", error)
+"""
+WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
+
+
+def started(driver, where) -> tuple:
+    """A driver whose two ranks are up, and the processes of the ranks and their children."""
+    found = driver(WAITING.format(**where))
+    pids = []
+    for rank in (0, 1):
+        pids += map(int, found.until_said(rf"^\[{rank}\] up (\d+) (\d+)$").groups())
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    return found, pids
+
+
+def alive(pids) -> list[int]:
+    """Those that still run."""
+    found = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+def test_interrupt(driver, where):
+    """Stop raises KeyboardInterrupt, says how many ranks were ended, and none is left."""
+    found, pids = started(driver, where)
+    found.process.send_signal(signal.SIGINT)
+    text = found.wait()
+    assert "KeyboardInterrupt: sparkring: interrupted, 2 ranks ended" in text
+    assert found.process.returncode == 0, text
+    assert not alive(pids)
+
+
+def test_interrupts_that_repeat(driver):
+    """Pressing Stop again and again changes nothing about how it ends."""
+    found, pids = started(driver, WHERE[0])
+    for _ in range(5):
+        found.process.send_signal(signal.SIGINT)
+    text = found.wait()
+    assert "KeyboardInterrupt" in text
+    assert not alive(pids)
+
+
+def test_an_interrupt_at_any_time(driver):
+    """However far the launch has come, Stop is a KeyboardInterrupt, and leaves no process, thread or descriptor."""
+    text = driver("""
+        import threading, psutil
+        View.refresh = View.close = lambda self, record: None
+        run("rank", -2)
+        before = psutil.Process().num_fds()
+        caught = 0
+        for step in range(12):
+            stop = threading.Timer(0.03 * (step + 1), os.kill, (os.getpid(), signal.SIGINT))
+            stop.start()
+            try:
+                run("import time; time.sleep(1000)", -2)
+            except KeyboardInterrupt:
+                caught += 1
+            stop.join()
+        left = [psutil.Process().num_fds() - before, threading.active_count() - 1, len(psutil.Process().children())]
+        print("CAUGHT", caught, left)
+    """).wait()
+    assert "CAUGHT 12 [0, 0, 0]" in text, text
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+def test_a_killed_driver_takes_everything_with_it(driver, wait_until, where):
+    """After kill -9 no rank lives on, nor a grandchild, not even one that called setsid."""
+    for _ in range(1 if where["start"] else 5):
+        found, pids = started(driver, where)
+        found.process.kill()
+        found.wait()
+        wait_until(lambda pids=pids: not alive(pids), f"ranks and what they started have ended: {pids}")
+        wait_until(lambda found=found: not found.family(), "members, and Spark, have ended")
+
+
+def test_descendants_of_a_process_whose_main_thread_has_ended(watch, wait_until):
+    """It looks like a zombie and still has its children: they are found, and so can be killed."""
+    script = """
+import ctypes, subprocess, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+ctypes.CDLL("libc.so.6").pthread_exit(None)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    try:
+        wait_until(lambda: psutil.Process(parent.pid).status() == psutil.STATUS_ZOMBIE, "the main thread has ended")
+        assert child.pid in process.descendants(os.getpid())
+    finally:
+        child.kill()
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_a_full_disk_does_not_end_the_run(driver):
+    """When the logs cannot be written any more, a notice says so, and the run goes on to its value."""
+    text = driver("""
+        import resource, signal
+        View.refresh = View.close = lambda self, record: None  # what it prints would be a file as well
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        result = run("for i in range(20_000): print('a line of some length', i)\\nrank", -2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        print("VALUES", result.values, [rank.line_count for rank in result.record.ranks])
+        print("NOTICE", [notice.text for notice in result.record.notices])
+    """).wait()
+    assert "VALUES [0, 1] [20000, 20000]" in text
+    assert re.search(r"NOTICE \[.this run's record and logs end here: File too large", text), text[-500:]
+
+
+@pytest.mark.slow
+def test_a_hundred_launches_leave_nothing(driver):
+    """Descriptors, threads, processes, temp folders are as before, and the memory has not grown by 20 MB."""
+    text = driver("""
+        import gc, json, tempfile, threading, psutil
+        from pathlib import Path
+
+        def state():
+            gc.collect()
+            me = psutil.Process()
+            return [me.num_fds(), threading.active_count(), len(me.children(recursive=True)),
+                    len(list(Path(tempfile.gettempdir()).glob("sparkring-*"))), me.memory_info().rss]
+
+        for _ in range(3):
+            run("rank", -2)
+        before = state()
+        for _ in range(100):
+            assert run("rank", -2).values == [0, 1]
+        print("STATES", json.dumps([before, state()]))
+    """).wait()
+    assert "STATES" in text, text
+    before, after = json.loads(text.rpartition("STATES")[2])
+    assert after[:4] == before[:4]
+    assert after[4] - before[4] < 20e6

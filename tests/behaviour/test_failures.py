@@ -1,0 +1,241 @@
+"""Ranks that fail: each told for what it was, with its rank and line, and the others ended, on every launcher."""
+
+from __future__ import annotations
+
+import builtins
+import linecache
+import random
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from sparkring.errors import MemberLost, RunFailed, RunTimeout
+
+
+def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
+    """The RunFailed with which `cell` ends."""
+    with pytest.raises(RunFailed) as caught:
+        ring.run(cell, n=n, **options)
+    return caught.value
+
+
+def on_rank_1(code: str) -> str:
+    """A cell in which rank 1 runs `code` (one line, number 4), and rank 0 waits."""
+    return f"import ctypes, os, resource, signal, sys, time\nif rank == 1:\n    {code}\nelse:\n    time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "summary"),
+    [
+        ("os._exit(3)", "exit", "exited with code 3 before the cell ended"),
+        ("os._exit(0)", "exit", "exited with code 0 before the cell ended"),
+        ("sys.exit()", "exit", "called sys.exit()"),
+        ("sys.exit(2)", "exit", "called sys.exit(2)"),
+        ("ctypes.string_at(0)", "signal", "killed by SIGSEGV"),
+        ("os.abort()", "signal", "killed by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "signal", "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "signal", "killed by SIGTERM"),
+        ("resource.setrlimit(resource.RLIMIT_AS, (1 << 32,) * 2); bytearray(1 << 36)", "exception", "MemoryError"),
+        ("raise ValueError('bad shape')", "exception", "ValueError: bad shape"),
+        ("raise KeyboardInterrupt", "exception", "interrupted"),
+    ],
+)
+def test_how_a_rank_can_end(ring, code, kind, summary):
+    """Each way to end is told for what it was, with the right rank, and the other rank is ended."""
+    error = failed(ring, on_rank_1(code))
+    record = error.record
+    assert record.failed_rank == 1
+    assert (record.failure.kind, record.failure.summary) == (kind, summary)
+    assert record.ranks[0].state == "stopped"
+    assert record.outcome == "failed"
+    assert str(error).startswith(f"rank 1 on {record.ranks[1].host} failed: {summary}")
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('bad shape')", "ctypes.string_at(0)", "sys.exit(2)"])
+def test_the_line_of_the_cell_is_shown(ring, code):
+    """The error shows the line that failed, numbered as in the notebook; a crash in native code as well."""
+    text = str(failed(ring, on_rank_1(code)))
+    assert "cell line 4" in text
+    assert f"→ 4      {code}" in text
+
+
+def test_last_lines_are_shown(ring):
+    """What the rank printed last is part of the error, and its whole log is named."""
+    error = failed(
+        ring, "import os\nprint('reading part 7')\nif rank == 1:\n    os._exit(3)\nimport time\ntime.sleep(60)"
+    )
+    assert "reading part 7" in str(error)
+    assert error.record.log_folder in str(error)
+
+
+ODD_EXCEPTIONS = {
+    "known only to the cell": ("class Odd(Exception): pass\nraise Odd('why')", "Odd: why"),
+    "not picklable": (
+        "import threading\nclass Odd(Exception):\n    def __init__(self): self.lock = threading.Lock()\nraise Odd()",
+        "Odd",
+    ),
+    "its text raises": (
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError\nraise Odd()",
+        "Odd: (its text cannot be had: RuntimeError)",
+    ),
+    "asks for more than it is given": (
+        "class Odd(Exception):\n    def __init__(self, a, b): super().__init__('short')\nraise Odd(1, 2)",
+        "Odd: short",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ODD_EXCEPTIONS)
+def test_odd_exceptions(ring, what):
+    """An exception need not be understood here, or travel, to be told."""
+    cell, summary = ODD_EXCEPTIONS[what]
+    error = failed(ring, cell, n=1)
+    assert error.record.failure.summary == summary
+    assert f"cell line {len(cell.splitlines()) + 1}" in str(error)
+
+
+def test_a_chain_of_exceptions(ring):
+    """The cause of the exception is in the traceback, in the rank's log, and in neither are frames of ours."""
+    error = failed(
+        ring, "try:\n    {}['key']\nexcept KeyError as missing:\n    raise ValueError('no key') from missing"
+    )
+    traceback = error.record.failure.traceback
+    assert "KeyError: 'key'" in traceback
+    assert "direct cause" in traceback
+    assert "sparkring/worker" not in traceback
+    assert "ValueError: no key" in (ring.view.record.ranks[0].tail or ring.view.record.ranks[1].tail)[-1].text
+
+
+def test_an_error_in_a_function_of_the_notebook(ring):
+    """The line of the other cell is shown, with its text, and where the cell called it."""
+    source = "def train(x):\n    y = x - 1\n    return 1 / y\n"
+    name = "<ipython-input-7-0123456789ab>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    exec(compile(source, name, "exec"), namespace)
+    text = str(failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace))
+    assert "line 3 of another cell, in train" in text
+    assert "→ 3      return 1 / y" in text
+    assert "called from cell line 3: train(a)" in text
+
+
+def test_values_of_ranks_that_had_finished(ring):
+    """A rank's failure does not lose what others had already brought."""
+    error = failed(ring, "import time\nif rank == 1:\n    time.sleep(1)\n    raise ValueError\nrank + 5")
+    assert error.values == {0: 5}
+
+
+def test_ranks_that_echo_a_killed_one_are_folded(ring):
+    """In an allreduce the killed rank is named, not those that lost their peer."""
+    error = failed(
+        ring,
+        """
+        import os, signal, torch
+        import horovod.torch as hvd
+        hvd.init()
+        for step in range(1000):
+            if rank == 1 and step == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.allreduce(torch.ones(10), name="x")
+        """,
+        n=3,
+        framework="horovod",
+    )
+    assert error.record.failed_rank == 1
+    assert error.record.failure.summary == "killed by SIGKILL"
+    assert str(error).startswith("rank 1 on ")
+
+
+def test_any_rank_killed_at_any_time(ring):
+    """Whichever rank is killed, whenever, is the one that is named."""
+    chance = random.Random(7)
+    for _ in range(20 if ring.where == "local" else 5):
+        victim, delay_s = chance.randrange(3), chance.uniform(0, 0.3)
+        at: list[float] = []
+        killed: list[int] = []
+
+        def kill(record, victim=victim, delay_s=delay_s, at=at, killed=killed):
+            if not at and all(rank.state == "running" for rank in record.ranks):
+                at.append(time.monotonic() + delay_s)
+            if at and not killed and time.monotonic() >= at[0]:
+                killed.append(record.ranks[victim].pid)
+                psutil.Process(killed[0]).kill()
+
+        ring.view.on_refresh = kill
+        error = failed(ring, "import time\nfor _ in range(1000):\n    print(rank)\n    time.sleep(0.1)", n=3)
+        assert (error.record.failed_rank, error.record.failure.summary) == (victim, "killed by SIGKILL")
+
+
+def test_a_lost_member_is_told(ring):
+    """A member (not the rank) that is killed takes its rank with it, and is told as lost."""
+
+    killed: list[psutil.Process] = []
+
+    def kill(record):
+        if not killed and all(rank.state == "running" for rank in record.ranks):
+            killed.append(psutil.Process(record.ranks[1].pid).parent())
+            killed[0].kill()
+
+    ring.view.on_refresh = kill
+    error = failed(ring, "import time\ntime.sleep(60)")
+    assert error.record.failed_rank == 1
+    assert error.record.failure.kind == "lost"
+
+
+def test_a_rank_that_cannot_start(ring):
+    """A Python that does not come up is told at once, with how it ended, and what to look at."""
+    with pytest.raises(MemberLost, match=r"ended with code 1|exited with code 1") as caught:
+        ring.run("rank", env=(("PYTHONHOME", "/nowhere"),))
+    assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
+
+
+def test_timeout(ring):
+    """It is a TimeoutError too, and says which line of the cell each rank was at."""
+    with pytest.raises(TimeoutError) as caught:
+        ring.run("import time\nif rank == 0:\n    time.sleep(60)\nelse:\n    time.sleep(61)", timeout_s=2)
+    assert isinstance(caught.value, RunTimeout)
+    assert caught.value.record.outcome == "timed out"
+    text = str(caught.value)
+    assert "rank 0: waiting, cell line 4: time.sleep(60)" in text
+    assert "rank 1: waiting, cell line 6: time.sleep(61)" in text
+
+
+def test_a_frozen_rank_is_named_at_the_timeout(ring):
+    """A rank that was stopped by SIGSTOP is told as frozen, and ended all the same."""
+    with pytest.raises(RunTimeout, match="rank 1: frozen"):
+        ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=2)
+
+
+def test_a_rank_that_takes_no_signals_is_ended(ring):
+    """Ranks that ignore SIGINT and SIGTERM are killed after the grace."""
+    cell = """
+        import signal, time
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+    """
+    with pytest.raises(RunTimeout):
+        ring.run(cell, timeout_s=2)
+
+
+def test_a_timeout_before_the_ranks_are_up(ring):
+    """Then the message says how far the start had come, and nothing waits for ranks that never were."""
+    with pytest.raises(RunTimeout, match=r"before the ranks were up: [01] of 2 ranks ha(s|ve) dialled home"):
+        ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
+
+
+def test_a_timeout_at_any_time(local):
+    """However far the ranks have come when the time is up, that is what is told; asking them for it harms nobody."""
+    for step in range(10):
+        with pytest.raises(RunTimeout):
+            local.run("import time\ntime.sleep(60)", timeout_s=0.03 * (step + 1))
+
+
+def test_the_next_run_is_not_harmed(ring):
+    """After a failure, ranks start as if nothing had been."""
+    failed(ring, on_rank_1("os.kill(os.getpid(), signal.SIGKILL)"))
+    assert ring.run("rank").values == [0, 1]

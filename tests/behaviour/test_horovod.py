@@ -1,0 +1,83 @@
+"""Horovod's rings, and HorovodRunner as notebooks know it, on every launcher."""
+
+from __future__ import annotations
+
+import builtins
+import os
+
+import pytest
+
+from sparkring import HorovodRunner
+
+
+def function(source: str, name: str):
+    """A function that a notebook has defined."""
+    namespace = {"__name__": "__main__", "__builtins__": builtins}
+    exec(source, namespace)
+    return namespace[name]
+
+
+def test_a_ring_that_is_made_twice(ring):
+    """Ranks agree on their place and on sums, and hvd.init() works again after hvd.shutdown()."""
+    result = ring.run(
+        """
+        import torch
+        import horovod.torch as hvd
+        found = []
+        for _ in range(2):
+            hvd.init()
+            total = hvd.allreduce(torch.tensor([float(rank + 1)]), op=hvd.Sum, name="total").item()
+            found.append((hvd.rank() == rank, hvd.local_rank() == local_rank, hvd.size(), total))
+            hvd.shutdown()
+        found
+        """,
+        n=3,
+        framework="horovod",
+    )
+    assert result.values == [[(True, True, 3, 6.0)] * 2] * 3
+
+
+def test_runner_returns_what_rank_0_returned(ring):
+    """HorovodRunner calls the function with the keywords on each rank."""
+    train = function(
+        "import os\nimport horovod.torch as hvd\n"
+        "def train(base, *, step=1):\n    hvd.init()\n    return base + step * hvd.rank(), hvd.size(), os.getpid()",
+        "train",
+    )
+    value, size, pid = HorovodRunner(np=ring.np(2)).run(train, base=10, step=5)
+    assert (value, size) == (10, 2)
+    assert pid != os.getpid()
+
+
+def test_runner_with_one_process_is_still_a_process_of_its_own(watch):
+    """np=-1 does not run in the driver."""
+    assert HorovodRunner(np=-1).run(function("import os\ndef train(): return os.getpid()", "train")) != os.getpid()
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [("all", {"printed", "sent"}), ("log_callback_only", {"sent"})])
+def test_runner_verbosity(capsys, verbosity, shown):
+    """driver_log_verbosity decides whether the ranks' output is shown, or only what they send."""
+    train = function("def train():\n    from sparkdl.horovod import log_to_driver\n"
+                     "    print('printed')\n    log_to_driver('sent')", "train")  # fmt: skip
+    HorovodRunner(np=-1, driver_log_verbosity=verbosity).run(train)
+    out = capsys.readouterr().out
+    assert {word for word in ("printed", "sent") if word in out} == shown
+
+
+def test_runner_arguments():
+    """np is a keyword and a whole number; the verbosity is one of two words."""
+    with pytest.raises(TypeError):
+        HorovodRunner(2)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="whole number"):
+        HorovodRunner(np=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="driver_log_verbosity"):
+        HorovodRunner(np=-1, driver_log_verbosity="loud")
+    with pytest.raises(TypeError, match="function"):
+        HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
+
+
+def test_runner_with_every_slot(spark):
+    """np=0 is deprecated, and takes every task slot."""
+    with pytest.warns(DeprecationWarning, match="np=0"):
+        runner = HorovodRunner(np=0)
+    assert runner.run(function("def train():\n    from sparkring import world\n    return world().size", "train")) == 4

@@ -1,0 +1,170 @@
+"""What ranks print: all of it, in order, whatever wrote it, on every launcher."""
+
+from __future__ import annotations
+
+import io
+
+import psutil
+import pytest
+
+from sparkring.views.terminal import TerminalView
+
+
+def lines(ring, rank: int, stream: str) -> list[str]:
+    """The lines that the view was shown of one rank's stream, in order."""
+    return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
+
+
+def test_every_way_to_print(ring):
+    """print, the descriptor itself, C code and child processes: their lines come in the order they were written."""
+    result = ring.run("""
+        import ctypes, os, subprocess, sys
+        libc = ctypes.CDLL(None)
+        print("by print", rank)
+        os.write(1, b"by os.write\\n")
+        libc.puts(b"by C")
+        libc.fflush(None)
+        subprocess.run(["echo", "by a child"])
+        print("last")
+        print("error by print", file=sys.stderr)
+        os.write(2, b"error by os.write\\n")
+        libc.dprintf(2, b"error by C\\n")
+        subprocess.run("echo error by a child >&2", shell=True)
+    """)
+    for rank in (0, 1):
+        out = [f"by print {rank}", "by os.write", "by C", "by a child", "last"]
+        err = ["error by print", "error by os.write", "error by C", "error by a child"]
+        assert lines(ring, rank, "stdout") == out
+        assert lines(ring, rank, "stderr") == err
+        assert sorted(result.logs(rank).splitlines()) == sorted(out + err)
+
+
+def test_carriage_returns_and_colours(ring):
+    """A progress bar shows its last state, colours are kept as they came, and the log has every byte."""
+    result = ring.run(r"""
+        import sys
+        for step in range(3):
+            sys.stdout.write(f"\rstep {step}")
+            sys.stdout.flush()
+        print("\r\x1b[31mdone\x1b[0m")
+        print("windows\r")
+    """)
+    assert lines(ring, 0, "stdout") == ["\x1b[31mdone\x1b[0m", "windows"]
+    assert result.logs(0) == "\rstep 0\rstep 1\rstep 2\r\x1b[31mdone\x1b[0m\nwindows\r\n"
+
+
+def test_partial_lines_are_shown_before_they_end(ring):
+    """A line without its end reaches the view while the cell still runs."""
+    seen = []
+    ring.view.on_refresh = lambda record: seen.extend(rank.partial_stdout for rank in record.ranks[:1])
+    ring.run("""
+        import time
+        print("half", end="")
+        time.sleep(0.6)
+        print(" and half")
+    """)
+    assert b"half" in seen
+    assert lines(ring, 0, "stdout") == ["half and half"]
+
+
+def test_odd_bytes_and_a_last_line_without_its_end(ring):
+    """Bytes that are no UTF-8 are shown as \\xNN; a last line without a newline is a line."""
+    result = ring.run(r"""
+        import os
+        print("ünïcode ✓")
+        os.write(1, b"bad \xff\xfe\nno end")
+    """)
+    assert lines(ring, 1, "stdout") == ["ünïcode ✓", "bad \\xff\\xfe", "no end"]
+    assert result.logs(1) == "ünïcode ✓\nbad \\xff\\xfe\nno end"
+
+
+def test_long_lines_and_many_lines(ring):
+    """A line of 10,000 characters is cut on screen only; of 10,000 lines without a last newline none is lost."""
+    result = ring.run("""
+        print("x" * 10_000)
+        print("\\n".join(f"line {i}" for i in range(10_000)), end="")
+    """)
+    record = ring.view.record
+    for rank in (0, 1):
+        assert result.logs(rank) == "x" * 10_000 + "\n" + "\n".join(f"line {i}" for i in range(10_000))
+        assert record.ranks[rank].line_count == 10_001
+        assert record.ranks[rank].tail[-1].text == "line 9999"
+
+
+def test_floods_are_not_lost(ring):
+    """Of 200,000 lines from each of two ranks none is lost or out of order."""
+    result = ring.run("for i in range(200_000):\n    print(rank, i)")
+    for rank in (0, 1):
+        assert result.logs(rank) == "".join(f"{rank} {i}\n" for i in range(200_000))
+        assert result.record.ranks[rank].line_count == 200_000
+
+
+@pytest.mark.parametrize("close", ["os.close(1)", "sys.stdout.close()"])
+def test_a_rank_that_closes_stdout(ring, close):
+    """What was printed before, and the value, still arrive."""
+    result = ring.run(f"import os, sys\nprint('before')\n{close}\nprint('after', file=sys.stderr)\nrank")
+    assert result.values == [0, 1]
+    assert result.logs(0) == "before\nafter\n"
+
+
+def test_output_of_forked_children(ring):
+    """A forked child's output is its rank's; a child that comes out at the cell's end is no second rank."""
+    result = ring.run("""
+        import os
+        def forked():
+            pid = os.fork()
+            if pid:
+                os.waitpid(pid, 0)
+            return pid
+        if forked() == 0:
+            print("ends by itself")
+            os._exit(0)
+        forked() > 0, print("at the end of the cell")
+    """)
+    assert result.values == [(True, None)] * 2
+    assert lines(ring, 0, "stdout") == ["ends by itself"] + ["at the end of the cell"] * 2
+
+
+def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
+    """The child's traceback is output; the rank goes on."""
+    result = ring.run("""
+        import os
+        pid = os.fork()
+        if not pid:
+            raise ValueError("in the child")
+        os.waitpid(pid, 0)[1] >> 8
+    """)
+    assert result.values == [1, 1]
+    assert "ValueError: in the child" in result.logs(0)
+
+
+def test_what_a_rank_started_ends_with_it(ring):
+    """A child that called setsid and sleeps is gone when the run is over, and does not hold it up."""
+    result = ring.run("""
+        import subprocess
+        subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+    """)
+    assert not any(psutil.pid_exists(pid) for pid in result.values)
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        ("all", {"[0] printed 0", "[1] printed 1", "[0] sent 0", "[1] sent 1"}),
+        ("rank0", {"[0] printed 0", "[0] sent 0", "[1] sent 1"}),
+        ("callbacks", {"[0] sent 0", "[1] sent 1"}),
+    ],
+)
+def test_what_is_shown(local, logs, expected):
+    """--logs decides what is shown; what was sent on purpose always is, and the log has everything else."""
+    shown = io.StringIO()
+    local.run(
+        """
+        from sparkring import log_to_driver
+        print("printed", rank)
+        log_to_driver(f"sent {rank}")
+        """,
+        logs=logs,
+        view=TerminalView(shown),
+    )
+    assert {line for line in shown.getvalue().splitlines() if line.startswith("[")} == expected

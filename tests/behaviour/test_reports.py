@@ -1,0 +1,72 @@
+"""Metrics and messages that ranks report, on every launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkring.errors import RunFailed
+
+FIT = """
+import numpy as np
+import tensorflow as tf
+import horovod.tensorflow.keras as hvd
+hvd.init()
+model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")
+x = np.random.default_rng(0).random((64, 4))
+history = model.fit(x, x.sum(1), epochs=2, batch_size=16, verbose=0)
+hvd.size(), history.history["loss"]
+"""
+
+
+def test_metrics_arrive(ring):
+    """What log() reports is in the record, by rank, with its step, epoch and totals."""
+    record = ring.run("""
+        from sparkring import log
+        for step in (1, 2):
+            log(step=step, epoch=1, steps=2, epochs=3, loss=1 / step, rank=rank)
+    """).record
+    found = [(m.rank, m.step, m.epoch, m.steps, m.epochs, m.values) for m in record.metrics if m.rank == 1]
+    assert found == [(1, 1, 1, 2, 3, {"loss": 1.0, "rank": 1.0}), (1, 2, 1, 2, 3, {"loss": 0.5, "rank": 1.0})]
+    assert len(record.metrics) == 4
+    assert record.ranks[0].metrics.values["loss"] == 0.5
+
+
+def test_arrays_of_one_number_are_numbers(ring):
+    """A 0-d array or a tensor is taken as the number that it holds."""
+    record = ring.run("import numpy as np, torch\nfrom sparkring import log\n"
+                      "log(a=np.float32(0.5), b=np.array(2), c=torch.tensor(3.0), d=float('nan'))").record  # fmt: skip
+    values = record.metrics[0].values
+    assert (values["a"], values["b"], values["c"]) == (0.5, 2.0, 3.0)
+    assert values["d"] != values["d"]
+
+
+def test_a_metric_that_is_no_number(ring):
+    """It is a TypeError on the rank, at the line of the cell, that names the metric."""
+    with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
+        ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
+    assert "cell line 3" in str(caught.value)
+
+
+def test_messages(ring):
+    """log_to_driver's text arrives as a message, cut at 4,000 characters."""
+    ring.run("from sparkring import log_to_driver\nlog_to_driver('x' * 5000)\nlog_to_driver(rank)", n=1)
+    assert [(line.stream, line.text) for line in ring.view.record.recent] == [("message", "x" * 4000), ("message", "0")]
+
+
+def test_keras_fit_reports_by_itself(ring):
+    """Keras under Horovod: each epoch and the running values are in the record without a change to the cell."""
+    result = ring.run(FIT, framework="horovod")
+    assert [size for size, _ in result.values] == [2, 2]
+    for rank, (_, losses) in enumerate(result.values):
+        epochs = [m for m in result.record.metrics if m.rank == rank and m.ends_epoch]
+        assert [(m.epoch, m.epochs) for m in epochs] == [(1, 2), (2, 2)]
+        assert [m.values["loss"] for m in epochs] == pytest.approx(losses)
+        steps = [m for m in result.record.metrics if m.rank == rank and not m.ends_epoch]
+        assert steps, "no running values"
+        assert all(m.steps == 4 for m in steps)
+
+
+def test_autolog_can_be_left_out(local):
+    """With --no-autolog Keras' fit is as it was."""
+    assert local.run(FIT, n=1, framework="horovod", autolog=False).record.metrics == ()

@@ -1,0 +1,144 @@
+"""Launches that Spark cannot carry out: found before anything waits, and told with the way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkring.errors import SlotsError
+
+CASES = """
+import json, socket
+from sparkring.errors import SparkringError
+
+found = {{}}
+
+def attempt(name, np=1, prepare=lambda: None):
+    try:
+        prepare()
+        values = run("rank", np).values
+        found[name] = ["", "", values]
+    except SparkringError as error:
+        found[name] = [type(error).__name__, str(error), None]
+    found[name].append([notice.text for notice in view.record.notices])
+
+{cases}
+print("FOUND", json.dumps(found))
+"""
+MAKING = """
+attempt("no session", 2)
+attempt("the session that was made", 2)
+"""
+REFUSED = """
+session = spark("local[2]")
+session.stop()
+attempt("stopped", 1)
+
+session = spark("local[2]", **{"spark.dynamicAllocation.enabled": "true"})
+attempt("dynamic allocation")
+session.stop()
+
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    session = spark("local[2]", **{"spark.sparkring.driver.port": str(port)})
+    attempt("taken port")
+attempt("free port")
+found["port"] = port
+session.stop()
+
+os.environ["PYSPARK_PYTHON"] = OTHER
+session = spark("local[2]")
+attempt("another Python")
+session.stop()
+"""
+
+
+def other_python(folder: Path) -> str:
+    """A Python of another minor version; if there is none, this one, told to say that it is."""
+    for minor in range(8, 15):
+        path = shutil.which(f"python3.{minor}")
+        if path and minor != sys.version_info[1]:
+            done = subprocess.run(
+                [path, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, check=False
+            )
+            if done.stdout.strip() == str(minor).encode():
+                return path
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nreal = sys.version_info\n"
+        "class Version(tuple):\n    major, minor, micro = 3, 99, 0\n"
+        "sys.version_info = Version((3, 99, 0, 'final', 0))\n"
+    )
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, list]:
+    """What two drivers went through; filled by the first test that asks."""
+    return {}
+
+
+@pytest.fixture
+def attempts(cases, driver, tmp_path):
+    """By case: the error's type and text, the values, and the notices."""
+    if not cases:
+        for script in (MAKING, f"OTHER = {other_python(tmp_path)!r}\n{REFUSED}"):
+            text = driver(CASES.format(cases=script)).wait()
+            assert "FOUND" in text, text
+            cases.update(json.loads(text.rpartition("FOUND")[2]))
+    return cases
+
+
+def test_too_few_slots(tasks):
+    """The error has the numbers, and what to use instead."""
+    with pytest.raises(SlotsError, match=r"needs 99 task slots, 4 in all.*-n -99") as caught:
+        tasks.run("rank", n=99)
+    assert "-n 4" in str(caught.value)
+
+
+def test_without_a_session_one_is_made(attempts):
+    """Its making is told, and it stays for the next cell."""
+    kind, text, values, notices = attempts["no session"]
+    assert (kind, text, values) == ("", "", [0, 1])
+    assert "no SparkSession yet" in notices[0]
+    assert attempts["the session that was made"][2:] == [[0, 1], []]
+
+
+def test_a_stopped_session_is_told(attempts):
+    """A session that was stopped is not silently replaced."""
+    kind, text, *_ = attempts["stopped"]
+    assert kind == "LaunchError"
+    assert "has been stopped" in text
+
+
+def test_dynamic_allocation_is_refused(attempts):
+    """Barrier stages cannot run under it."""
+    kind, text, *_ = attempts["dynamic allocation"]
+    assert kind == "LaunchError"
+    assert "spark.dynamicAllocation.enabled=false" in text
+
+
+def test_a_fixed_port(attempts):
+    """spark.sparkring.driver.port is used; if it is taken, the error says so."""
+    kind, text, *_ = attempts["taken port"]
+    assert kind == "LaunchError"
+    assert f"127.0.0.1:{attempts['port']}" in text
+    assert "spark.sparkring.driver.port" in text
+    assert attempts["free port"][2] == [0]
+
+
+def test_executors_with_another_python(attempts):
+    """The versions are told before the Java stack, and what to set."""
+    kind, text, *_ = attempts["another Python"]
+    assert kind == "LaunchError"
+    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in text
+    assert "PYSPARK_PYTHON" in text

@@ -1,0 +1,201 @@
+"""What goes into the ranks and what comes back, on every launcher."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparkring
+from sparkring.errors import ResultError, RunFailed
+
+
+def notebook(source: str) -> dict[str, Any]:
+    """A notebook's namespace after a cell with `source`."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    exec(source, namespace)
+    return namespace
+
+
+def test_values_come_in_rank_order(ring):
+    """Each rank's last expression comes back at its own place."""
+    result = ring.run("rank * 10 + size", n=3)
+    assert result.values == [3, 13, 23]
+    assert result.value == 3
+    assert result.record.outcome == "finished"
+    assert [rank.state for rank in result.record.ranks] == ["finished"] * 3
+
+
+def test_a_cell_without_an_expression_gives_none(ring):
+    """A cell that ends with a statement has no value."""
+    assert ring.run("x = 1").values == [None, None]
+
+
+def test_place_is_injected(ring):
+    """rank, size and local_rank are there, and agree with sparkring.world()."""
+    result = ring.run("""
+        from sparkring import world
+        (rank, size, local_rank), (world().rank, world().size, world().local_rank)
+    """)
+    assert result.values == [((0, 2, 0), (0, 2, 0)), ((1, 2, 1), (1, 2, 1))]
+
+
+def test_the_notebook_comes_before_what_is_injected(ring):
+    """A notebook's own `rank` is what the cell reads."""
+    assert ring.run("rank, size", namespace={"rank": "mine"}).values == [("mine", 2)] * 2
+
+
+def test_functions_classes_modules_and_data_are_captured(ring):
+    """What the cell reads travels: code by value with what it reads in turn, modules by reference."""
+    namespace = notebook("""
+import math as m
+import numpy as np
+offset = 3
+def shifted(x): return x + offset
+class Point:
+    def __init__(self, x): self.x = shifted(x)
+data = np.arange(1000.0)
+""")
+    result = ring.run("[Point(rank).x, m.floor(m.pi), float(data.sum()), shifted(1)]", namespace=namespace)
+    assert result.values == [[3, 3, 499500.0, 4], [4, 3, 499500.0, 4]]
+
+
+def test_a_class_of_the_cell_comes_back(ring):
+    """An object whose class exists only in the cell is rebuilt here."""
+    assert ring.run("class Pair:\n    left = 7\nPair()").value.left == 7
+
+
+def test_pull_brings_names_of_rank_0(ring):
+    """--pull brings the named variables of rank 0."""
+    assert ring.run("best, name = rank + 5, 'a'", pull=("best", "name")).pulled == {"best": 5, "name": "a"}
+
+
+def test_pulling_a_missing_name_keeps_the_rest(ring):
+    """A name to pull that does not exist is named, and the values that came are not lost."""
+    with pytest.raises(ResultError, match="`absent`") as caught:
+        ring.run("best = 5\nrank", pull=("best", "absent"))
+    assert caught.value.values == {0: 0, 1: 1}
+    assert sparkring.last_result.pulled == {"best": 5}
+
+
+def test_a_result_that_cannot_be_pickled(ring):
+    """The type and the rank are named, and the other ranks' values are kept."""
+    with pytest.raises(ResultError, match=r"rank 1 is a _thread\.lock") as caught:
+        ring.run("import threading\nthreading.Lock() if rank else 5")
+    assert caught.value.values == {0: 5}
+    assert sparkring.last_result.values == [5, None]
+    assert caught.value.record.outcome == "failed"
+
+
+@pytest.mark.slow
+def test_a_large_result_arrives_bit_for_bit(ring):
+    """An array of 500 MB comes back as it was."""
+    cell = "np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8)"
+    result = ring.run(f"import numpy as np\n{cell}", n=1)
+    assert np.array_equal(result.value, np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8))
+
+
+def test_a_large_value_travels_to_the_ranks(ring):
+    """An array of 50 MB reaches every rank as it was."""
+    data = np.random.default_rng(2).random(6_250_000)
+    assert ring.run("float(data.sum())", namespace={"data": data}).values == [float(data.sum())] * 2
+
+
+def test_await_works_at_the_top_level(ring):
+    """A cell may use `await`, in statements and in its last expression."""
+    result = ring.run("""
+        import asyncio
+        async def later(x):
+            await asyncio.sleep(0.01)
+            return x
+        first = await later(rank)
+        first + await later(10)
+    """)
+    assert result.values == [10, 11]
+
+
+def test_shell_lines(ring):
+    """What IPython makes of `!command` and `x = !command` runs on the ranks, variables put in."""
+    result = ring.run("""
+        get_ipython().system('echo from the shell of {rank}')
+        found = get_ipython().getoutput('echo a; echo $rank')
+        found
+    """)
+    assert result.values == [["a", "0"], ["a", "1"]]
+    assert "from the shell of 1\n" in result.logs(1)
+
+
+def test_environment_variables(ring):
+    """The env option is the ranks' environment, before anything else runs there."""
+    result = ring.run("import os\nos.environ['COLOUR'], os.environ['EMPTY']", env=(("COLOUR", "a=b c"), ("EMPTY", "")))
+    assert result.values == [("a=b c", "")] * 2
+
+
+def test_each_rank_is_a_process_of_its_own(ring):
+    """Ranks share no process with one another or with the driver, and none outlives its run."""
+    pids = [*ring.run("import os\nos.getpid()").values, *ring.run("import os\nos.getpid()").values, os.getpid()]
+    assert len(set(pids)) == 5
+
+
+def test_the_driver_s_folder_and_path(ring, tmp_path, monkeypatch):
+    """A module beside the notebook can be imported on the ranks, and relative paths mean the same."""
+    (tmp_path / "beside_the_notebook.py").write_text("answer = 42")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        ring.run("import beside_the_notebook, os\nbeside_the_notebook.answer, os.getcwd()").values
+        == [(42, str(tmp_path))] * 2
+    )
+
+
+def test_a_module_of_the_notebook_does_not_shadow_what_starts_the_ranks(ring, tmp_path, monkeypatch):
+    """A json.py beside the notebook does not keep the ranks from starting."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert ring.run("rank").values == [0, 1]
+
+
+def test_ranks_run_the_sparkring_that_was_shipped(ring, request):
+    """Executors that do not have sparkring get the driver's own, and cloudpickle with it."""
+    if ring.where == "standalone":
+        import subprocess
+
+        python = request.getfixturevalue("bare_python")
+        done = subprocess.run([python, "-c", "import sparkring"], capture_output=True, text=True, check=False,
+                              env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})  # fmt: skip
+        assert "No module named 'sparkring'" in done.stderr
+    result = ring.run("import sparkring, cloudpickle, sys\nsparkring.__file__, cloudpickle.__file__, sys.executable")
+    for package, pickler, python in result.values:
+        assert "sparkring.zip" in package if ring.where != "local" else package == sparkring.__file__
+        assert "sparkring.zip" in pickler or ring.where == "local"
+        assert (python == sys.executable) == (ring.where != "standalone")
+
+
+def test_many_ranks(local):
+    """32 ranks on one machine come up and end."""
+    assert local.run("rank", n=32).values == list(range(32))
+
+
+def test_the_saved_run_equals_the_live_one(ring):
+    """What is read back from the run's folder is what the view was shown."""
+    from pathlib import Path
+
+    from sparkring import runs
+
+    result = ring.run("print('hello', rank)\nfrom sparkring import log\nlog(step=1, loss=0.5)\nrank")
+    assert runs.load(Path(result.record.log_folder)) == result.record == ring.view.record
+    assert ring.view.closed == 1
+
+
+def test_a_failed_run_is_saved_as_well(ring):
+    """The record of a failed run, failure and all, is read back as it was."""
+    from pathlib import Path
+
+    from sparkring import runs
+
+    with pytest.raises(RunFailed) as caught:
+        ring.run("1 / (1 - rank)\nimport time\ntime.sleep(60)")
+    assert runs.load(Path(caught.value.record.log_folder)) == caught.value.record

@@ -1,0 +1,567 @@
+"""What every test gets: a check that it leaves nothing behind, rings of ranks on each launcher, and Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+import venv
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+import sparkring
+from sparkring.capture import capture
+from sparkring.options import Options
+from sparkring.record import RunRecord
+from sparkring.runner import RunResult, run_cell
+
+MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
+SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--standalone", action="store_true", help="run the behaviour suite on a real Spark standalone cluster"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than a few seconds")
+    # A temp folder of our own: what other programs leave in the machine's is not our tests' doing.
+    folder = tempfile.mkdtemp(prefix="tests-of-")
+    os.environ["TMPDIR"] = folder
+    tempfile.tempdir = None
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under --standalone only what that cluster can make a difference to is run."""
+    if config.getoption("--standalone"):
+        gone = [item for item in items if not {"ring", "spark"} & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in gone]
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Wait until `condition()` holds and return what it gave; fails, naming `what`, at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain: {what}"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """`wait_until(condition, what)`: see until()."""
+    return until
+
+
+# ── Nothing is left behind ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Traces(NamedTuple):
+    """What this process and its family hold at one moment."""
+
+    children: set[int]
+    threads: set[int]
+    listening: set[int]
+    descriptors: Counter[str]
+    folders: set[str]
+
+    def beside(self, other: Traces) -> Traces:
+        """What is here and was not there."""
+        return Traces(
+            self.children - other.children,
+            self.threads - other.threads,
+            self.listening - other.listening,
+            self.descriptors - other.descriptors,
+            self.folders - other.folders,
+        )
+
+    def and_also(self, other: Traces) -> Traces:
+        return Traces(
+            self.children | other.children,
+            self.threads | other.threads,
+            self.listening | other.listening,
+            self.descriptors + other.descriptors,
+            self.folders | other.folders,
+        )
+
+
+class Lasting:
+    """What outlives a test on purpose: Spark's JVM and all below it, and the cluster."""
+
+    def __init__(self) -> None:
+        self.processes: list[psutil.Process] = []
+        # Where the session and the JVM talk: py4j keeps a connection per thread, the accumulators' server one.
+        self.ports: set[int] = set()
+
+    def pids(self) -> set[int]:
+        found: set[int] = set()
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= {process.pid, *(below.pid for below in process.children(recursive=True))}
+        return found
+
+
+lasting = Lasting()
+
+
+def traces() -> Traces:
+    """Everything that a test could leave behind, as it is now."""
+    me = psutil.Process()
+    spark = lasting.pids()
+    children = {
+        child.pid
+        for child in me.children(recursive=True)
+        if child.pid not in spark and _status(child) != psutil.STATUS_ZOMBIE
+    }
+    zombies = {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
+    connections = me.net_connections("inet")
+    to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
+    descriptors: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if int(name) not in to_spark:
+                descriptors[re.sub(r"\d+", "N", target) if target.startswith(("socket:", "pipe:")) else target] += 1
+    return Traces(
+        children | zombies,
+        {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("sparkring-")},
+        {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN},
+        descriptors,
+        {str(path) for path in Path(tempfile.gettempdir()).glob("sparkring-*")},
+    )
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
+def marked(mark: str) -> list[int]:
+    """Processes, anywhere, that inherited `mark`: a rank's grandchild that called setsid is among them."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def told(pids: set[int] | list[int]) -> list[str]:
+    """Processes as a reader of a failed test wants to see them."""
+    lines = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            lines.append(f"{pid} ({process.status()}, parent {process.ppid()}): {' '.join(process.cmdline())[:120]}")
+    return lines
+
+
+@dataclass
+class Watch:
+    """The state that the test must leave as it found it."""
+
+    mark: str
+    before: Traces = field(default_factory=traces)
+
+    def except_for(self, start: Callable[[], Any]) -> Any:
+        """Run `start`, whose traces are meant to last (Spark)."""
+        mark = os.environ.pop(MARK, None)
+        earlier = traces()
+        try:
+            return start()
+        finally:
+            self.before = self.before.and_also(traces().beside(earlier))
+            if mark is not None:
+                os.environ[MARK] = mark
+
+
+@pytest.fixture(autouse=True)
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Fails a test that leaves a process, thread, listening socket, descriptor or temp folder behind."""
+    monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    found = Watch(os.environ[MARK])
+    yield found
+    left = traces().beside(found.before)
+    if any(left):
+        gc.collect()  # what only waits for it is not left behind
+        left = traces().beside(found.before)
+    marks = set(marked(found.mark)) - lasting.pids()
+    complaints = {
+        "processes": told(left.children | marks),
+        "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
+        "listening sockets": sorted(left.listening),
+        "descriptors": sorted(left.descriptors.elements()),
+        "temp folders": sorted(left.folders),
+    }
+    for pid in marks:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    assert not any(complaints.values()), f"left behind: { {k: v for k, v in complaints.items() if v} }"
+
+
+# ── Spark ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Cluster(NamedTuple):
+    """A standalone cluster, and the Python that its executors run."""
+
+    url: str
+    python: str
+
+
+def _java() -> None:
+    from sparkring.launchers.spark import find_java
+
+    home = find_java()
+    if home:
+        os.environ["JAVA_HOME"] = home
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python of this version with everything that this one has, but for sparkring itself."""
+    folder = tmp_path_factory.mktemp("bare") / "python"
+    venv.create(folder, symlinks=True, with_pip=False)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = folder / "lib" / version / "site-packages"
+    # A folder named in a .pth file does not have its own .pth files read: an editable sparkring stays unknown.
+    theirs = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "everything-else.pth").write_text("\n".join(theirs) + "\n")
+    return str(folder / "bin" / "python")
+
+
+@contextlib.contextmanager
+def _standalone(folder: Path, python: str) -> Iterator[Cluster]:
+    import pyspark
+
+    _java()
+    home = str(Path(pyspark.__file__).parent)
+    environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    for name in ("PYTHONPATH", MARK):
+        environment.pop(name, None)
+    url = f"spark://127.0.0.1:{_free_port()}"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = folder / f"{name}.log"
+        role = "master.Master" if name == "master" else "worker.Worker"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", *arguments],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started.append(process)
+        lasting.processes.append(psutil.Process(process.pid))
+        return log
+
+    try:
+        log = start("master", "--port", url.rpartition(":")[2], "--webui-port", "0")
+        until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
+        work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
+        logs = [start(f"worker-{number}", *work) for number in (1, 2)]
+        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "both workers are up")
+        yield Cluster(url, python)
+    finally:
+        family = lasting.pids()
+        for process in reversed(started):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in started:
+            process.wait(DEADLINE_S)
+        until(lambda: not told([pid for pid in family if psutil.pid_exists(pid)]), "the cluster has ended")
+
+
+@pytest.fixture(scope="session")
+def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real standalone cluster on loopback: a master and two workers with two cores each."""
+    with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
+        yield found
+
+
+class Spark:
+    """The session that the tests share, made when the first of them asks for it."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    def session(self, watch: Watch, cluster: Cluster | None) -> Any:
+        if self._session is None:
+            self._session = watch.except_for(lambda: self._start(cluster))
+        return self._session
+
+    def _start(self, cluster: Cluster | None) -> Any:
+        from pyspark.sql import SparkSession
+
+        _java()
+        os.environ["PYSPARK_PYTHON"] = cluster.python if cluster else sys.executable
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "FATAL",
+            "spark.executor.memory": "600m",
+        }
+        builder = SparkSession.builder.master(cluster.url if cluster else "local[4]").appName("tests")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        context = session.sparkContext
+        gateway = context._gateway
+        assert gateway is not None
+        lasting.processes.append(psutil.Process(gateway.proc.pid))
+        lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
+        if cluster:
+            tracker = context._jsc.sc()
+            until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
+        return session
+
+    def stop(self) -> None:
+        if self._session is None:
+            return
+        gateway = self._session.sparkContext._gateway
+        self._session.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with it
+        gateway.proc.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="session")
+def shared_spark(request: pytest.FixtureRequest) -> Iterator[Spark]:
+    if request.config.getoption("--standalone"):
+        request.getfixturevalue("cluster")  # before the session, so that it ends after it
+    found = Spark()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
+    """The shared SparkSession: local[4], or the standalone cluster's."""
+    standalone = request.config.getoption("--standalone")
+    return shared_spark.session(watch, request.getfixturevalue("cluster") if standalone else None)
+
+
+# ── Rings ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recording:
+    """A view that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.record = RunRecord()
+        self.closed = 0
+        self.on_refresh: Callable[[RunRecord], None] = lambda record: None
+
+    def refresh(self, record: RunRecord) -> None:
+        self.record = record
+        self.on_refresh(record)
+
+    def close(self, record: RunRecord) -> None:
+        self.record = record
+        self.closed += 1
+
+
+class Ring:
+    """Runs cells on one launcher."""
+
+    def __init__(self, where: str, mark: str) -> None:
+        self.where = where
+        self.view = Recording()
+        self._mark = mark
+
+    def np(self, n: int) -> int:
+        """`n` ranks, as this launcher's -n has it."""
+        return -n if self.where == "local" else n
+
+    def run(
+        self,
+        source: str,
+        n: int = 2,
+        *,
+        namespace: dict[str, Any] | None = None,
+        framework: str = "plain",
+        view: Any = None,
+        **options: Any,
+    ) -> RunResult:
+        """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
+        cell = textwrap.dedent(source).strip("\n")
+        code = "\n" + cell
+        on_refresh = self.view.on_refresh
+        self.view = Recording()
+        self.view.on_refresh = on_refresh
+        options["env"] = (*options.get("env", ()), (MARK, self._mark))
+        return run_cell(
+            code,
+            capture(code, {} if namespace is None else namespace, provided=PROVIDED),
+            Options(np=self.np(n), **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework} -n {self.np(n)}\n{cell}",
+            view=view or self.view,
+        )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ring" in metafunc.fixturenames:
+        standalone = metafunc.config.getoption("--standalone")
+        metafunc.parametrize("ring", ["standalone"] if standalone else ["local", "spark"], indirect=True)
+
+
+@pytest.fixture
+def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
+    """A ring on one launcher; a test that takes it runs once on each."""
+    if request.param != "local":
+        request.getfixturevalue("spark")
+    return Ring(request.param, watch.mark)
+
+
+@pytest.fixture
+def local(watch: Watch) -> Ring:
+    """A ring of processes on this machine, for tests that the launcher makes no difference to."""
+    return Ring("local", watch.mark)
+
+
+@pytest.fixture
+def tasks(spark: Any, watch: Watch) -> Ring:
+    """A ring of Spark tasks, for tests of what only that launcher does."""
+    return Ring("spark", watch.mark)
+
+
+# ── Drivers of their own ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_PRELUDE = f"""
+import os, signal, sys, textwrap, time
+from sparkring.capture import capture
+from sparkring.options import Options
+from sparkring.runner import run_cell
+
+class View:
+    said = 0
+    def refresh(self, record):
+        for line in record.recent[len(record.recent) - (record.recent_count - self.said):]:
+            print(f"[{{line.rank}}]", line.text, flush=True)
+        self.said = record.recent_count
+        self.record = record
+    close = refresh
+
+view = View()
+
+def run(source, np, namespace=None, **options):
+    global view
+    view = View()
+    code = chr(10) + textwrap.dedent(source).strip()
+    return run_cell(code, capture(code, namespace or {{}}, provided={PROVIDED!r}), Options(np=np, **options),
+                    framework="plain", title="test", code="%%plain" + code, view=view)
+
+def spark(master, **settings):
+    from pyspark.sql import SparkSession
+    builder = SparkSession.builder.master(master)
+    settings = {{"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL", **settings}}
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+"""
+
+
+class Driver:
+    """A Python process of its own that runs cells: something that can be interrupted, or killed."""
+
+    def __init__(self, script: str, folder: Path) -> None:
+        _java()
+        path = folder / "driver.py"
+        path.write_text(_PRELUDE + textwrap.dedent(script))
+        self.log = folder / "driver.log"
+        environment = {**os.environ, "PYTHONPATH": SOURCE_ROOT, "PYSPARK_PYTHON": sys.executable}
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(path)],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until_said(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of the driver's output that `pattern` matches."""
+
+        def look() -> re.Match[str] | None:
+            found = re.search(pattern, self.text, re.MULTILINE)
+            assert found or self.process.poll() is None, f"the driver ended without {pattern!r}:\n{self.text}"
+            return found
+
+        match: re.Match[str] = until(look, pattern)
+        return match
+
+    def wait(self) -> str:
+        """Wait for its end; returns what it printed."""
+        self.process.wait(3 * DEADLINE_S)
+        return self.text
+
+    def family(self) -> list[str]:
+        """What it has started, directly or not, and still runs."""
+        return told(set(marked(os.environ[MARK])) - {self.process.pid})
+
+
+@pytest.fixture
+def driver(tmp_path: Path, watch: Watch) -> Iterator[Callable[[str], Driver]]:
+    """Starts a script in a process of its own, where `run(source, np, **options)` runs a cell."""
+    started: list[Driver] = []
+
+    def start(script: str) -> Driver:
+        folder = tmp_path / f"driver-{len(started)}"
+        folder.mkdir()
+        started.append(Driver(script, folder))
+        return started[-1]
+
+    yield start
+    for found in started:
+        if found.process.poll() is None:
+            found.process.kill()
+        found.process.wait()
+        until(lambda found=found: not found.family(), "Spark's JVM ends a moment after its driver")

@@ -1,0 +1,248 @@
+"""The connection between driver and member: proof first, then frames that arrive whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+
+import pytest
+
+from sparkring import channel
+from sparkring.channel import GREETING, NONCE_BYTES, PREFIX, PROOF_BYTES, ChannelClosed, Listener, dial, pair
+
+SECRET = b"s" * 32
+
+
+class Door:
+    """A listener whose welcomed connections put the frames they receive into `frames`, and answer each."""
+
+    def __init__(self, most: int = 4) -> None:
+        self.frames: list = []
+        self.welcomed = 0
+        self.ended = threading.Event()
+        self.listener = Listener("127.0.0.1", 0, SECRET, self.serve, most=most)
+
+    def serve(self, connection) -> None:
+        self.welcomed += 1
+        try:
+            while True:
+                frame = connection.receive()
+                self.frames.append(frame)
+                connection.send("answer", {"to": frame.kind})
+        except ChannelClosed:
+            self.ended.set()
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.listener.port), timeout=20)
+
+
+@pytest.fixture
+def door(watch):
+    found = Door()
+    yield found
+    found.listener.close()
+
+
+def test_frames_go_both_ways(door):
+    """A frame arrives with its kind, fields and parts, and the answer comes back."""
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    connection.send("hello", {"who": "ünï", "n": 1}, [b"one", b"", b"three"])
+    assert connection.receive() == ("answer", {"to": "hello"}, [])
+    (frame,) = door.frames
+    assert (frame.kind, frame.fields) == ("hello", {"who": "ünï", "n": 1})
+    assert [bytes(part) for part in frame.parts] == [b"one", b"", b"three"]
+    assert connection.local_host() == "127.0.0.1"
+    connection.close()
+
+
+def test_frames_with_many_and_large_parts():
+    """A thousand parts, and parts beyond what one write takes, arrive as they were sent."""
+    left, right = pair()
+    parts = [bytes([n % 256]) * n for n in range(1000)]
+    large = [bytes(3 * channel.CHUNK_BYTES + 7), memoryview(b"abcd" * 10).cast("I"), b"x"]
+    sender = threading.Thread(target=lambda: (left.send("many", parts=parts), left.send("large", parts=large)))
+    sender.start()
+    assert right.receive().parts == parts
+    assert [bytes(part) for part in right.receive().parts] == [bytes(part) for part in large]
+    sender.join()
+    left.close()
+    right.close()
+
+
+def test_a_frame_is_passed_on_without_being_held():
+    """pass_on() hands a frame of any size from one connection to another."""
+    (a, b), (c, d) = pair(), pair()
+    body = [b"1" * (2 * channel.CHUNK_BYTES + 1), b"2"]
+    threads = [threading.Thread(target=lambda: a.send("x", {"y": 1}, body)),
+               threading.Thread(target=lambda: b.pass_on(b.receive_head(), c))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    frame = d.receive()
+    assert (frame.kind, frame.fields, [bytes(part) for part in frame.parts]) == ("x", {"y": 1}, body)
+    for thread in threads:
+        thread.join()
+    for connection in (a, b, c, d):
+        connection.close()
+
+
+def test_frames_of_several_threads_do_not_mix():
+    """Sending is safe from any thread."""
+    left, right = pair()
+    threads = [threading.Thread(target=lambda n=n: [left.send(str(n), parts=[b"%d" % n * 999]) for _ in range(50)])
+               for n in range(4)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        frame = right.receive()
+        assert bytes(frame.parts[0]) == frame.kind.encode() * 999
+    for thread in threads:
+        thread.join()
+    left.close()
+    right.close()
+
+
+def test_the_wrong_secret_is_refused(door):
+    """Neither side goes on: the driver never welcomes, the member says why."""
+    with pytest.raises(ChannelClosed):
+        dial("127.0.0.1", door.listener.port, b"t" * 32)
+    assert door.welcomed == 0
+
+
+def test_a_driver_that_does_not_know_the_secret_is_refused():
+    """A member does not talk to a listener that cannot prove itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def impostor() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(GREETING + bytes(NONCE_BYTES))
+                sock.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+                sock.sendall(bytes(PROOF_BYTES))
+
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        with pytest.raises(ChannelClosed, match="does not hold this gang's secret"):
+            dial("127.0.0.1", server.getsockname()[1], SECRET)
+        thread.join()
+
+
+def test_another_service_is_told():
+    """What answers with something else is no driver of this version."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def web() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(len(GREETING) + NONCE_BYTES))
+                sock.recv(1)
+
+        thread = threading.Thread(target=web)
+        thread.start()
+        with pytest.raises(ChannelClosed, match="not a sparkring driver"):
+            dial("127.0.0.1", server.getsockname()[1], SECRET)
+        thread.join()
+
+
+def test_a_replayed_proof_is_refused(door):
+    """A proof that was right for one connection is not for the next: the nonces are new each time."""
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    connection.close()
+    first, second = door.raw(), door.raw()
+    with first, second:
+        nonce = first.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)[len(GREETING) :]
+        ours = bytes(NONCE_BYTES)
+        proof = ours + channel._proof(SECRET, b"member", nonce, ours)
+        first.sendall(proof)
+        assert len(first.recv(PROOF_BYTES, socket.MSG_WAITALL)) == PROOF_BYTES
+        second.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
+        second.sendall(proof)
+        assert second.recv(1) == b""
+
+
+@pytest.mark.parametrize("proof", [bytes(NONCE_BYTES + PROOF_BYTES), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(64)])
+def test_nothing_is_parsed_before_the_proof(door, monkeypatch, proof):
+    """Of a peer without the proof only a fixed number of bytes is read; no JSON, no pickle."""
+
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(json, "loads", never)
+    monkeypatch.setattr(pickle, "loads", never)
+    with door.raw() as sock:
+        greeting = sock.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
+        assert greeting.startswith(GREETING)
+        sock.sendall(proof)
+        assert sock.recv(1) == b"", "closed without another word"
+    assert (door.welcomed, door.frames) == (0, [])
+
+
+def test_a_silent_peer_does_not_block_others(door):
+    """Peers that connect and say nothing do not keep a member out."""
+    with door.raw(), door.raw():
+        connection = dial("127.0.0.1", door.listener.port, SECRET)
+        connection.send("hello")
+        assert connection.receive().kind == "answer"
+        connection.close()
+
+
+def test_a_silent_peer_is_given_up(monkeypatch, watch):
+    """A peer that does not prove itself in time is closed."""
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
+    found = Door()
+    with found.raw() as sock:
+        sock.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)
+        assert sock.recv(1) == b""
+    found.listener.close()
+
+
+def test_half_a_frame_is_no_frame(door):
+    """A connection that breaks in the middle of a frame ends; what came of it is not taken."""
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    header = json.dumps({"kind": "x", "sizes": [100]}).encode()
+    connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
+    connection.close()
+    assert door.ended.wait(20)
+    assert door.frames == []
+
+
+def test_parts_that_do_not_add_up(door):
+    """A header that disagrees with its prefix ends the connection."""
+    connection = dial("127.0.0.1", door.listener.port, SECRET)
+    header = json.dumps({"kind": "x", "sizes": [5]}).encode()
+    connection._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
+    assert door.ended.wait(20)
+    connection.close()
+
+
+def test_nothing_follows_half_a_frame():
+    """After a send that broke off the connection refuses further frames, rather than garble them."""
+    left, right = pair()
+    left._sock.settimeout(0.1)  # as if interrupted: nobody reads
+    with pytest.raises((ChannelClosed, TimeoutError)):
+        left.send("x", parts=[bytes(64 << 20)])
+    with pytest.raises(ChannelClosed, match="middle of a frame"):
+        left.send("y")
+    left.close()
+    right.close()
+
+
+def test_closing_ends_everything(watch):
+    """close() wakes whoever waits, and leaves no thread, with peers proven, silent and half-way."""
+    found = Door()
+    connection = dial("127.0.0.1", found.listener.port, SECRET)
+    with found.raw(), found.raw() as half:
+        half.sendall(b"x" * 10)
+        connection.send("hello")
+        connection.receive()
+        found.listener.close()
+        with pytest.raises(ChannelClosed):
+            connection.receive()
+    connection.close()
+
+
+def test_a_taken_port_leaves_no_socket(door):
+    """A listener that cannot bind raises OSError and keeps nothing open."""
+    with pytest.raises(OSError, match="in use"):
+        Listener("127.0.0.1", door.listener.port, SECRET, door.serve, most=1)

@@ -1,0 +1,126 @@
+"""What may stand on a magic's line, what it means, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkring import options
+from sparkring.errors import OptionsError
+from sparkring.options import LogsWanted, Options, completions, parse, parse_logs
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", Options()),
+        ("-n 2", Options(np=2)),
+        ("-n -2", Options(np=-2)),
+        ("-n=-2", Options(np=-2)),
+        ("-n-2", Options(np=-2)),
+        ("--np -3", Options(np=-3)),
+        ("--np=4", Options(np=4)),
+        ("-n 0", Options(np=0)),
+        ("--timeout 2.5", Options(timeout_s=2.5)),
+        ("--push a,b --push c,a", Options(push=("a", "b", "c"))),
+        ("--pull model", Options(pull=("model",))),
+        ("--pull 'a, b'", Options(pull=("a", "b"))),
+        ("--env A=1 --env B='x y=z'", Options(env=(("A", "1"), ("B", "x y=z")))),
+        ("--env EMPTY=", Options(env=(("EMPTY", ""),))),
+        ("--logs rank0", Options(logs="rank0")),
+        ("--no-autolog --dry-run --quiet", Options(autolog=False, dry_run=True, quiet=True)),
+        ("--name 'first try'", Options(name="first try")),
+        ("-n 2  # two tasks", Options(np=2)),
+    ],
+)
+def test_lines(line, expected):
+    """Each option means what the help says."""
+    assert parse("horovod", line) == expected
+
+
+def test_the_default_number_of_ranks():
+    """Without -n the given default counts; with it, it does not."""
+    assert parse("horovod", "", Options(np=-4)).np == -4
+    assert parse("horovod", "-n 2", Options(np=-4)).np == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("-n two", "'two' is not a whole number"),
+        ("-n 1.5", "'1.5' is not a whole number"),
+        ("-n", "expected one argument"),
+        ("-n 5000", "limit of 1024"),
+        ("-n -5000", "limit of 1024"),
+        ("--timeout soon", "'soon' is not a time"),
+        ("--timeout 0", "above 0"),
+        ("--timeout -1", ""),
+        ("--timeout inf", "above 0"),
+        ("--timeout nan", "above 0"),
+        ("--push 2x", "'2x' is not a variable's name"),
+        ("--pull a.b", "'a.b' is not a variable's name"),
+        ("--env A", "KEY=VALUE"),
+        ("--env =1", "KEY=VALUE"),
+        ("--logs some", "invalid choice: 'some'"),
+        ("--unknown", "unrecognized arguments: --unknown"),
+        ("--time 3", "unrecognized arguments"),
+        ("extra", "unrecognized arguments: extra"),
+        ("--name 'open", "No closing quotation"),
+        ("--no-autolog=1", "explicit argument"),
+    ],
+)
+def test_bad_lines(line, word):
+    """What cannot be used is named in one OptionsError, on one line, that starts with the magic."""
+    with pytest.raises(OptionsError) as caught:
+        parse("horovod", line)
+    text = str(caught.value)
+    assert text.startswith("%%horovod: ")
+    assert word in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", LogsWanted("", None, None)),
+        ("2026-11 --rank 1 --tail 20", LogsWanted("2026-11", 1, 20)),
+    ],
+)
+def test_logs_lines(line, expected):
+    """%logs takes a run, a rank and a number of lines."""
+    assert parse_logs(line) == expected
+
+
+@pytest.mark.parametrize("line", ["--rank one", "--tail x", "a b", "'open", "--tail -3", "--rank -1"])
+def test_bad_logs_lines(line):
+    """What %logs cannot use is an OptionsError."""
+    with pytest.raises(OptionsError):
+        parse_logs(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "some", "none"),
+    [
+        (" --p", {"--push", "--pull"}, {"--env", "-n"}),
+        (" ", {"-n", "--np", "--timeout", "--logs"}, set()),
+        (" --logs ", set(options.LOGS), {"--pull"}),
+        (" --logs r", {"rank0"}, {"all"}),
+        (" -n -2 --", {"--timeout"}, {"--np", "-n"}),
+        (" --env A=1 --e", {"--env"}, set()),
+        (" --name x", set(), {"--name"}),
+    ],
+)
+def test_completions(line, some, none):
+    """Tab offers what can still be given, and the words of an option that has some."""
+    found = set(completions("horovod", line))
+    assert some <= found
+    assert not none & found
+
+
+def test_the_help_has_every_option():
+    """Each option stands in the help, with what it does."""
+    text = options.help_table("horovod")
+    for action in options.launch_parser("horovod")._actions:
+        assert action.help
+        assert action.option_strings[-1] in text
+    assert "%runs" in text
+    assert "%%runs" not in text

@@ -1,0 +1,166 @@
+"""The record of a run: a pure fold over its events, of bounded size."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkring import record as module
+from sparkring.events import (
+    Failure,
+    MemberJoined,
+    Message,
+    Metrics,
+    Notice,
+    Output,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankStarted,
+    RunFinished,
+    RunStarted,
+    StackTaken,
+)
+from sparkring.record import LogLine, RunRecord, apply, as_shown, replay
+
+STARTED = RunStarted(1.0, "id", "title", "code", 2, "local", "plain", "all")
+
+
+def printed(*data: bytes, rank: int = 0, stream="stdout") -> RunRecord:
+    """The record of a run in which one rank wrote `data`, piece by piece."""
+    return replay([STARTED, *(Output(2.0, rank, stream, piece) for piece in data)])
+
+
+def texts(record: RunRecord, rank: int = 0) -> list[str]:
+    return [line.text for line in record.ranks[rank].tail]
+
+
+def test_a_whole_life():
+    """The record says at each point what is known by then."""
+    record = replay([STARTED, MemberJoined(1.1, 0, "h"), MemberJoined(1.2, 1, "h")])
+    assert (record.joined, record.running_since, record.outcome) == (2, 0.0, None)
+    record = replay([RankStarted(1.3, 0, "h", 10), RankStarted(1.4, 1, "h", 11)], record)
+    assert (record.running_since, [rank.state for rank in record.ranks]) == (1.3, ["running"] * 2)
+    record = replay([RankFinished(2.0, 0, "5"), RankFailed(2.1, 1, Failure("exit", "exited with code 3"))], record)
+    assert record.failure is None, "nobody has said yet that it ended the run"
+    record = replay([RankExited(2.2, 0), RankExited(2.2, 1), RunFinished(2.3, "failed", "why", 1)], record)
+    assert [rank.state for rank in record.ranks] == ["finished", "failed"]
+    assert (record.outcome, record.message, record.ended) == ("failed", "why", 2.3)
+    assert record.failure == Failure("exit", "exited with code 3")
+
+
+def test_a_rank_that_ends_without_a_word_was_stopped():
+    """RankExited of a running rank leaves it stopped."""
+    assert replay([STARTED, RankStarted(1.3, 0, "h", 10), RankExited(2.0, 0)]).ranks[0].state == "stopped"
+
+
+def test_lines_in_pieces():
+    """A line that comes in pieces is one line; streams do not mix; what has not ended is kept aside."""
+    record = printed(b"a", b"b\nc", b"\n", b"rest")
+    assert texts(record) == ["ab", "c"]
+    assert record.ranks[0].partial_stdout == b"rest"
+    record = apply(record, Output(3.0, 0, "stderr", b"error\n"))
+    assert [(line.stream, line.text) for line in record.ranks[0].lines_with_partial()] == [
+        ("stdout", "ab"), ("stdout", "c"), ("stderr", "error"), ("stdout", "rest"),
+    ]  # fmt: skip
+    record = apply(record, RankExited(4.0, 0))
+    assert texts(record) == ["ab", "c", "error", "rest"]
+    assert record.ranks[0].line_count == record.recent_count == 4
+    assert record.ranks[0].partial_stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"10%\r20%\r30%", "30%"),
+        (b"10%\r", "10%"),
+        (b"windows\r", "windows"),
+        (b"\rstart", "start"),
+        (b"", ""),
+        (b"bad \xff", "bad \\xff"),
+        ("ü".encode(), "ü"),
+        (b"\x1b[31mred", "\x1b[31mred"),
+        (b"x" * 4000, "x" * 4000),
+        (b"x" * 4001, "x" * 4000 + " … (cut)"),
+    ],
+)
+def test_lines_as_shown(line, shown):
+    """A line is what a terminal would leave of it, in text."""
+    assert as_shown(line) == shown
+
+
+def test_a_character_split_between_pieces():
+    """A UTF-8 character whose bytes come apart is whole again."""
+    assert texts(printed(b"\xc3", b"\xbc\n")) == ["ü"]
+
+
+def test_lines_are_bounded_and_counted():
+    """Only the last lines are kept, all are counted, in the tail as in what all ranks printed."""
+    record = printed(b"".join(b"%d\n" % n for n in range(5000)), b"end\n")
+    assert record.ranks[0].line_count == record.recent_count == 5001
+    assert texts(record)[-2:] == ["4999", "end"]
+    assert len(record.ranks[0].tail) == module.TAIL_LINES
+    assert len(record.recent) == module.RECENT_LINES
+
+
+def test_a_line_without_an_end_is_bounded():
+    """A line that never ends is shown in pieces."""
+    record = printed(*[b"x" * 10_000] * 10)
+    assert len(record.ranks[0].partial_stdout) <= module.PARTIAL_BYTES
+    assert record.ranks[0].line_count == 1
+    assert record.ranks[0].size_bytes == 100_000
+
+
+def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
+    """Of very many metrics the older ones are thinned out; the ends of epochs stay; the last is the rank's."""
+    record = RunRecord(ranks=(module.RankRecord(0),))
+    many = [Metrics(0.0, 0, {"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0) for n in range(module.METRICS_KEPT)]
+    record = apply(RunRecord(ranks=record.ranks, metrics=tuple(many)), Metrics(0.0, 0, {"loss": 0.0}, step=-1))
+    assert len(record.metrics) <= module.METRICS_KEPT
+    assert [m.step for m in record.metrics if m.ends_epoch] == list(range(0, module.METRICS_KEPT, 1000))
+    assert record.metrics[-1].step == -1 == record.ranks[0].metrics.step
+
+
+def test_notices_are_bounded():
+    """Only the last notices are kept."""
+    record = replay([STARTED, *(Notice(0.0, str(n)) for n in range(100))])
+    assert [record.notices[0].text, record.notices[-1].text] == ["50", "99"]
+
+
+def test_messages_and_stacks():
+    """A message is a line of its own kind; a stack is its rank's."""
+    stack = StackTaken(2.0, 1, "waiting", 4, "text")
+    record = replay([STARTED, Message(1.5, 1, "hello"), stack])
+    assert record.recent == (LogLine(1.5, 1, "message", "hello"),)
+    assert record.ranks[1].stack == stack
+
+
+EVENTS = st.one_of(
+    st.builds(Output, st.just(2.0), st.integers(0, 1), st.sampled_from(["stdout", "stderr"]),
+              st.text("ab\n\r\xfc", max_size=30).map(str.encode)),
+    st.builds(Message, st.just(2.0), st.integers(0, 1), st.text(max_size=5)),
+    st.builds(Metrics, st.just(2.0), st.integers(0, 1), st.just({"loss": 1.0})),
+    st.builds(RankFinished, st.just(2.0), st.integers(0, 1), st.just("1")),
+    st.builds(RankExited, st.just(2.0), st.integers(0, 1)),
+)  # fmt: skip
+
+
+@given(st.lists(EVENTS, max_size=20), st.integers(0, 20))
+def test_the_fold_is_pure(events, at):
+    """The arguments stay as they were, and replaying in two parts gives the same record."""
+    start = replay([STARTED])
+    kept, given_ = copy.deepcopy(start), copy.deepcopy(events)
+    assert replay(events[at:], replay(events[:at], start)) == replay(events, start)
+    assert (start, events) == (kept, given_)
+
+
+@given(st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\rd\n", b"\xc3", b"\xbc\n"]), max_size=20))
+def test_how_output_is_cut_does_not_matter(pieces):
+    """The same bytes give the same lines, in however many pieces they came."""
+    one, many = printed(b"".join(pieces)), printed(*pieces)
+    assert texts(one) == texts(many)
+    assert one.ranks[0].partial_stdout == many.ranks[0].partial_stdout
+    assert one.ranks[0].line_count == many.ranks[0].line_count == b"".join(pieces).count(b"\n")

@@ -1,0 +1,157 @@
+"""Saved runs: what was written is read back, what was cut off is passed over, what is going on is not removed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from sparkring import events, runs
+from sparkring.errors import SparkringError
+from sparkring.record import replay
+
+
+def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
+    """Events of every kind."""
+    frame = events.CodeFrame("<cell>", 3, "f", in_cell=True, source=(events.SourceLine(3, "1 / 0"),))
+    failure = events.Failure("exception", "ZeroDivisionError: …", (frame,), "Traceback …", "advice", follows=True)
+    found: list[events.Event] = [
+        events.RunStarted(1.0, run_id, title, "1 / 0", 2, "local", "plain", "all"),
+        events.MemberJoined(1.1, 0, "h"),
+        events.RankStarted(1.2, 0, "h", 10),
+        events.Output(1.3, 0, "stdout", b"one\nbad \xff\n"),
+        events.Output(1.4, 1, "stderr", b"two"),
+        events.Output(1.5, 0, "stderr", b"three\n"),
+        events.Message(1.6, 0, "to you"),
+        events.Metrics(1.7, 0, {"loss": 0.5}, step=1, epochs=2, ends_epoch=True),
+        events.Notice(1.8, "look"),
+        events.StackTaken(1.9, 0, "waiting", 3, "text"),
+        events.RankFinished(2.0, 0, "5"),
+        events.RankFailed(2.1, 1, failure),
+        events.RankExited(2.2, 1),
+    ]
+    return [*found, events.RunFinished(2.3, "failed", "why", 1)] if ended else found
+
+
+def save(run_id: str, found: list[events.Event]) -> runs.RunFolder:
+    """A folder into which the events have been written."""
+    folder = runs.RunFolder(run_id)
+    for event in found:
+        assert folder.write(event) is None
+    folder.flush()
+    folder.close()
+    return folder
+
+
+def test_a_saved_run_is_the_live_one():
+    """The record that is read back is equal to the one that was folded live; each log is whole."""
+    found = story("2026-01-01_00-00-00_aaaa")
+    folder = save("2026-01-01_00-00-00_aaaa", found)
+    live = replay(found)
+    loaded = runs.load(folder.path)
+    assert loaded.log_folder == str(folder.path)
+    assert loaded == type(live)(**{**vars(live), "log_folder": str(folder.path)})
+    assert runs.log(folder.path, 0) == "one\nbad \\xff\nthree\n"
+    assert runs.log(folder.path, 1) == "two"
+    assert runs.log(folder.path, 7) == ""
+    assert runs.first(folder.path) == found[0]
+    assert runs.last(folder.path) == found[-1]
+
+
+def test_every_event_survives_json():
+    """to_json and from_json are each other's inverse, output's bytes aside."""
+    for event in story("x"):
+        found = events.to_json(event)
+        if isinstance(event, events.Output):
+            found["data"] = event.data
+        assert events.from_json({**found, "of a later version": 1}) == event
+
+
+def test_the_folder_is_the_user_s_alone():
+    """Others cannot list or read a run."""
+    assert save("private", story("private")).path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("cut", range(0, 400, 23))
+def test_a_record_that_was_cut_off(cut):
+    """Whatever a killed driver left of its last lines, the rest can be read, and it has no end."""
+    path = save("cut", story("cut")).path
+    file = path / runs.EVENTS
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) - cut - 2])
+    assert runs.load(path).run_id == "cut"
+    assert runs.first(path).title == "cell"
+    assert runs.last(path) is None
+
+
+def test_logs_that_were_cut_off():
+    """A log shorter than the record says is read as far as it goes."""
+    path = save("short", story("short")).path
+    (path / runs.log_name(0)).write_bytes(b"on")
+    (path / runs.log_name(1)).unlink()
+    assert runs.load(path).ranks[0].size_bytes == 2
+
+
+def test_an_empty_record():
+    """A run whose first line was never written still has a row."""
+    path = save("empty", []).path
+    assert runs.first(path).title == "?"
+    assert runs.last(path) is None
+    assert runs.load(path).size == 0
+
+
+def test_finding_runs():
+    """By nothing (the newest), by the beginning, the end, or the title; newest first."""
+    names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]
+    assert runs.find("") is None
+    for name in names:
+        save(name, story(name, title=f"title of {name[-4:]}"))
+    assert [path.name for path in runs.saved()] == names[::-1]
+    assert runs.find("").name == names[2]
+    assert runs.find("2026-01-01").name == names[0]
+    assert runs.find("bbbb").name == names[1]
+    assert runs.find("title of aaaa").name == names[0]
+    assert runs.find("nothing") is None
+
+
+def test_new_ids_are_new():
+    """Two runs that start in the same second do not share a folder."""
+    assert len({runs.new_id() for _ in range(100)}) > 95
+
+
+def test_pruning_keeps_the_newest_and_what_is_going_on():
+    """Old runs are removed, but none without an end, unless nobody has written to it for a day."""
+    for number in range(6):
+        save(f"run-{number}", story(f"run-{number}", ended=number not in (0, 1)))
+    long_ago = time.time() - runs.ABANDONED_AFTER_S - 60
+    os.utime(runs.home() / "run-1" / runs.EVENTS, (long_ago, long_ago))
+    runs.prune(keep=2)
+    assert [path.name for path in runs.saved()] == ["run-5", "run-4", "run-0"]
+
+
+def test_a_full_disk_is_told_once(monkeypatch):
+    """The first write that fails gives a notice; after that nothing is written and nothing raised."""
+    folder = runs.RunFolder("full")
+    start, *rest = story("full")
+    assert folder.write(start) is None
+
+    def full(event: events.Event) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "_write", full)
+    notices = [notice for event in rest if (notice := folder.write(event))]
+    assert len(notices) == 1
+    assert "No space left on device" in notices[0].text
+    assert "SPARKRING_HOME" in notices[0].text
+    folder.flush()
+    folder.close()
+    assert runs.load(folder.path).size == 2
+
+
+def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
+    """A SPARKRING_HOME that is a file does not end the run before it starts without a clear word."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
+    with pytest.raises((OSError, SparkringError)):
+        runs.RunFolder("x")
