@@ -155,3 +155,10 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SparkringError)):
         runs.RunFolder("x")
+
+
+def test_a_home_that_cannot_be_written_to(monkeypatch):
+    """Where runs cannot be kept, one sentence names the place and what to set."""
+    monkeypatch.setenv("SPARKRING_HOME", os.devnull)
+    with pytest.raises(SparkringError, match=r"cannot be kept in /dev/null/runs/.*Set SPARKRING_HOME"):
+        runs.RunFolder("2026-01-01_00-00-00_aaaa")

@@ -23,7 +23,7 @@ from sparkring.launchers.base import Launcher
 from sparkring.launchers.local import LocalLauncher
 from sparkring.options import Logs, Options
 from sparkring.record import RunRecord
-from sparkring.views import View, open_view, summary
+from sparkring.views import Quiet, View, open_view, summary
 
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
@@ -140,7 +140,6 @@ class _Recorder:
 
     def __init__(self, view: View, started: events.RunStarted) -> None:
         self._view = view
-        runs.home().mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = runs.RunFolder(started.run_id)
         self.record = RunRecord(log_folder=str(self._folder.path))
         self.add([started])
@@ -154,7 +153,17 @@ class _Recorder:
             if notice is not None:
                 self.record = record.apply(self.record, notice)
         self._folder.flush()
-        self._view.refresh(self.record)
+        self._show(self._view.refresh)
+
+    def _show(self, show: Callable[[RunRecord], None]) -> None:
+        """Show the record. A display that fails must not cost a training run: it is told, and given up."""
+        try:
+            show(self.record)
+        except Exception as error:  # whatever a front end may raise
+            self._view = Quiet()
+            text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
+            self.notice(text)
+            warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
 
     def notice(self, text: str) -> None:
         self.add([events.Notice(time.time(), text)])
@@ -164,7 +173,7 @@ class _Recorder:
             self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
         finally:
             self._folder.close()
-        self._view.close(self.record)
+        self._show(self._view.close)
         runs.prune()
         return self.record
 

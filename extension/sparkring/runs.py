@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import platformdirs
 
+from sparkring.errors import LaunchError
 from sparkring.events import Event, Notice, Output, RunFinished, RunStarted, from_json, to_json
 from sparkring.record import RunRecord, replay
 
@@ -41,10 +42,17 @@ class RunFolder:
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
-        self.path.mkdir(parents=True, mode=0o700)
+        try:
+            home().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.mkdir(mode=0o700)
+            self._events = (self.path / EVENTS).open("a", encoding="utf-8")
+        except OSError as error:
+            raise LaunchError(
+                f"the run's record cannot be kept in {self.path}: {error.strerror or error}. "
+                "Set SPARKRING_HOME to a folder that can be written to."
+            ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
-        self._events = (self.path / EVENTS).open("a", encoding="utf-8")
         self._broken: str | None = None
         self._told = False
 

@@ -167,3 +167,18 @@ def test_a_hundred_launches_leave_nothing(driver):
     before, after = json.loads(text.rpartition("STATES")[2])
     assert after[:4] == before[:4]
     assert after[4] - before[4] < 20e6
+
+
+def test_a_display_that_fails_does_not_end_the_run(local):
+    """The run goes on to its end, and its record tells that it could not be shown."""
+
+    class Broken:
+        def refresh(self, record):
+            raise OSError("the terminal is gone")
+
+        close = refresh
+
+    with pytest.warns(RuntimeWarning, match="cannot be shown any more.*the terminal is gone"):
+        result = local.run("rank", view=Broken())
+    assert result.values == [0, 1]
+    assert any("the terminal is gone" in notice.text for notice in result.record.notices)

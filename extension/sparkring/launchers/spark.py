@@ -134,6 +134,7 @@ class SparkLauncher:
 
 def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
     """The notebook's SparkSession, or a new local one with `size` slots at least, which `say` is told of."""
+    global _own
     try:
         import pyspark
         from pyspark.sql import SparkSession
@@ -154,13 +155,15 @@ def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
             )
         if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
             raise _stopped()
+        if session.sparkContext is not _own:
+            _own = None
         return session
-    if pyspark.SparkContext._gateway is not None and not _ours:
+    if pyspark.SparkContext._gateway is not None and _own is None:
         raise _stopped()
     return _new_session(size, say)
 
 
-_ours = False  # whether sparkring has made a session in this process
+_own: SparkContext | None = None  # of the last session in use, if it was sparkring that made it
 
 
 def _stopped() -> LaunchError:
@@ -171,7 +174,7 @@ def _stopped() -> LaunchError:
 
 
 def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
-    global _ours
+    global _own
     from pyspark.sql import SparkSession
 
     slots = max(size, os.cpu_count() or 1)
@@ -192,7 +195,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
         .getOrCreate()
     )
-    _ours = True
+    _own = session.sparkContext
     say(f"SparkSession local[{slots}] is up after {time.monotonic() - started:.1f} s; it stays for later cells")
     return session
 
@@ -266,10 +269,14 @@ def _check(context: SparkContext, size: int) -> None:
         time.sleep(0.1)
         found = slots(context)
     if found.total < size:
+        more = (
+            "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and makes a larger one"
+            if context is _own
+            else "add executors or cores (executors that are just starting count in a moment)"
+        )
         raise SlotsError(
             f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
-            f"{max(found.total, 1)}, add executors or cores (executors that are just starting count in a "
-            f"moment), or -n -{size} for processes on this machine."
+            f"{max(found.total, 1)}, {more}, or -n -{size} for processes on this machine."
         )
 
 
