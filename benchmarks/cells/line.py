@@ -1,0 +1,3 @@
+import os
+
+print("hello from rank", os.environ["HOROVOD_RANK"])

@@ -1,0 +1,4 @@
+import horovod.tensorflow as hvd
+
+hvd.init()
+print("hello from rank", hvd.rank(), "of", hvd.size())

@@ -1,0 +1,71 @@
+"""A rank is killed: how long until the driver has the error? The rank notes the time of its own death."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, script, spark_session, start_horovodrun
+from peers import torch_distributor_death
+
+from sparkring.errors import RunFailed
+from sparkring.views import Quiet
+
+LOCAL, ON_SPARK = Goal(0.5), Goal(1.5)
+
+
+def killed(effort: Effort) -> list[Row]:
+    rows = []
+    spark_session()
+    for name, state in (("death", "the other sleeps"), ("death_in_allreduce", "the other is in an allreduce")):
+        torch = functools.partial(torch_distributor_death, in_allreduce=name != "death")
+        local = Turns(
+            effort.runs,
+            {
+                US: functools.partial(_seconds, functools.partial(_ours, name, -2)),
+                "horovodrun": functools.partial(_seconds, functools.partial(_horovodrun, name)),
+                "TorchDistributor, local": functools.partial(_seconds, functools.partial(torch, local=True)),
+            },
+        )
+        on_spark = Turns(
+            effort.runs,
+            {
+                US: functools.partial(_seconds, functools.partial(_ours, name, 2)),
+                "TorchDistributor": functools.partial(_seconds, functools.partial(torch, local=False)),
+            },
+        )
+        what = f"SIGKILL of one of 2 {{}}, {state}: to the error"
+        rows += [
+            local.row(what.format("local ranks"), "s", "told", "horovodrun", goal=LOCAL),
+            local.row("… beside PyTorch's", "s", "told", "TorchDistributor, local"),
+            on_spark.row(what.format("Spark tasks"), "s", "told", "TorchDistributor", goal=ON_SPARK),
+        ]
+    return rows
+
+
+def _seconds(until_told: Callable[[str], None]) -> Measured:
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder, "died-at")
+        until_told(str(note))
+        told = time.time()
+        return {"told": told - float(note.read_text())}
+
+
+def _ours(name: str, np: int, note: str) -> None:
+    try:
+        run(cell(name), np, Quiet(), env={"BENCHMARK_NOTE": note})
+    except RunFailed as error:
+        if "rank 1" not in str(error):
+            raise
+        return
+    raise AssertionError("no error came")
+
+
+def _horovodrun(name: str, note: str) -> None:
+    with start_horovodrun(script(name), env={"BENCHMARK_NOTE": note}) as process:
+        process.communicate()
+    if not process.returncode:
+        raise RuntimeError("no error came")

@@ -1,0 +1,307 @@
+"""What the benchmarks share: taking turns, medians, goals, and both ways to run a script on a ring."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkring import runner
+from sparkring.capture import capture
+from sparkring.options import Options
+from sparkring.record import RunRecord
+from sparkring.runner import RunResult
+from sparkring.views import View
+
+HERE = Path(__file__).parent
+US = "sparkring"
+
+Measured = dict[str, float]  # what one turn of one contestant brought, by name
+Case = Callable[[], Measured]
+
+
+# ── What is reported ──────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure."""
+
+    runs: int
+    quick: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    """The same thing measured several times."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def shown(self, unit: str) -> str:
+        spread = f" ({_number(min(self.values))} to {_number(max(self.values))})" if len(self.values) > 1 else ""
+        return f"{_number(self.median)} {unit}{spread}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on our median, or on its ratio to the peer's."""
+
+    bound: float
+    at_least: bool = False
+    ratio: bool = False
+
+    def shown(self, unit: str) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.bound:,g}" + ("×" if self.ratio else f" {unit}")
+
+    def verdict(self, found: float) -> str:
+        short = self.bound - found if self.at_least else found - self.bound
+        if short <= 0:
+            return "met"
+        return "falls short by " + (f"{short / self.bound:.1%}" if self.bound else _number(short))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    unit: str
+    ours: Series
+    peer_name: str = ""
+    peer: Series | None = None
+    goal: Goal | None = None
+
+    def cells(self) -> tuple[str, ...]:
+        ratio = self.ours.median / self.peer.median if self.peer else None
+        found = ratio if self.goal and self.goal.ratio else self.ours.median
+        return (
+            self.what,
+            self.ours.shown(self.unit),
+            self.peer_name,
+            self.peer.shown(self.unit) if self.peer else "did not work" if self.peer_name else "",
+            f"{ratio:.2f}×" if ratio is not None else "",
+            self.goal.shown(self.unit) if self.goal else "",
+            "" if self.goal is None else "unknown" if found is None else self.goal.verdict(found),
+        )
+
+
+HEADERS = ("what", US, "peer", "peer's", "ratio", "goal", "")
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows in Markdown, in columns that also line up as plain text."""
+    lines = [HEADERS, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    lines.insert(1, tuple("-" * width for width in widths))
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in padded)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# ── Taking turns ──────────────────────────────────────────────────────────────
+
+
+class Turns:
+    """What every contestant measured, turn by turn: A B A B …, so that a slow minute of the machine hits all."""
+
+    def __init__(self, runs: int, cases: Mapping[str, Case]) -> None:
+        self._found: dict[str, list[Measured]] = {name: [] for name in cases}
+        lost: set[str] = set()
+        for turn in range(runs):
+            for name, case in cases.items():
+                if name in lost:
+                    continue
+                say(f"turn {turn + 1} of {runs}: {name} …")
+                try:
+                    self._found[name].append(case())
+                except Exception as error:
+                    if name.startswith(US):
+                        raise
+                    # A peer that does not work on this machine leaves its column empty.
+                    say(f"{name} did not work: {type(error).__name__}: {error}", keep=True)
+                    lost.add(name)
+                    self._found[name] = []
+
+    def series(self, key: str, name: str = US) -> Series:
+        """What `name` measured of `key`; LookupError for a peer that did not work."""
+        if not self._found[name]:
+            raise LookupError(name)
+        return Series(tuple(measured[key] for measured in self._found[name]))
+
+    def row(self, what: str, unit: str, key: str, peer: str = "", *, us: str = US, goal: Goal | None = None) -> Row:
+        theirs = self.series(key, peer) if self._found.get(peer) else None
+        return Row(what, unit, self.series(key, us), peer, theirs, goal)
+
+
+def say(text: str, *, keep: bool = False) -> None:
+    """Show how far it is: on a terminal in one line that changes, elsewhere only what is to be kept."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K    {text}" + ("\n" if keep else ""))
+    elif keep:
+        sys.stderr.write(f"    {text}\n")
+    sys.stderr.flush()
+
+
+# ── Us ────────────────────────────────────────────────────────────────────────
+
+
+class FirstLine:
+    """A view that shows nothing and notes when the first line with `marker` in it came."""
+
+    def __init__(self, marker: str) -> None:
+        self.at: float | None = None
+        self._marker = marker
+
+    def refresh(self, record: RunRecord) -> None:
+        if self.at is None and any(self._marker in line.text for line in record.recent):
+            self.at = time.perf_counter()
+
+    def close(self, record: RunRecord) -> None:
+        self.refresh(record)
+
+
+def cell(name: str) -> str:
+    """A script that runs as a cell of ours and as it is under a peer."""
+    return script(name).read_text(encoding="utf-8")
+
+
+def script(name: str) -> Path:
+    return HERE / "cells" / f"{name}.py"
+
+
+def run(
+    source: str, np: int, view: View, *, framework: str = "horovod", env: Mapping[str, str] | None = None
+) -> RunResult:
+    """Run a cell as the magic does, its capture included."""
+    captured = capture(source, {}, provided=("rank", "size", "local_rank"))
+    options = Options(np=np, env=tuple((env or {}).items()))
+    return runner.run_cell(source, captured, options, framework=framework, title="benchmark", code=source, view=view)
+
+
+def ours(source: str, np: int, marker: str) -> Measured:
+    """Seconds to the first line with `marker`, and to the end."""
+    view, begun = FirstLine(marker), time.perf_counter()
+    run(source, np, view)
+    ended = time.perf_counter()
+    assert view.at is not None, f"no line with {marker!r} came"
+    return {"first": view.at - begun, "total": ended - begun}
+
+
+# ── Peers ─────────────────────────────────────────────────────────────────────
+
+
+def horovodrun(path: Path, *, marker: str, ranks: int = 2) -> Measured:
+    """Run a script under horovodrun: seconds to the first line with `marker`, and to the end."""
+    begun = time.perf_counter()
+    with start_horovodrun(path, ranks=ranks) as process:
+        assert process.stdout is not None
+        first, said = None, b""
+        for line in process.stdout:
+            said = (said + line)[-2000:]
+            if first is None and marker.encode() in line:
+                first = time.perf_counter()
+    ended = time.perf_counter()
+    if process.returncode or first is None:
+        raise RuntimeError(f"exit code {process.returncode}: …{said.decode(errors='replace')}")
+    return {"first": first - begun, "total": ended - begun}
+
+
+def start_horovodrun(path: Path, *, ranks: int = 2, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a script under horovodrun; its output comes unbuffered, as it would in a terminal."""
+    launcher = Path(sys.executable).with_name("horovodrun")
+    return subprocess.Popen(
+        [launcher, "-np", str(ranks), "--gloo", sys.executable, path],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+class Ear:
+    """A stream that notes when `marker` first came, for peers that print to the driver's stdout."""
+
+    def __init__(self, marker: str) -> None:
+        self.at: float | None = None
+        self._marker = marker
+        self._lock = threading.Lock()
+        self._rest = ""
+
+    def write(self, text: str | bytes) -> int:
+        now = time.perf_counter()
+        with self._lock:  # peers write from several threads, a line in pieces
+            self._rest = (self._rest + (text if isinstance(text, str) else text.decode()))[-1000:]
+            if self.at is None and self._marker in self._rest:
+                self.at = now
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+# ── Spark ─────────────────────────────────────────────────────────────────────
+
+
+@functools.cache
+def spark_session() -> Any:
+    """One warm session for all that runs on Spark: local[4], on loopback, without the UI."""
+    from pyspark.sql import SparkSession
+
+    from sparkring.launchers.spark import find_java
+
+    say("starting Spark …")
+    java = find_java()
+    if java:
+        os.environ["JAVA_HOME"] = java
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = (
+        SparkSession.builder.master("local[4]")
+        .appName("benchmarks")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    with _silent_children():  # of ranks that are killed on purpose, Java would print pages
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    for _ in range(3):
+        session.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(lambda rows: rows).collect()
+    return session
+
+
+@contextlib.contextmanager
+def _silent_children() -> Iterator[None]:
+    """Processes started meanwhile inherit streams that lead nowhere."""
+    sys.stdout.flush()
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        for fd, copy in enumerate(kept, start=1):
+            os.dup2(copy, fd)
+            os.close(copy)
+        os.close(nowhere)

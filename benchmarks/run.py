@@ -1,0 +1,132 @@
+"""Measure sparkring and its peers in turn, and say which goals are met.
+
+python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
+python benchmarks/run.py --only trivial burst   these only
+python benchmarks/run.py --quick                smaller and fewer, to see that all works
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# Here, so that what is imported below and every process that is started sees it: the peers' functions are
+# found by name on their ranks, and the runs measured here do not belong among the user's.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+
+import burst  # noqa: E402
+import death  # noqa: E402
+import horde  # noqa: E402
+import latency  # noqa: E402
+import loading  # noqa: E402
+import start  # noqa: E402
+import training  # noqa: E402
+import values  # noqa: E402
+from harness import Effort, Row, say, table  # noqa: E402
+
+BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
+    "frameworks": start.frameworks,
+    "trivial": start.trivial,
+    "burst": burst.million,
+    "training": training.keras,
+    "many": horde.many,
+    "death": death.killed,
+    "latency": latency.lines,
+    "loading": loading.extension,
+    "value": values.large,
+}
+PACKAGES = ("sparkring", "horovod", "tensorflow-cpu", "torch", "pyspark", "ipython", "numpy")
+RESULTS = HERE / "RESULTS.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--runs", type=int, help="turns of each benchmark (default 5, with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: says that it works, not how well")
+    wanted = parser.parse_args()
+    effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
+
+    begun, rows, broken = time.monotonic(), [], []
+    with tempfile.TemporaryDirectory(prefix="sparkring-benchmarks-") as home:
+        os.environ["SPARKRING_HOME"] = home
+        for name in wanted.only or BENCHMARKS:
+            started = time.monotonic()
+            print(f"▸ {name}", flush=True)
+            try:
+                found = BENCHMARKS[name](effort)
+            except Exception:  # the others are still worth measuring
+                traceback.print_exc()
+                broken.append(name)
+                continue
+            rows += found
+            say(f"{time.monotonic() - started:.0f} s", keep=True)
+            print(table(found), flush=True)
+    text = report(rows, effort, broken, time.monotonic() - begun)
+    print(text)
+    if not (wanted.only or wanted.quick or broken):
+        RESULTS.write_text(text, encoding="utf-8")
+    return bool(broken)
+
+
+def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -> str:
+    """The whole table, and what it was measured on."""
+    short = [row for row in rows if "falls short" in row.cells()[-1]]
+    met = [row for row in rows if row.cells()[-1] == "met"]
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
+        f"of {effort.runs} turns, with the least and the most (at most 3 turns of training, latency and many ranks; "
+        "twice as many of loading). A ratio is ours divided by the peer's. Drivers are warm, as in a notebook that is "
+        "in use: the extension is loaded, and Spark's session is up.",
+        "",
+        f"{len(met)} goals met, {len(short)} not. The run took {seconds / 60:.0f} minutes.",
+        *(f"Did not run: {name}." for name in broken),
+        "",
+        table(rows),
+        f"- {datetime.date.today().isoformat()}, {machine()}",
+        f"- Python {platform.python_version()}, {versions()}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """The processor's model, its cores, and the memory."""
+    import psutil
+
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
+    except OSError:
+        pass  # no Linux: the name that Python knows
+    memory_gb = psutil.virtual_memory().total / 1e9
+    return f"{model}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.release()}"
+
+
+def versions() -> str:
+    """The versions of what was measured, those that are not installed left out."""
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
