@@ -286,10 +286,11 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, its environment and the request."""
         hellos = [self._hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks([hello["host"] for hello in hellos])
+        self.worlds = place_ranks(_nodes(hellos))
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
-        seats = [Seat(hello["host"], hello["address"], hello["interface"]) for hello in hellos]
-        framework: Framework = FRAMEWORKS[self._framework_name](self.launcher.host, seats)
+        seats = [Seat(hello["host"], hello["address"], hello["interface"], hello["port"]) for hello in hellos]
+        by_rank = [seats[member] for member in sorted(self._rank_of, key=self._rank_of.__getitem__)]
+        framework: Framework = FRAMEWORKS[self._framework_name](self.launcher.host, by_rank)
         self._cleanup.enter_context(framework)
         fields, parts = self._request
         found: list[Event] = []
@@ -380,6 +381,17 @@ class Gang:
         else:
             self._heard = dict.fromkeys(self._heard, now)
         return found
+
+
+def _nodes(hellos: list[dict[str, Any]]) -> list[str]:
+    """What tells the members' nodes apart: their hosts' names, with the address where two hosts share a name."""
+    addresses: dict[str, set[str]] = {}
+    for hello in hellos:
+        addresses.setdefault(hello["host"], set()).add(hello["address"])
+    return [
+        hello["host"] if len(addresses[hello["host"]]) == 1 else f"{hello['host']}-{hello['address']}"
+        for hello in hellos
+    ]
 
 
 def _send_start(connection: Connection, world: dict[str, Any], fields: dict[str, Any], parts: Iterable[bytes]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
+import textwrap
+from typing import Any, NamedTuple
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -17,17 +18,13 @@ from sparkring.views import show_captured, show_table, summary
 from sparkring.worker.shell import LINE_MAGICS
 
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
-_LAUNCH_MAGICS = ("horovod",)
 
-_HELP = """Run the cell on a ring of {framework} ranks.
+_HELP = """Run the cell on {what}.
 
     %%{magic} -n -2
-    import horovod.tensorflow.keras as hvd
-    hvd.init()
-    print("rank", hvd.rank(), "of", hvd.size())
-    model.fit(x[rank::size], y[rank::size], callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+{example}
 
-The cell is the body of the training function. Names that it reads (here model, x, y) are taken from
+The cell is the body of the training function. Names that it reads (here {reads}) are taken from
 the notebook when it runs: functions and classes by value, modules by reference. `rank`, `size` and
 `local_rank` are there unless the notebook defines them. What the ranks print shows here, tagged by
 rank; the first rank to fail ends all, and the error names it and the line of the cell.
@@ -40,6 +37,54 @@ Options:
 """
 
 
+class _Launch(NamedTuple):
+    """A launch magic: the framework whose ranks it starts, and what its help says."""
+
+    framework: str
+    what: str
+    reads: str
+    example: str
+
+
+_LAUNCH_MAGICS = {
+    "horovod": _Launch(
+        "horovod",
+        "a ring of Horovod ranks",
+        "model, x, y",
+        """
+        import horovod.tensorflow.keras as hvd
+        hvd.init()
+        print("rank", hvd.rank(), "of", hvd.size())
+        model.fit(x[rank::size], y[rank::size], callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        """,
+    ),
+    "torchrun": _Launch(
+        "torch",
+        "ranks that torch.distributed can join, with the environment that torchrun gives",
+        "model, train",
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        train(DistributedDataParallel(model))
+        dist.destroy_process_group()
+        """,
+    ),
+    "tensorflow": _Launch(
+        "tensorflow",
+        "the workers of one TensorFlow cluster, each with its TF_CONFIG",
+        "make_model, x, y",
+        """
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = make_model()
+        model.fit(x, y, epochs=3)
+        """,
+    ),
+}
+
+
 @magics_class
 class SparkringMagics(Magics):
     """The magics of sparkring."""
@@ -47,6 +92,14 @@ class SparkringMagics(Magics):
     @cell_magic
     def horovod(self, line: str, cell: str) -> Any:
         return self._launch("horovod", line, cell)
+
+    @cell_magic
+    def torchrun(self, line: str, cell: str) -> Any:
+        return self._launch("torchrun", line, cell)
+
+    @cell_magic
+    def tensorflow(self, line: str, cell: str) -> Any:
+        return self._launch("tensorflow", line, cell)
 
     @line_magic
     def runs(self, line: str) -> None:
@@ -113,7 +166,7 @@ class SparkringMagics(Magics):
             source,
             captured,
             options,
-            framework=magic,
+            framework=_LAUNCH_MAGICS[magic].framework,
             title=options.name or _title(cell),
             code=f"%%{magic} {line}\n{cell}",
         )
@@ -121,9 +174,13 @@ class SparkringMagics(Magics):
         return result
 
 
-for _magic in _LAUNCH_MAGICS:
+for _magic, _launch in _LAUNCH_MAGICS.items():
     getattr(SparkringMagics, _magic).__doc__ = _HELP.format(
-        magic=_magic, framework=_magic.capitalize(), options=opts.help_table(_magic)
+        magic=_magic,
+        what=_launch.what,
+        reads=_launch.reads,
+        example=textwrap.indent(textwrap.dedent(_launch.example).strip(), "    "),
+        options=opts.help_table(_magic),
     )
 
 
@@ -141,7 +198,7 @@ def unload(shell: Any) -> None:
     """Take the magics away."""
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
-    for kind, names in (("cell", _LAUNCH_MAGICS), ("line", ("runs", "logs", "slots"))):
+    for kind, names in (("cell", tuple(_LAUNCH_MAGICS)), ("line", ("runs", "logs", "slots"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 

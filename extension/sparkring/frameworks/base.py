@@ -9,15 +9,19 @@ from sparkring.place import World
 
 
 class Seat(NamedTuple):
-    """Where a rank sits: its host's name, its address as the driver sees it, the interface that leads there."""
+    """Where a rank sits: its host's name, its address on the way to the driver, the interface that has it.
+
+    `port` was free there when the rank came up, for a framework whose ranks listen themselves.
+    """
 
     host: str
     address: str
     interface: str
+    port: int
 
 
 class Framework(AbstractContextManager[Any], Protocol):
-    """One of the things a gang can carry. Made with the driver's address once all members have joined."""
+    """One of the things a gang can carry. Made with the driver's address and the ranks' seats, in rank order."""
 
     name: str
 

@@ -115,6 +115,7 @@ class Member:
             "host": socket.gethostname(),
             "address": address,
             "interface": interface_of(address),
+            "port": free_port(address),
             "python": list(sys.version_info[:3]),
         }
 
@@ -360,6 +361,13 @@ def _fork_rank() -> RankProcess:
 
     # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
     sys.exit(rank.main(theirs, stack_w))
+
+
+def free_port(address: str) -> int:
+    """A port on `address` that nobody listens on; the system does not give the same one again for a while."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.bind((address, 0))
+        return int(sock.getsockname()[1])
 
 
 def interface_of(address: str) -> str:

@@ -1,0 +1,51 @@
+"""torch.distributed on every launcher: code written for torchrun runs unchanged."""
+
+from __future__ import annotations
+
+DDP = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+torch.manual_seed(rank)                      # the ranks start apart …
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.full((8, 4), float(rank + 1))   # … and see different data
+for step in range(5):
+    optimizer.zero_grad()
+    model(data).pow(2).mean().backward()
+    optimizer.step()
+total = torch.tensor(float(rank))
+dist.all_reduce(total)
+dist.destroy_process_group()
+[total.item(), [p.detach().flatten().tolist() for p in model.parameters()], os.environ["LOCAL_RANK"]]
+"""
+
+
+def test_distributed_data_parallel(ring):
+    """Ranks agree on the weights that they trained on different data, and an all_reduce sees every rank."""
+    first, second = ring.run(DDP, framework="torch").values
+    assert first[0] == second[0] == 1.0
+    assert first[1] == second[1]
+
+
+def test_two_groups_one_after_another(local):
+    """A process group can be closed and opened again in one cell."""
+    result = local.run(
+        """
+        import torch, torch.distributed as dist
+        sums = []
+        for turn in range(2):
+            dist.init_process_group("gloo")
+            value = torch.tensor(rank + turn)
+            dist.all_reduce(value)
+            sums.append(int(value))
+            dist.destroy_process_group()
+        sums
+        """,
+        framework="torch",
+    )
+    assert result.values == [[1, 3], [1, 3]]
