@@ -40,7 +40,7 @@ check: $(PACKAGES_INSTALLED)
 	@$(BIN)/lint-imports --no-logo
 
 lab: env
-	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks
+	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: env
 	@$(BIN)/python benchmarks/run.py

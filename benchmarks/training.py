@@ -13,7 +13,7 @@ SPEED = re.compile(r"images/s ([\d.]+)")
 
 
 def keras(effort: Effort) -> list[Row]:
-    seconds = 6 if effort.quick else 25
+    seconds = 6 if effort.quick else 60  # with three turns, three minutes of each
     # The same threads for both: beside TensorFlow's, which the script sets, those of OpenMP.
     env = {"BENCHMARK_SECONDS": str(seconds), "OMP_NUM_THREADS": "1"}
     turns = Turns(

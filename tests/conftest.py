@@ -265,7 +265,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextlib.contextmanager
-def _standalone(folder: Path, python: str) -> Iterator[Cluster]:
+def _standalone(folder: Path, python: str, workers: int = 2) -> Iterator[Cluster]:
     import pyspark
 
     _java()
@@ -297,8 +297,8 @@ def _standalone(folder: Path, python: str) -> Iterator[Cluster]:
         log = start("master", "--port", url.rpartition(":")[2], "--webui-port", "0")
         until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
         work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
-        logs = [start(f"worker-{number}", *work) for number in (1, 2)]
-        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "both workers are up")
+        logs = [start(f"worker-{number}", *work) for number in range(workers)]
+        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
         yield Cluster(url, python)
     finally:
         family = lasting.pids()
@@ -314,6 +314,13 @@ def _standalone(folder: Path, python: str) -> Iterator[Cluster]:
 def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real standalone cluster on loopback: a master and two workers with two cores each."""
     with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
+        yield found
+
+
+@pytest.fixture
+def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster to which no worker has come yet."""
+    with _standalone(tmp_path, bare_python, workers=0) as found:
         yield found
 
 

@@ -14,15 +14,10 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from sparkring import capture as module
-from sparkring.capture import (
-    CapturedName,
-    capture,
-    names_read,
-    pack_call,
-    unpack_call,
-    unpack_names,
-)
+from sparkring.capture import CapturedName, capture
 from sparkring.errors import CaptureError
+from sparkring.names import names_read
+from sparkring.packing import pack_call, unpack_call, unpack_names
 
 BUILTINS = set(vars(builtins))
 Namespace = dict[str, Any]

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparkring import events
 from sparkring.channel import ChannelClosed, Connection, Frame, Listener
+from sparkring.ends import echo_order, exit_failure
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
@@ -139,7 +140,7 @@ class Gang:
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
         # The first to fail, unless it only echoes another: dicts keep the order of arrival.
-        return min(self.failures, key=lambda rank: _echo_order(self.failures[rank]))
+        return min(self.failures, key=lambda rank: echo_order(self.failures[rank]))
 
     @property
     def gone(self) -> bool:
@@ -321,7 +322,7 @@ class Gang:
         if rank in self.failures or rank in self._finished:
             return []
         self.failures[rank] = failure
-        if _echo_order(failure) == 0:
+        if echo_order(failure) == 0:
             self._decide_at = None
         elif len(self.failures) == 1:
             self._decide_at = time.monotonic() + SETTLE_S
@@ -332,7 +333,7 @@ class Gang:
         if rank not in self._exited:
             self._exited.add(rank)
             if not self._stopping and rank not in self._finished:
-                found += self._failed(rank, _exit_failure(fields))
+                found += self._failed(rank, exit_failure(fields))
             found.append(events.RankExited(time.time(), rank))
         return found
 
@@ -400,34 +401,3 @@ def _send_start(connection: Connection, world: dict[str, Any], fields: dict[str,
         connection.send("run", fields, list(parts))
     except ChannelClosed:
         pass  # the connection's own thread tells
-
-
-def _echo_order(failure: Failure) -> int:
-    """0 for what no other rank's end can bring about, 2 for what looks like its echo, 1 in between."""
-    if failure.follows:
-        return 2
-    return 0 if failure.kind == "lost" or "SIGKILL" in failure.summary else 1
-
-
-def _exit_failure(fields: dict[str, Any]) -> Failure:
-    """A rank's process ended before the cell did."""
-    peak = f"; its memory peaked at {fields['peak_memory_bytes'] / 1e6:,.0f} MB"
-    if fields["signal"] is None:
-        advice = "The process ended itself: os._exit(), or a library that calls exit()."
-        return Failure("exit", f"exited with code {fields['code']} before the cell ended", advice=advice)
-    try:
-        name = signal.Signals(fields["signal"]).name
-    except ValueError:
-        name = f"signal {fields['signal']}"
-    if fields["out_of_memory"]:
-        return Failure(
-            "signal",
-            f"out of memory: killed by {name}{peak}",
-            advice="Use fewer ranks per machine, smaller batches, or a shard of the data.",
-        )
-    advice = {
-        "SIGSEGV": "A crash in native code; the stack that it left is among its last lines.",
-        "SIGABRT": "Native code gave up (abort); its last lines say why.",
-        "SIGKILL": f"Something outside killed it; where memory is short, that is the kernel (dmesg tells){peak}.",
-    }.get(name, "")
-    return Failure("signal", f"killed by {name}", advice=advice)

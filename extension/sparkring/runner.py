@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import linecache
 import operator
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkring import events, record, runs
-from sparkring.capture import Captured, pack_call
+from sparkring import events, runs
+from sparkring.capture import LARGE_BYTES, Captured
 from sparkring.errors import ResultError, RunFailed, RunTimeout, SlotsError, SparkringError
-from sparkring.events import CodeFrame, Event, SourceLine
 from sparkring.gang import FAILURE_GRACE_S, INTERRUPT_GRACE_S, LEAVE_GRACE_S, Gang, Request, Value
 from sparkring.launchers.base import Launcher
 from sparkring.launchers.local import LocalLauncher
 from sparkring.options import Logs, Options
+from sparkring.packing import pack_call
 from sparkring.record import RunRecord
-from sparkring.views import Quiet, View, open_view, summary
+from sparkring.recorder import Recorder
+from sparkring.views import View, open_view, summary
 
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
@@ -78,7 +77,8 @@ def run_cell(
 ) -> RunResult:
     """Run a cell's source on a ring of ranks. RunFailed, LaunchError or KeyboardInterrupt if it did not end well."""
     request = Request("cell", captured.payload, source, options.pull, options.autolog)
-    return _run(request, options, framework, title, code, captured, view)
+    large = {name.name: name.size_bytes or 0 for name in captured.large}
+    return _run(request, options, framework, title, code, large, view)
 
 
 def run_function(
@@ -93,7 +93,8 @@ def run_function(
     title = options.name or getattr(function, "__qualname__", type(function).__name__)
     payload = pack_call(function, kwargs, namespace)
     request = Request("call", payload, pull=(), autolog=options.autolog)
-    return _run(request, options, framework, title, _source_of(function), None, None)
+    large = {title: len(payload)} if len(payload) > LARGE_BYTES else {}
+    return _run(request, options, framework, title, _source_of(function), large, None)
 
 
 class HorovodRunner:
@@ -135,67 +136,24 @@ class HorovodRunner:
         return run_function(main, kwargs, options, framework="horovod", namespace=namespace).value
 
 
-class _Recorder:
-    """Folds events into the record, saves them, and keeps the view up to date."""
-
-    def __init__(self, view: View, started: events.RunStarted) -> None:
-        self._view = view
-        self._folder = runs.RunFolder(started.run_id)
-        self.record = RunRecord(log_folder=str(self._folder.path))
-        self.add([started])
-
-    def add(self, found: Iterable[Event]) -> None:
-        for event in found:
-            if isinstance(event, events.RankFailed):
-                event = _with_source(event)
-            self.record = record.apply(self.record, event)
-            notice = self._folder.write(event)
-            if notice is not None:
-                self.record = record.apply(self.record, notice)
-        self._folder.flush()
-        self._show(self._view.refresh)
-
-    def _show(self, show: Callable[[RunRecord], None]) -> None:
-        """Show the record. A display that fails must not cost a training run: it is told, and given up."""
-        try:
-            show(self.record)
-        except Exception as error:  # whatever a front end may raise
-            self._view = Quiet()
-            text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
-            self.notice(text)
-            warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
-
-    def notice(self, text: str) -> None:
-        self.add([events.Notice(time.time(), text)])
-
-    def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
-        try:
-            self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
-        finally:
-            self._folder.close()
-        self._show(self._view.close)
-        runs.prune()
-        return self.record
-
-
 def _run(
     request: Request,
     options: Options,
     framework: str,
     title: str,
     code: str,
-    captured: Captured | None,
+    large: dict[str, int],
     view: View | None,
 ) -> RunResult:
     size = options.size or _every_slot()
     where = "local" if options.np < 0 else "spark"
     started = events.RunStarted(time.time(), runs.new_id(), title, code, size, where, framework, options.logs)
-    recorder = _Recorder(view if view is not None else open_view(quiet=options.quiet), started)
+    recorder = Recorder(view if view is not None else open_view(quiet=options.quiet), started)
     if options.np == 0:
         recorder.notice(f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks")
-    for name in captured.large if captured is not None else ():
+    for name, size_bytes in large.items():
         recorder.notice(
-            f"`{name.name}` ({summary.size(name.size_bytes or 0)}) travels to every rank; "
+            f"`{name}` ({summary.size(size_bytes)}) travels to every rank; "
             "let ranks load or make large data themselves where they can"
         )
     try:
@@ -218,7 +176,7 @@ def _run(
 class _Drive:
     """Watches one request on one gang until it has ended, in whichever way."""
 
-    def __init__(self, gang: Gang, recorder: _Recorder, options: Options, interrupts: _Interrupts) -> None:
+    def __init__(self, gang: Gang, recorder: Recorder, options: Options, interrupts: _Interrupts) -> None:
         self.gang = gang
         self.recorder = recorder
         self.options = options
@@ -386,20 +344,6 @@ def _unpacked(packed: Value) -> Any:
         raise SparkringError(
             f"is a {packed.type_name}, which cannot be rebuilt here ({type(error).__name__}: {error})"
         ) from error
-
-
-def _with_source(event: events.RankFailed) -> events.RankFailed:
-    """Add source lines that only the driver has: those of functions defined in other cells."""
-
-    def completed(frame: CodeFrame) -> CodeFrame:
-        if not frame.in_cell or frame.source:
-            return frame
-        near = range(max(1, frame.line - 2), frame.line + 3)
-        found = [SourceLine(n, linecache.getline(frame.filename, n).rstrip("\n")) for n in near]
-        return replace(frame, source=tuple(line for line in found if line.text or line.number == frame.line))
-
-    frames = tuple(completed(frame) for frame in event.failure.frames)
-    return replace(event, failure=replace(event.failure, frames=frames))
 
 
 def _source_of(function: Callable[..., Any]) -> str:

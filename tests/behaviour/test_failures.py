@@ -239,3 +239,14 @@ def test_the_next_run_is_not_harmed(ring):
     """After a failure, ranks start as if nothing had been."""
     failed(ring, on_rank_1("os.kill(os.getpid(), signal.SIGKILL)"))
     assert ring.run("rank").values == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [("horovod.torch", "sparkring-build-horovod --install"), ("tensorflow", "pip install tensorflow")],
+)
+def test_a_framework_that_ranks_lack(ring, module, advice):
+    """The error says what is missing for which Python, and how to get it."""
+    with pytest.raises(RunFailed, match=advice) as caught:
+        ring.run(f"import sys\nsys.modules[{module.partition('.')[0]!r}] = None\nimport {module}")
+    assert caught.value.record.failure.summary.startswith("ModuleNotFoundError")

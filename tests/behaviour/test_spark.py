@@ -142,3 +142,17 @@ def test_executors_with_another_python(attempts):
     assert kind == "LaunchError"
     assert f"{sys.version_info[0]}.{sys.version_info[1]}" in text
     assert "PYSPARK_PYTHON" in text
+
+
+def test_every_slot_of_a_cluster_without_workers(driver, lonely_master):
+    """np=0 takes every slot; where there is none, one sentence says so and what to do."""
+    text = driver(f"""
+        from sparkring.errors import SlotsError
+        session = spark({lonely_master.url!r})
+        try:
+            run("rank", 0)
+        except SlotsError as error:
+            print("FOUND", error)
+        session.stop()
+    """).wait()
+    assert "FOUND -n 0 takes every task slot, and there is none" in text, text

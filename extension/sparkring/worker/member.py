@@ -12,7 +12,6 @@ the rank and everything that the rank started are killed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import signal
@@ -23,59 +22,16 @@ from typing import Any, NamedTuple
 
 from sparkring.channel import ChannelClosed, Connection, dial, pair
 from sparkring.worker import process
+from sparkring.worker.network import free_port, interface_of
+from sparkring.worker.pipe import Pipe
 from sparkring.worker.ticket import Ticket
 
-READ_BYTES = 1 << 20
-PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; bursts then do not block the rank
 GATHER_S = 0.004  # after some output, wait this long for more: a frame per line would be slow
 PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
-PARTIAL_BYTES = 64 * 1024
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # something that the rank started may go on writing without end
-
-
-class _Pipe:
-    """The reading end of one of the rank's streams, and the line that has not ended yet."""
-
-    def __init__(self, stream: str, fd: int) -> None:
-        self.stream = stream
-        self.fd = fd
-        self.rest = b""
-        self.rest_since = 0.0
-        os.set_blocking(fd, False)
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            try:
-                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-            except OSError:
-                pass  # over the user's limit: the default size does too
-
-    def read(self) -> tuple[bytes, bool]:
-        """What can be read now, whole lines only, and whether the stream has ended."""
-        pieces, ended = [self.rest], False
-        while sum(map(len, pieces)) < READ_BYTES:
-            try:
-                data = os.read(self.fd, READ_BYTES)
-            except BlockingIOError:
-                break
-            if not data:
-                ended = True
-                break
-            pieces.append(data)
-        found = b"".join(pieces)
-        # A progress bar ends its line with a carriage return; it is whole enough to be shown.
-        end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
-        if len(found) - end > PARTIAL_BYTES:
-            end = len(found)
-        if len(found) > end and not (self.rest and end == 0):
-            self.rest_since = time.monotonic()
-        self.rest = found[end:]
-        return found[:end], ended
-
-    def take_rest(self) -> bytes:
-        rest, self.rest = self.rest, b""
-        return rest
 
 
 class RankProcess(NamedTuple):
@@ -98,7 +54,7 @@ class Member:
         self.rank_pid = rank.pid
         self.to_rank = rank.channel
         self.stack_fd = rank.stacks
-        self.pipes = {fd: _Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
+        self.pipes = {fd: Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
         self.wait_status: int | None = None
         self.peak_memory_bytes = 0
         self.kill_at: float | None = None
@@ -178,7 +134,7 @@ class Member:
             self.abandon()
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
-            _kill_family(self.rank_pid)
+            process.kill_family(self.rank_pid)
         for pipe in self.pipes.values():
             if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
                 self.send_output(pipe, pipe.take_rest())
@@ -232,7 +188,7 @@ class Member:
 
     # ── the rank's output ─────────────────────────────────────────────────────
 
-    def forward(self, pipe: _Pipe, *, all_of_it: bool = False) -> bool:
+    def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
         """Send on what the rank has written; False once the stream has ended."""
         for _ in range(DRAIN_READS if all_of_it else 1):
             data, ended = pipe.read()
@@ -247,7 +203,7 @@ class Member:
             os.close(pipe.fd)
         return not ended
 
-    def send_output(self, pipe: _Pipe, data: bytes) -> None:
+    def send_output(self, pipe: Pipe, data: bytes) -> None:
         if data:
             self.paused_until = time.monotonic() + GATHER_S
             self.tell("output", {"stream": pipe.stream}, (data,))
@@ -257,7 +213,7 @@ class Member:
     def stop(self, with_signal: int, grace_s: float) -> None:
         """Signal the rank's process group; what is left after `grace_s` is killed."""
         if self.wait_status is None:
-            _signal_group(self.rank_pid, with_signal)
+            process.signal_group(self.rank_pid, with_signal)
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
@@ -284,14 +240,14 @@ class Member:
 
     def abandon(self) -> None:
         """Nobody is left to report to: end everything at once."""
-        _kill_family(self.rank_pid)
-        _reap_all()
+        process.kill_family(self.rank_pid)
+        process.reap_all()
         _remove(self.cleanup)
         os._exit(1)
 
     def finish(self) -> None:
         """The rank is gone: end what it left behind, send its last output, and say how it ended."""
-        _kill_family(self.rank_pid)
+        process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
             while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:
@@ -363,32 +319,6 @@ def _fork_rank() -> RankProcess:
     sys.exit(rank.main(theirs, stack_w))
 
 
-def free_port(address: str) -> int:
-    """A port on `address` that nobody listens on; the system does not give the same one again for a while."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
-        sock.bind((address, 0))
-        return int(sock.getsockname()[1])
-
-
-def interface_of(address: str) -> str:
-    """The name of the network interface that has this IPv4 address; empty if none is found."""
-    import struct
-
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        for _, name in socket.if_nameindex():
-            try:
-                request = struct.pack("256s", name[:15].encode())
-                reply = fcntl.ioctl(sock.fileno(), 0x8915, request)  # SIOCGIFADDR
-            except OSError:
-                continue
-            if socket.inet_ntoa(reply[20:24]) == address:
-                return name
-        return "lo" if address.startswith("127.") else ""
-    finally:
-        sock.close()
-
-
 def main(found: dict[str, Any]) -> None:
     """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
     ticket, parent = Ticket(**found), os.getppid()
@@ -401,43 +331,10 @@ def main(found: dict[str, Any]) -> None:
     except (ChannelClosed, OSError) as error:
         print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
     finally:
-        _kill_family(rank.pid)
-        _reap_all()
+        process.kill_family(rank.pid)
+        process.reap_all()
         _remove(ticket.cleanup)
     os._exit(code)  # nothing is left to tidy up, and the driver waits for this
-
-
-def _kill_family(rank_pid: int) -> None:
-    """Kill the rank and everything below this process, until none is left."""
-    _signal_group(rank_pid, signal.SIGKILL)
-    # What dies hands its children to us, who look again.
-    deadline = time.monotonic() + DRAIN_LIMIT_S
-    while time.monotonic() < deadline:
-        found = process.descendants(os.getpid())
-        if not found:
-            return
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass  # it was first, or belongs to another user (sudo)
-        time.sleep(0.002)
-
-
-def _reap_all() -> None:
-    """Leave no zombie to process 1, which in many containers is no init and keeps them."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass  # that was the last
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except OSError:
-        pass  # it has ended
 
 
 def _remove(folder: str) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_LIMIT_S = 2.0
 _LINUX = sys.platform.startswith("linux")
 
 
@@ -67,6 +69,40 @@ def state(pid: int) -> str:
         return "gone"
     words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "frozen (SIGSTOP)"}
     return words.get(stat[0], {"t": "held by a debugger", "Z": "ended"}.get(stat[0], stat[0]))
+
+
+def kill_family(rank_pid: int) -> None:
+    """Kill the rank and everything below this process, until none is left."""
+    signal_group(rank_pid, signal.SIGKILL)
+    # What dies hands its children to us, who look again.
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    while time.monotonic() < deadline:
+        found = descendants(os.getpid())
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # it was first, or belongs to another user (sudo)
+        time.sleep(0.002)
+
+
+def reap_all() -> None:
+    """Leave no zombie to process 1, which in many containers is no init and keeps them."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass  # that was the last
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group, if it is still there."""
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass  # it has ended
 
 
 def cores() -> int:

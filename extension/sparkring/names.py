@@ -1,0 +1,370 @@
+"""Finds which names of the notebook a cell reads, from its code alone.
+
+The compiler says what each statement reads and binds, in which order and in which scope; the statements are followed in
+the order in which they run, so that a name which the cell has bound by then is not taken from the notebook.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import contextlib
+import dis
+import inspect
+import re
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+# ── What a piece of code asks of the namespace it runs in ────────────────────────────────────────────────────────────
+
+
+class GlobalNames(NamedTuple):
+    """The module-level names that a code object, with all code inside it, `reads` (name → line) and `writes`."""
+
+    reads: dict[str, int]
+    writes: set[str]
+
+
+def instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
+    """Yield the instructions of `code`, each with its source line."""
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        # Python 3.13 moved the line to `line_number` and made `starts_line` a bool.
+        line = getattr(instruction, "line_number", instruction.starts_line) or line
+        yield instruction, line
+
+
+def is_class_body(code: types.CodeType) -> bool:
+    """Tell a class body, which runs at once and keeps its names in a dict, from a function."""
+    return not code.co_flags & inspect.CO_OPTIMIZED
+
+
+def global_names(code: types.CodeType) -> GlobalNames:
+    """Find the module-level names of a function's or a class body's code and of all code inside it."""
+    reads: dict[str, int] = {}
+    writes: set[str] = set()
+    own: set[str] = set()  # of a class body: what it has bound itself so far
+    for instruction, line in instructions(code):
+        match instruction.opname:
+            case "LOAD_GLOBAL":
+                reads.setdefault(instruction.argval, line)
+            case "LOAD_NAME" | "LOAD_FROM_DICT_OR_GLOBALS" if instruction.argval not in own:
+                reads.setdefault(instruction.argval, line)
+            case "STORE_NAME":
+                own.add(instruction.argval)
+            case "STORE_GLOBAL":
+                writes.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = global_names(constant)
+            reads = {**inner.reads, **reads}
+            writes |= inner.writes
+    return GlobalNames(reads, writes)
+
+
+# ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class CellNames:
+    """The names that a cell reads from outside, each with the first line that reads it, and those it binds.
+
+    Builtins are among them, since the notebook may have its own.
+
+    required: the cell does not bind it, or not before the read.
+    optional: the cell may have bound it by then, or not, or catches the NameError.
+    immediate: those of `required` that are read as the cell runs, not in a function, nor where a NameError is caught.
+    bound: every name that the cell may bind at its top level.
+    star_imports: the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
+    """
+
+    required: dict[str, int]
+    optional: dict[str, int]
+    immediate: dict[str, int]
+    bound: frozenset[str]
+    star_imports: bool
+
+
+# Names bound by the time a statement is reached, whichever way it was reached; None where none leads to it.
+_Known: TypeAlias = frozenset[str] | None
+
+IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
+             "__loader__", "__debug__", "__path__"}  # fmt: skip
+_UNSEEN = {"exec", "globals", "locals", "vars", "run_line_magic", "run_cell_magic", "run_cell"}
+_PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # where IPython puts a variable into a command
+_TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+
+
+def names_read(source: str, *, filename: str = "<cell>") -> CellNames:
+    """Find the names that a cell reads before it has bound them itself.
+
+    `source` is Python, already transformed by IPython; lines are numbered as it has them. Raises SyntaxError.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's, once for each time a statement is compiled here
+        tree = ast.parse(source, filename)
+        reader = _Reader(tree, filename)
+        reader.block(tree.body, frozenset())
+        for name, line in _in_commands(tree):
+            reader.optional.setdefault(name, line)
+    required = {name: line for name, line in reader.required.items() if name not in IMPLICIT}
+    optional = {name: line for name, line in reader.optional.items() if name not in {*required, *IMPLICIT}}
+    immediate = {name: line for name, line in reader.immediate.items() if name in required}
+    return CellNames(required, optional, immediate, frozenset(reader.bound - IMPLICIT), reader.unseen)
+
+
+class _Reader:
+    """Definite assignment over the statements of one cell.
+
+    Walks each way the cell can take; every method takes the names known to be bound before a piece of code and
+    returns those after it.
+    """
+
+    def __init__(self, tree: ast.Module, filename: str) -> None:
+        self.filename = filename
+        self.flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        for alias in (alias for node in imports if node.module == "__future__" for alias in node.names):
+            self.flags |= getattr(__future__, alias.name).compiler_flag
+        self.unseen = any(node.names[0].name == "*" for node in imports)
+        self.required: dict[str, int] = {}
+        self.optional: dict[str, int] = {}
+        self.immediate: dict[str, int] = {}
+        self.guards = 0  # how many `try` around the current statement catch a NameError
+        self.bodies: dict[str, dict[str, int]] = {}  # name of a function or class → what its code reads when it runs
+        self.bound: set[str] = set()
+        self.possible: set[str] = set()  # bound by some statement that may already have run
+        self._survey(self.compile(tree.body), top=True)
+
+    def _survey(self, code: types.CodeType, *, top: bool) -> None:
+        """Note, before the walk, all that the cell binds, and what its functions read."""
+        for instruction, _ in instructions(code):
+            if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
+                self.bound.add(instruction.argval)
+                if not top:  # some function may do so at any time
+                    self.possible.add(instruction.argval)
+        self.unseen |= not _UNSEEN.isdisjoint(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                reads = self.bodies.setdefault(constant.co_name, {})
+                reads.update({**global_names(constant).reads, **reads})
+                self._survey(constant, top=False)
+
+    # ── Statements ──
+
+    def block(self, statements: Iterable[ast.stmt], known: _Known) -> _Known:
+        """Follow statements one after another."""
+        for statement in statements:
+            if known is None:
+                break
+            known = self.statement(statement, known)
+        return known
+
+    def statement(self, node: ast.stmt, known: frozenset[str]) -> _Known:
+        """Follow one statement: the compound ones here, the others through the compiler."""
+        if isinstance(node, _TRIES):
+            return self.try_(node, known)
+        match node:
+            case ast.If(test, body, orelse):
+                known = self.expression(test, known)
+                if isinstance(test, ast.Constant):
+                    return self.block(body if test.value else orelse, known)
+                return _either(self.block(body, known), self.block(orelse, known))
+            case ast.While(test, body, orelse):
+                self.expression(test, known)  # the first time, before the loop has bound anything
+                known = self.expression(test, self.before_loop(node, known))
+                self.block(body, known)
+                self.block(orelse, known)
+                return known
+            case ast.For(target, iter_, body, orelse) | ast.AsyncFor(target, iter_, body, orelse):
+                known = self.before_loop(node, self.expression(iter_, known))
+                self.block(body, self.assignment(target, known))
+                self.block(orelse, known)
+                return known
+            case ast.With(items, body) | ast.AsyncWith(items, body):
+                for item in items:
+                    known = self.expression(item.context_expr, known)
+                    if item.optional_vars:
+                        known = self.assignment(item.optional_vars, known)
+                suppresses = any("suppress" in ast.unparse(item.context_expr) for item in items)
+                after = self.guarded(body, known, suppresses)
+                return known - _unbound(body) if suppresses else after
+            case ast.Match(subject, cases):
+                return self.match(self.expression(subject, known), cases)
+            case ast.Break() | ast.Continue():
+                return None  # on from the loop's head, with what was known there
+            case ast.Raise():
+                self.run(node, known)
+                return None
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                # What its code reads counts from where its name is read, unless a decorator may call it at once.
+                return self.run(node, known, deferred=not node.decorator_list)
+        return self.run(node, known)
+
+    def try_(self, node: ast.Try, known: frozenset[str]) -> _Known:
+        """Follow `try`; a handler may start after any part of the body."""
+        broken = known - _unbound(node.body)
+        after = self.guarded(node.body, known, any(map(_catches_name_error, node.handlers)))
+        after = self.block(node.orelse, after)
+        for handler in node.handlers:
+            inside = self.expression(handler.type, broken) if handler.type else broken
+            self.possible |= {handler.name} if handler.name else set()
+            caught = self.block(handler.body, inside | {handler.name} if handler.name else inside)
+            after = _either(after, caught - {handler.name} if caught is not None and handler.name else caught)
+        if not node.finalbody:
+            return after
+        last = self.block(node.finalbody, known - _unbound([node]))
+        return None if after is None or last is None else (after | last) - _unbound(node.finalbody)
+
+    def guarded(self, body: list[ast.stmt], known: frozenset[str], catches: bool) -> _Known:
+        """Follow statements around which a NameError is caught, or not."""
+        self.guards += catches
+        after = self.block(body, known)
+        self.guards -= catches
+        return after
+
+    def match(self, known: frozenset[str], cases: list[ast.match_case]) -> _Known:
+        """Follow the cases of a `match` whose subject has been read."""
+        last = cases[-1]
+        catch_all = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None and last.guard is None
+        after = None if catch_all else known
+        for case in cases:
+            tried = ast.match_case(case.pattern, case.guard, [ast.Pass()])
+            self.run(ast.Match(ast.Constant(None), [tried]), known)
+            parts = list(ast.walk(case.pattern))
+            names = {name for part in parts for key in ("name", "rest") if (name := getattr(part, key, None))}
+            after = _either(after, self.block(case.body, known | names))
+        return after
+
+    def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
+        """Return what is known in each round of a loop, not the first alone."""
+        # A round may read what the one before it has bound. In `while`, for a `break` that leaves an outer loop.
+        code = self.compile([ast.While(ast.Constant(True), [node], [])])
+        self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
+        return known - _unbound([node])
+
+    # ── Pieces that the compiler reads ──
+
+    def expression(self, node: ast.expr, known: frozenset[str]) -> frozenset[str]:
+        """Follow an expression."""
+        return self.run(ast.Expr(node), known)
+
+    def assignment(self, target: ast.expr, known: frozenset[str]) -> frozenset[str]:
+        """Follow the binding of a target, as of `for` or `with`."""
+        return self.run(ast.Assign([target], ast.Constant(None)), known)
+
+    def run(self, node: ast.stmt, known: frozenset[str], *, deferred: bool = False) -> frozenset[str]:
+        """Follow the code that the compiler makes of a statement that holds no other."""
+        return self.code(self.compile([node]), known, deferred=deferred)
+
+    def compile(self, body: list[ast.stmt]) -> types.CodeType:
+        """Compile statements of the cell as the cell itself would be."""
+        module = ast.fix_missing_locations(ast.Module(body, []))
+        code: types.CodeType = compile(module, self.filename, "exec", flags=self.flags, dont_inherit=True)
+        return code
+
+    def code(
+        self, code: types.CodeType, known: frozenset[str], *, deferred: bool, own: set[str] | None = None
+    ) -> frozenset[str]:
+        """Follow code in the order of its instructions; `own` collects what a class body binds in itself."""
+        jumps: list[int] = []
+        shaky: dict[str, int] = {}  # bound, but a jump past the binding leads to this offset
+        for instruction, line in instructions(code):
+            known -= {name for name, end in shaky.items() if end <= instruction.offset}
+            shaky = {name: end for name, end in shaky.items() if end > instruction.offset}
+            name = instruction.argval
+            if instruction.opcode in _JUMPS:
+                jumps.append(name)
+            elif instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME"):
+                self.read(name, line, known | own if own else known)
+                if instruction.opname == "DELETE_NAME" and own is None:
+                    known -= {name}
+                elif instruction.opname == "DELETE_NAME" and own is not None:
+                    own.discard(name)
+            elif instruction.opname == "STORE_NAME" and own is not None:
+                own.add(name)
+            elif instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                self.possible.add(name)
+                past = [end for end in jumps if end > instruction.offset]
+                if name not in known and past:
+                    shaky[name] = min(past)
+                known |= {name}
+            elif isinstance(name, types.CodeType):
+                self.inner(name, known, deferred)
+        return known
+
+    def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
+        """Follow code inside code: a class body and a comprehension run at once, a function when it is called."""
+        if is_class_body(code) or code.co_name.startswith("<generic parameters"):
+            self.code(code, known, deferred=deferred, own=set())
+        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # a part of the code around it from 3.12 on
+            for name, line in global_names(code).reads.items():
+                self.read(name, line, known)
+        else:
+            for name, line in global_names(code).reads.items():
+                if name not in self.bound:
+                    self.required.setdefault(name, line)
+                elif not deferred or code.co_name.startswith("<"):  # a lambda or a generator may run at once
+                    self.read_later(name, line, known, set())
+
+    def read(self, name: str, line: int, known: frozenset[str]) -> None:
+        """Note a name that is read here and now, and what the function of that name reads if it is called."""
+        if name not in known and name in (self.bound if self.guards else self.possible):
+            self.optional.setdefault(name, line)
+        elif name not in known:
+            self.required.setdefault(name, line)
+            if not self.guards:
+                self.immediate.setdefault(name, line)
+        for inner, at in self.bodies.get(name, {}).items():
+            self.read_later(inner, at, known, {name})
+
+    def read_later(self, name: str, line: int, known: frozenset[str], seen: set[str]) -> None:
+        """Note a name that a function reads if it is called from here on."""
+        if name not in known:
+            (self.optional if name in self.bound else self.required).setdefault(name, line)
+        if name not in seen:
+            seen.add(name)
+            for inner, at in self.bodies.get(name, {}).items():
+                self.read_later(inner, at, known, seen)
+
+
+def _either(one: _Known, other: _Known) -> _Known:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
+    """The names that statements may unbind: those of `del`, and of `except … as`."""
+    names = set[str]()
+    for statement in statements:
+        for part in ast.walk(statement):
+            match part:
+                case ast.Name(name, ast.Del()) | ast.ExceptHandler(name=str(name)):
+                    names.add(name)
+    return names
+
+
+def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names, with lines, in the text of `!` and `%` lines: `{name}`, `$name`, and all of `%time`'s code."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):
+                texts = [part.value for part in arguments if isinstance(part, ast.Constant)]
+                snippets = [name or code for name, code in _PLACE.findall("\n".join(map(str, texts)))]
+                if texts[:1] == ["time"] and method == "run_line_magic":
+                    snippets += texts[1:]
+                for snippet in snippets:
+                    with contextlib.suppress(SyntaxError):  # braces of the shell
+                        parts = ast.walk(ast.parse(str(snippet).strip()))
+                        yield from ((part.id, node.lineno) for part in parts if isinstance(part, ast.Name))
+
+
+def _catches_name_error(handler: ast.ExceptHandler) -> bool:
+    parts = ast.walk(handler.type) if handler.type else [ast.Name("Exception")]
+    caught = {part.id for part in parts if isinstance(part, ast.Name)}
+    return not caught.isdisjoint({"NameError", "Exception", "BaseException"})

@@ -1,0 +1,71 @@
+"""Where a run's events go: into its record, into its folder, and before the user's eyes."""
+
+from __future__ import annotations
+
+import linecache
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from sparkring import events, record, runs
+from sparkring.events import CodeFrame, Event, SourceLine
+from sparkring.record import RunRecord
+from sparkring.views import Quiet, View
+
+
+class Recorder:
+    """Folds events into the record, saves them, and keeps the view up to date."""
+
+    def __init__(self, view: View, started: events.RunStarted) -> None:
+        self._view = view
+        self._folder = runs.RunFolder(started.run_id)
+        self.record = RunRecord(log_folder=str(self._folder.path))
+        self.add([started])
+
+    def add(self, found: Iterable[Event]) -> None:
+        for event in found:
+            if isinstance(event, events.RankFailed):
+                event = _with_source(event)
+            self.record = record.apply(self.record, event)
+            notice = self._folder.write(event)
+            if notice is not None:
+                self.record = record.apply(self.record, notice)
+        self._folder.flush()
+        self._show(self._view.refresh)
+
+    def _show(self, show: Callable[[RunRecord], None]) -> None:
+        """Show the record. A display that fails must not cost a training run: it is told, and given up."""
+        try:
+            show(self.record)
+        except Exception as error:  # whatever a front end may raise
+            self._view = Quiet()
+            text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
+            self.notice(text)
+            warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
+
+    def notice(self, text: str) -> None:
+        self.add([events.Notice(time.time(), text)])
+
+    def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
+        try:
+            self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
+        finally:
+            self._folder.close()
+        self._show(self._view.close)
+        runs.prune()
+        return self.record
+
+
+def _with_source(event: events.RankFailed) -> events.RankFailed:
+    """Add source lines that only the driver has: those of functions defined in other cells."""
+
+    def completed(frame: CodeFrame) -> CodeFrame:
+        if not frame.in_cell or frame.source:
+            return frame
+        near = range(max(1, frame.line - 2), frame.line + 3)
+        found = [SourceLine(n, linecache.getline(frame.filename, n).rstrip("\n")) for n in near]
+        return replace(frame, source=tuple(line for line in found if line.text or line.number == frame.line))
+
+    frames = tuple(completed(frame) for frame in event.failure.frames)
+    return replace(event, failure=replace(event.failure, frames=frames))

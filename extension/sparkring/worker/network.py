@@ -1,0 +1,31 @@
+"""What a member tells of its place in the network, for frameworks whose ranks talk to one another."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+
+def free_port(address: str) -> int:
+    """A port on `address` that nobody listens on; the system does not give the same one again for a while."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.bind((address, 0))
+        return int(sock.getsockname()[1])
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this IPv4 address; empty if none is found."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name[:15].encode())
+                reply = fcntl.ioctl(sock.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:
+                continue
+            if socket.inet_ntoa(reply[20:24]) == address:
+                return name
+        return "lo" if address.startswith("127.") else ""
+    finally:
+        sock.close()

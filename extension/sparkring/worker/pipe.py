@@ -1,0 +1,54 @@
+"""The reading end of a rank's stdout or stderr: whole lines where the rank writes whole lines in time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+READ_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; bursts then do not block the rank
+PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
+
+
+class Pipe:
+    """The reading end of one of the rank's streams, and the line that has not ended yet."""
+
+    def __init__(self, stream: str, fd: int) -> None:
+        self.stream = stream
+        self.fd = fd
+        self.rest = b""
+        self.rest_since = 0.0
+        os.set_blocking(fd, False)
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            except OSError:
+                pass  # over the user's limit: the default size does too
+
+    def read(self) -> tuple[bytes, bool]:
+        """What can be read now, whole lines only, and whether the stream has ended."""
+        pieces, ended = [self.rest], False
+        while sum(map(len, pieces)) < READ_BYTES:
+            try:
+                data = os.read(self.fd, READ_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                ended = True
+                break
+            pieces.append(data)
+        found = b"".join(pieces)
+        # A progress bar ends its line with a carriage return; it is whole enough to be shown.
+        end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
+        if len(found) - end > PARTIAL_BYTES:
+            end = len(found)
+        if len(found) > end and not (self.rest and end == 0):
+            self.rest_since = time.monotonic()
+        self.rest = found[end:]
+        return found[:end], ended
+
+    def take_rest(self) -> bytes:
+        """The line that has not ended yet, which counts as read from now on."""
+        rest, self.rest = self.rest, b""
+        return rest
