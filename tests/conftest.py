@@ -17,7 +17,7 @@ import time
 import uuid
 import venv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +107,15 @@ class Traces(NamedTuple):
         )
 
 
+def family(processes: Iterable[psutil.Process]) -> set[int]:
+    """The processes and all below them that are alive."""
+    found: set[int] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {process.pid, *(below.pid for below in process.children(recursive=True))}
+    return found
+
+
 class Lasting:
     """What outlives a test on purpose: Spark's JVM and all below it, and the cluster."""
 
@@ -116,11 +125,7 @@ class Lasting:
         self.ports: set[int] = set()
 
     def pids(self) -> set[int]:
-        found: set[int] = set()
-        for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found |= {process.pid, *(below.pid for below in process.children(recursive=True))}
-        return found
+        return family(self.processes)
 
 
 lasting = Lasting()
@@ -301,13 +306,13 @@ def _standalone(folder: Path, python: str, workers: int = 2) -> Iterator[Cluster
         until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
         yield Cluster(url, python)
     finally:
-        family = lasting.pids()
+        ours = family(psutil.Process(process.pid) for process in started)
         for process in reversed(started):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         for process in started:
             process.wait(DEADLINE_S)
-        until(lambda: not told([pid for pid in family if psutil.pid_exists(pid)]), "the cluster has ended")
+        until(lambda: not told([pid for pid in ours if psutil.pid_exists(pid)]), "the cluster has ended")
 
 
 @pytest.fixture(scope="session")

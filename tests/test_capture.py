@@ -853,14 +853,6 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
     assert f"`{path}`" in str(error("x", notebook(holder % "value", value=frame)))
 
 
-@pytest.fixture(scope="module")
-def spark() -> Any:
-    sql = pytest.importorskip("pyspark.sql")
-    session = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    yield session
-    session.stop()
-
-
 # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
