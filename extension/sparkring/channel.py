@@ -65,6 +65,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._peer = sock.getpeername()[0] if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
         self._send_lock = threading.Lock()
         self._broken = False
 
@@ -146,6 +147,10 @@ class Connection:
     def local_host(self) -> str:
         """The address of this end: the interface that leads to the peer."""
         return str(self._sock.getsockname()[0])
+
+    def peer_host(self) -> str:
+        """The address of the other end, as seen from here."""
+        return self._peer
 
     def _exactly(self, size: int) -> bytearray:
         data = bytearray(size)

@@ -24,7 +24,7 @@ from sparkring.ends import echo_order, exit_failure
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Seat
 from sparkring.launchers.base import Launcher
 from sparkring.place import World, place_ranks
 from sparkring.worker import stacks
@@ -289,10 +289,19 @@ class Gang:
         hellos = [self._hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos))
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
-        seats = [Seat(hello["host"], hello["address"], hello["interface"], hello["port"]) for hello in hellos]
+        seats = [
+            Seat(
+                hello["host"],
+                hello["address"],
+                hello["interface"],
+                self._connections[member].peer_host(),
+                hello["port"],
+            )
+            for member, hello in enumerate(hellos)
+        ]
         by_rank = [seats[member] for member in sorted(self._rank_of, key=self._rank_of.__getitem__)]
-        framework: Framework = FRAMEWORKS[self._framework_name](self.launcher.host, by_rank)
-        self._cleanup.enter_context(framework)
+        framework = FRAMEWORKS[self._framework_name](self.launcher.host, self.launcher.bind_host, by_rank)
+        self._cleanup.callback(framework.close)
         fields, parts = self._request
         found: list[Event] = []
         now = time.time()

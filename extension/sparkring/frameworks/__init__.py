@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Framework
 from sparkring.frameworks.horovod import Horovod
 from sparkring.frameworks.plain import Plain
 from sparkring.frameworks.tensorflow import TensorFlow
 from sparkring.frameworks.torch import Torch
 
-FRAMEWORKS: dict[str, Callable[[str, list[Seat]], Framework]] = {
+FRAMEWORKS: dict[str, type[Framework]] = {
     "horovod": Horovod,
     "plain": Plain,
     "tensorflow": TensorFlow,

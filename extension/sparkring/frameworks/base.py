@@ -1,9 +1,9 @@
-"""What a framework is to sparkring: an environment per rank, and a rendezvous that lasts as long as the gang."""
+"""What a framework is to sparkring: an environment per rank, and what has to be there while the gang lives."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from sparkring.place import World
 
@@ -11,20 +11,31 @@ from sparkring.place import World
 class Seat(NamedTuple):
     """Where a rank sits: its host's name, its address on the way to the driver, the interface that has it.
 
-    `port` was free there when the rank came up, for a framework whose ranks listen themselves.
+    `seen_as` is the address that the driver sees, which is another one behind a translating network. `port`
+    was free when the rank came up, for a framework whose ranks listen themselves.
     """
 
     host: str
     address: str
     interface: str
+    seen_as: str
     port: int
 
 
-class Framework(AbstractContextManager[Any], Protocol):
-    """One of the things a gang can carry. Made with the driver's address and the ranks' seats, in rank order."""
+class Framework(ABC):
+    """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
-    name: str
+    `bind_host` is where the driver listens, `host` where ranks reach it.
+    """
 
+    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
+        self.host = host
+        self.bind_host = bind_host
+        self.seats = seats
+
+    @abstractmethod
     def environment(self, world: World, seat: Seat) -> dict[str, str]:
         """What to add to the environment of the rank at `world`."""
-        ...
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what lasted as long as the gang."""

@@ -5,9 +5,7 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from sparkring.frameworks.base import Seat
+from sparkring.frameworks.base import Framework, Seat
 from sparkring.frameworks.rendezvous import Store
 from sparkring.place import World
 
@@ -16,19 +14,18 @@ from sparkring.place import World
 GLOO_TIMEOUT_S = 600
 
 
-class Horovod:
+class Horovod(Framework):
     """A ring of Horovod ranks over Gloo."""
 
-    name = "horovod"
-
-    def __init__(self, host: str, seats: list[Seat]) -> None:
-        self._store = Store(host, peers={seat.address for seat in seats}, ranks=len(seats))
+    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
+        super().__init__(host, bind_host, seats)
+        self._store = Store(bind_host, peers={seat.seen_as for seat in seats}, ranks=len(seats))
 
     def environment(self, world: World, seat: Seat) -> dict[str, str]:
         found = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._store.host,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.host,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._store.port),
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
             "HOROVOD_HOSTNAME": world.node,
@@ -43,10 +40,5 @@ class Horovod:
             found["HOROVOD_GLOO_IFACE"] = seat.interface
         return found
 
-    def __enter__(self) -> Horovod:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._store.close()

@@ -29,7 +29,6 @@ class Store:
     """A rendezvous for `ranks` ranks on the addresses `peers`; listens on `host`, on a free port."""
 
     def __init__(self, host: str, *, peers: set[str], ranks: int) -> None:
-        self.host = host
         self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve, name="sparkring-rendezvous", daemon=True)

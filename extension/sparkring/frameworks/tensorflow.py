@@ -6,28 +6,15 @@ Its form is that of tf.distribute.cluster_resolver.TFConfigClusterResolver's doc
 from __future__ import annotations
 
 import json
-from types import TracebackType
 
-from sparkring.frameworks.base import Seat
+from sparkring.frameworks.base import Framework, Seat
 from sparkring.place import World
 
 
-class TensorFlow:
+class TensorFlow(Framework):
     """Ranks that are workers of one cluster, each with a server of its own on the port of its seat."""
 
-    name = "tensorflow"
-
-    def __init__(self, host: str, seats: list[Seat]) -> None:
-        self._workers = [f"{seat.address}:{seat.port}" for seat in seats]
-
     def environment(self, world: World, seat: Seat) -> dict[str, str]:
+        workers = [f"{each.address}:{each.port}" for each in self.seats]
         task = {"type": "worker", "index": world.rank}
-        return {"TF_CONFIG": json.dumps({"cluster": {"worker": self._workers}, "task": task})}
-
-    def __enter__(self) -> TensorFlow:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+        return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}

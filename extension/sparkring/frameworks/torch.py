@@ -5,24 +5,17 @@ The variables are those of torch.distributed's "env://" initialisation and of to
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from sparkring.frameworks.base import Seat
+from sparkring.frameworks.base import Framework, Seat
 from sparkring.place import World
 
 
-class Torch:
+class Torch(Framework):
     """Ranks that meet at rank 0, whose process group keeps the store itself: nothing of ours stays open."""
-
-    name = "torch"
-
-    def __init__(self, host: str, seats: list[Seat]) -> None:
-        self._first = seats[0]
 
     def environment(self, world: World, seat: Seat) -> dict[str, str]:
         found = {
-            "MASTER_ADDR": self._first.address,
-            "MASTER_PORT": str(self._first.port),
+            "MASTER_ADDR": self.seats[0].address,
+            "MASTER_PORT": str(self.seats[0].port),
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),
             "LOCAL_RANK": str(world.local_rank),
@@ -36,11 +29,3 @@ class Torch:
             # Else gloo takes what the host's name resolves to, and NCCL passes loopback over.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = seat.interface
         return found
-
-    def __enter__(self) -> Torch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
