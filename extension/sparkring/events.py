@@ -37,7 +37,8 @@ class Failure:
     """Why a rank ended before its time.
 
     `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`.
-    `follows` says that it looks like the echo of another rank's end (a broken collective).
+    `follows` says that it looks like the echo of another rank's end (a broken collective), `interrupt` that
+    it is a KeyboardInterrupt.
     """
 
     kind: FailureKind
@@ -46,6 +47,7 @@ class Failure:
     traceback: str = ""
     advice: str = ""
     follows: bool = False
+    interrupt: bool = False
 
 
 @dataclass(frozen=True)

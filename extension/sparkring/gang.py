@@ -330,6 +330,8 @@ class Gang:
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if rank in self.failures or rank in self._finished:
             return []
+        if self._stopping and failure.interrupt:
+            return []  # it does as it was told
         self.failures[rank] = failure
         if echo_order(failure) == 0:
             self._decide_at = None

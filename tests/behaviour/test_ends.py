@@ -25,6 +25,7 @@ try:
     ''', {np})
 except KeyboardInterrupt as error:
     print("KeyboardInterrupt:", error)
+    print("states:", *(rank.state for rank in view.record.ranks))
 """
 WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
 
@@ -58,6 +59,7 @@ def test_interrupt(driver, where):
     found.process.send_signal(signal.SIGINT)
     text = found.wait()
     assert "KeyboardInterrupt: sparkring: interrupted, 2 ranks ended" in text
+    assert "states: stopped stopped" in text
     assert found.process.returncode == 0, text
     assert not alive(pids)
 

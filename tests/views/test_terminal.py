@@ -116,7 +116,7 @@ def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
     assert re.match(r"\r\x1b\[K\x1b\[32m\[1\]\x1b\[0m hello\x1b\[0m\nepoch 1", terminal.getvalue()[size:])
     size = len(terminal.getvalue())
     view.close(replayed(*events, RunFinished(START + 4, "interrupted", "2 ranks ended")))
-    assert terminal.getvalue()[size:] == "\r\x1b[Ksparkring: interrupted 2 ranks ended · 4.0 s · loss 0.5\n"
+    assert terminal.getvalue()[size:] == "\r\x1b[Ksparkring: interrupted: 2 ranks ended · 4.0 s · loss 0.5\n"
 
 
 def test_a_narrow_encoding_does_not_end_the_run(replayed):

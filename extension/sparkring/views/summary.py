@@ -122,7 +122,7 @@ def outcome(record: RunRecord) -> str:
         return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
     if not record.message:
         return record.outcome
-    return f"{record.outcome}{':' if record.outcome == 'failed' else ''} {first_line(record.message)}"
+    return f"{record.outcome}{'' if record.outcome == 'timed out' else ':'} {first_line(record.message)}"
 
 
 def closing(record: RunRecord, now: float) -> str:

@@ -44,6 +44,7 @@ def as_failure(error: BaseException) -> dict[str, Any]:
         "frames": frames,
         "traceback": _traceback(error),
         "advice": _advice(error),
+        "interrupt": isinstance(error, KeyboardInterrupt),
         "follows": any(mark in f"{name}: {text}" for mark in _ECHOES),
     }
 
