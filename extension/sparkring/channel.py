@@ -24,6 +24,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,13 +62,18 @@ class Frame(NamedTuple):
 
 
 class Connection:
-    """One end of a stream of frames over a connected socket. Sending is safe from any thread."""
+    """One end of a stream of frames over a connected socket. Sending is safe from any thread.
+
+    `heard_at` is when the last byte came, on the monotonic clock: a large frame on a slow network is a sign of
+    life long before it is whole.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._peer = sock.getpeername()[0] if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
         self._send_lock = threading.Lock()
         self._broken = False
+        self.heard_at = time.monotonic()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -162,6 +168,7 @@ class Connection:
                 raise ChannelClosed(str(error)) from error
             if not got:
                 raise ChannelClosed("the peer closed the connection")
+            self.heard_at = time.monotonic()
             filled += got
         return data
 

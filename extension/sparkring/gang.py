@@ -77,11 +77,10 @@ class Gang:
         self._early: list[tuple[int, Frame]] = []
         self._finished: set[int] = set()
         self._exited: set[int] = set()
-        self._heard: dict[int, float] = {}
         self._polled = time.monotonic()
         self._decide_at: float | None = None
         self._stopping = False
-        self._senders: list[threading.Thread] = []
+        self._senders: dict[int, threading.Thread] = {}
         self._cleanup = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -189,7 +188,7 @@ class Gang:
             self._cleanup.close()
             self._inbox.put(_END)
             drain.join()
-            for sender in self._senders:
+            for sender in self._senders.values():
                 sender.join()
 
     def __enter__(self) -> Gang:
@@ -220,7 +219,6 @@ class Gang:
                 self._put(member, None)
 
     def _put(self, member: int, frame: Frame | None) -> None:
-        self._heard[member] = time.monotonic()
         while not self._closed.is_set():
             try:
                 self._inbox.put((member, frame), timeout=0.5)
@@ -319,7 +317,7 @@ class Gang:
                 daemon=True,
             )
             sender.start()  # in parallel: the payload may be large
-            self._senders.append(sender)
+            self._senders[member] = sender
             found.append(events.RankStarted(now, place.rank, place.node, hellos[member]["pid"]))
         for member, frame in self._early:
             found += self._take(member, frame)
@@ -387,11 +385,14 @@ class Gang:
                     f"driver at {self.launcher.host}: can that address be reached from where they run?"
                 )
         elif slept < SILENT_LIMIT_S / 4:  # else it is we who were away
-            for member, heard in list(self._heard.items()):
-                if now - heard > SILENT_LIMIT_S and self._rank_of[member] not in self._exited:
-                    found += self._lost(member, f"nothing heard of it for {now - heard:.0f} s")
+            for member, connection in self._connections.items():
+                silent_s = now - connection.heard_at
+                # While it passes a large payload on to its rank, a member has no time to beat.
+                if silent_s > SILENT_LIMIT_S and not self._senders[member].is_alive():
+                    found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
         else:
-            self._heard = dict.fromkeys(self._heard, now)
+            for connection in self._connections.values():
+                connection.heard_at = now
         return found
 
 

@@ -12,6 +12,7 @@ import sys
 import psutil
 import pytest
 
+from sparkring.errors import RunFailed
 from sparkring.worker import process
 
 WAITING = """
@@ -184,3 +185,17 @@ def test_a_display_that_fails_does_not_end_the_run(local):
         result = local.run("rank", view=Broken())
     assert result.values == [0, 1]
     assert any("the terminal is gone" in notice.text for notice in result.record.notices)
+
+
+def test_a_member_that_falls_silent(local, monkeypatch):
+    """A supervisor that neither speaks nor breaks off (frozen, or its host is gone) is given up, and ended."""
+    monkeypatch.setattr("sparkring.gang.SILENT_LIMIT_S", 4.0)  # they beat every 2 s
+    with pytest.raises(RunFailed, match="lost: nothing heard of it") as caught:
+        local.run("""
+            import os, signal, time
+            if rank == 1:
+                os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(1000)
+        """)
+    assert caught.value.record.failed_rank == 1
+    assert caught.value.record.failure.kind == "lost"
