@@ -94,7 +94,7 @@ class Connection:
                     self._sock.sendall(prefix)
                     for view in views:
                         self._sock.sendall(view)
-            except BaseException as error:
+            except BaseException as error:  # raised again below
                 # Half a frame may be out (an interrupt is enough): nothing can follow it.
                 self._broken = True
                 if isinstance(error, OSError):
@@ -190,7 +190,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
         sock.sendall(ours + _proof(secret, b"member", theirs, ours))
         if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
             raise ChannelClosed(f"{host}:{port} does not hold this gang's secret")
-    except BaseException:
+    except BaseException:  # raised again: only the socket must not be left open
         sock.close()
         raise
     return _established(sock)

@@ -118,7 +118,7 @@ def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Col
             start = stream.tell()
             try:
                 pickler.dump(values[name])
-            except Exception as error:
+            except Exception as error:  # whatever the user's own __reduce__ raises
                 # The memo now points at bytes that were never written: begin again without this one.
                 problems[name] = diagnose(name, values[name], error, pickler.last)
                 break
@@ -160,7 +160,7 @@ def _load(payload: bytes, namespace: Namespace) -> Iterator[tuple[str, Any]]:
         for name in unpickler.load():
             try:
                 value = unpickler.load()
-            except Exception as error:
+            except Exception as error:  # whatever the value's class raises when it is rebuilt
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
                     f"`{name}` arrived, but could not be loaded on this rank. {problem}. "

@@ -162,14 +162,10 @@ def _run(
             gang.submit(request)
             gang.start()
             return _Drive(gang, recorder, options, interrupts).to_the_end()
-    except SparkringError as error:
+    except BaseException as error:  # raised again: the record and the view must not be left in the middle
         if recorder.record.outcome is None:
-            recorder.close("failed", str(error))
-        raise
-    except BaseException as error:
-        if recorder.record.outcome is None:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            recorder.close("interrupted" if interrupted else "failed", f"{type(error).__name__}: {error}")
+            said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+            recorder.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", said)
         raise
 
 
