@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from sparkring import capture as module
@@ -382,6 +382,7 @@ def _run(source: str, namespace: Namespace) -> tuple[list[Any], str]:
 
 
 @settings(max_examples=300, deadline=None)
+@example("if (b if b else (a := b)):\n    a = a", {"a", "b"})  # each branch of the test returns by itself
 @given(PROGRAMS, st.sets(NAMES))
 def test_captured_names_are_enough(source: str, defined: set[str]) -> None:
     """A cell does the same with the names it takes from the notebook as with the whole notebook."""

@@ -272,6 +272,7 @@ class _Reader:
     ) -> frozenset[str]:
         """Follow code in the order of its instructions; `own` collects what a class body binds in itself."""
         jumps: list[int] = []
+        ends: list[frozenset[str]] = []
         shaky: dict[str, int] = {}  # bound, but a jump past the binding leads to this offset
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
@@ -295,7 +296,10 @@ class _Reader:
                 known |= {name}
             elif isinstance(name, types.CodeType):
                 self.inner(name, known, deferred)
-        return known
+            elif instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
+                # An expression with branches may end in each of them: only what all have bound is known after it.
+                ends.append(known)
+        return frozenset.intersection(*ends) if ends else known
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
         """Follow code inside code: a class body and a comprehension run at once, a function when it is called."""
