@@ -40,8 +40,7 @@ class Kind(NamedTuple):
 
 _DRIVER = "it lives on the driver. Finish with Spark before the cell, and give the ranks files or plain values"
 _FRAME = (
-    "it lives on the driver. Bring it down with `.toPandas()`, hand its rows out with `%%barrier --data`, "
-    "or save it and read it with `sparkring.shards`"
+    "it lives on the driver. Bring it down with `.toPandas()`, or save it as files and have each rank read its part"
 )
 _FILE = Kind("an open file", "pass its path and open it in the cell")
 _LOCK = "make it in the cell, or leave it out in the `__getstate__` of the object that holds it"
