@@ -111,14 +111,14 @@ def test_bad_logs_lines(line):
 )
 def test_completions(line, some, none):
     """Tab offers what can still be given, and the words of an option that has some."""
-    found = set(completions("horovod", line))
+    found = set(completions(options.launch_parser("horovod"), line))
     assert some <= found
     assert not none & found
 
 
 def test_the_help_has_every_option():
     """Each option stands in the help, with what it does."""
-    text = options.help_table("horovod")
+    text = options.help_table(options.launch_parser("horovod"))
     for action in options.launch_parser("horovod")._actions:
         assert action.help
         assert action.option_strings[-1] in text

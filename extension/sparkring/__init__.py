@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from sparkring.place import world as world
     from sparkring.report import log as log
     from sparkring.report import log_to_driver as log_to_driver
+    from sparkring.result import RunResult as RunResult
     from sparkring.runner import HorovodRunner as HorovodRunner
-    from sparkring.runner import RunResult as RunResult
 
 __version__ = "0.1.0"
 __all__ = ["HorovodRunner", "RunResult", "World", "load_ipython_extension", "log", "log_to_driver", "world"]
 
 _HOMES = {
     "HorovodRunner": "runner",
-    "RunResult": "runner",
+    "RunResult": "result",
     "last_result": "runner",
     "World": "place",
     "world": "place",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import types
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -49,11 +49,18 @@ class Captured:
     names: every name, first those that cannot travel, then the largest first: what there is to act on is on top.
     payload: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
+    binds: the names that the cell binds when it runs to its end.
     """
 
     names: tuple[CapturedName, ...]
     payload: bytes
     left_out: tuple[CapturedName, ...]
+    binds: frozenset[str] = frozenset()
+
+    @property
+    def sent(self) -> list[str]:
+        """The names that the payload holds."""
+        return [name.name for name in self.names if name.travels != "cannot"]
 
     @property
     def large(self) -> tuple[CapturedName, ...]:
@@ -74,13 +81,16 @@ def capture(
     *,
     provided: Collection[str] = (),
     also: Collection[str] = (),
+    held: Container[str] = (),
+    on_ranks: Collection[str] = (),
     dry_run: bool = False,
 ) -> Captured:
     """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
 
     `provided` are names that the rank defines unless the notebook does; `also` are taken though the cell may not read
-    them. Raises SyntaxError; CaptureError, unless `dry_run`, for names that are defined nowhere and for those that the
-    cell needs and that cannot travel; all such names are in one error.
+    them; `on_ranks` are those that earlier cells have bound there, and those `held` there are not sent again. Raises
+    SyntaxError; CaptureError, unless `dry_run`, for names that are defined nowhere and for those that the cell needs
+    and that cannot travel; all such names are in one error.
     """
     cell = names_read(source)
     hidden = ipython_names(namespace, provided)
@@ -91,7 +101,8 @@ def capture(
     for name, via in used.items():
         if name not in hidden | IMPLICIT and name not in wanted:
             wanted[name] = _Wanted(wanted[via].required, via=via)
-    missing = _missing(cell, {*namespace} - hidden, {*provided, *written}, also)
+    wanted = {name: want for name, want in wanted.items() if name in also or name not in held}
+    missing = _missing(cell, {*namespace} - hidden, {*provided, *written, *on_ranks}, also)
     if not dry_run:
         _raise(missing)
 
@@ -109,7 +120,7 @@ def capture(
         _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
     undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
     left_out = tuple(row for row in cannot if not row.required)
-    return Captured((*undefined, *rows), packed.payload, left_out)
+    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound)
 
 
 def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedName:

@@ -62,6 +62,8 @@ class RunStarted:
     where: str
     framework: str
     logs: str
+    ranks: tuple[int, ...] = ()
+    warm: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,14 @@ class RankFailed:
 
 
 @dataclass(frozen=True)
+class RankStopped:
+    """A rank has come back from an interrupt, and waits for what comes next."""
+
+    time: float
+    rank: int
+
+
+@dataclass(frozen=True)
 class RankExited:
     """A rank's process is gone, and its output complete."""
 
@@ -183,6 +193,7 @@ Event = (
     | Metrics
     | RankFinished
     | RankFailed
+    | RankStopped
     | RankExited
     | StackTaken
     | Notice

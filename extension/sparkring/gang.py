@@ -1,7 +1,8 @@
-"""A gang: N ranks that have dialled home. Placement, requests, failures, interrupts, for every launcher.
+"""A gang: N ranks that have dialled home. Placement, turns, ends, for every launcher.
 
 Connection threads (one per member) put frames into one bounded queue; whoever runs the gang takes them
 out with poll(), as events. The bound holds ranks back when they print faster than the driver can read.
+A gang runs one request after another, each of them a Turn; a cold gang is given one, a warm gang many.
 """
 
 from __future__ import annotations
@@ -14,71 +15,57 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from sparkring import events
 from sparkring.channel import ChannelClosed, Connection, Frame, Listener
-from sparkring.ends import echo_order, exit_failure
+from sparkring.ends import exit_failure
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.frameworks.base import Seat
+from sparkring.frameworks.base import Framework, Seat
 from sparkring.launchers.base import Launcher
 from sparkring.place import World, place_ranks
+from sparkring.turn import Request, Turn
 from sparkring.worker import stacks
 from sparkring.worker.ticket import Ticket
 
 QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
-SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
-INTERRUPT_GRACE_S = 1.0
-FAILURE_GRACE_S = 0.1
-LEAVE_GRACE_S = 10.0
+SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
 _END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
-
-
-class Request(NamedTuple):
-    """What the ranks are to run: a cell's source with its packed names, or a packed call."""
-
-    what: Literal["cell", "call"]
-    payload: bytes
-    source: str = ""
-    pull: tuple[str, ...] = ()
-    autolog: bool = True
-
-
-class Value(NamedTuple):
-    """A value that came back, still packed: its parts, or why it could not be packed."""
-
-    type_name: str
-    parts: list[Any]
-    error: str
+_WAKE: tuple[int, None] = (-2, None)  # nothing but a reason to look up
 
 
 class Gang:
-    """N ranks. `start`, then `submit` and `poll` until `over`, then `close` (or use it as a context)."""
+    """N ranks: `start`, then `submit` a request and `poll` until its Turn is over, as often as there is one; `close`.
 
-    def __init__(self, launcher: Launcher, size: int, framework: str) -> None:
+    `worlds` are the places of the members, once all are up; `deaths` are the ranks whose process has ended though
+    nobody asked for it.
+    """
+
+    def __init__(self, launcher: Launcher, size: int) -> None:
         self.size = size
         self.launcher = launcher
         self.worlds: list[World] = []
-        self.values: list[dict[str, Value]] = [{} for _ in range(size)]  # by rank; "" is the last expression
-        self.missing: list[str] = []  # names to pull that rank 0 does not have
-        self.failures: dict[int, Failure] = {}
-        self._framework_name = framework
+        self.deaths: dict[int, Failure] = {}
+        self.turn: Turn | None = None
         self._secret = secrets.token_bytes(32)
         self._inbox: queue.Queue[tuple[int, Frame | None]] = queue.Queue(QUEUE_FRAMES)
         self._connections: dict[int, Connection] = {}
         self._hellos: dict[int, dict[str, Any]] = {}
         self._rank_of: dict[int, int] = {}
+        self._member_of: dict[int, int] = {}
+        self._seats: list[Seat] = []  # by rank
+        self._frameworks: dict[str, Framework] = {}
         self._early: list[tuple[int, Frame]] = []
-        self._finished: set[int] = set()
+        self._untold: list[Event] = []  # what poll() is to return before anything else
         self._exited: set[int] = set()
         self._polled = time.monotonic()
-        self._decide_at: float | None = None
+        self._leaving = False
         self._stopping = False
         self._senders: dict[int, threading.Thread] = {}
         self._cleanup = contextlib.ExitStack()
@@ -113,33 +100,27 @@ class Gang:
         self._started = time.monotonic()
         self.launcher.start(self.size, ticket)
 
-    def submit(self, request: Request) -> None:
-        """Have every rank run `request`, as soon as all are up."""
-        fields = {
-            "what": request.what,
-            "source": request.source,
-            "pull": list(request.pull),
-            "autolog": request.autolog,
-        }
-        self._request = (fields, [request.payload])
+    def submit(self, request: Request, ranks: Sequence[int] = ()) -> Turn:
+        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn must go on."""
+        self.turn = Turn(request, tuple(ranks) or tuple(range(self.size)))
+        if self.up:
+            self._begin(self.turn)
+        return self.turn
 
     @property
     def up(self) -> bool:
         """Whether all ranks have been given their World."""
         return bool(self.worlds)
 
-    @property
-    def done(self) -> bool:
-        """Whether every rank has run the request to its end."""
-        return len(self._finished) == self.size
+    def place_of(self, rank: int) -> tuple[int, str, int]:
+        """The rank, its node and its process."""
+        member = self._member_of[rank]
+        return rank, self.worlds[member].node, self._hellos[member]["pid"]
 
     @property
-    def failed_rank(self) -> int | None:
-        """The rank whose failure ends the gang, once that can be told."""
-        if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
-            return None
-        # The first to fail, unless it only echoes another: dicts keep the order of arrival.
-        return min(self.failures, key=lambda rank: echo_order(self.failures[rank]))
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed.is_set()
 
     @property
     def gone(self) -> bool:
@@ -148,11 +129,11 @@ class Gang:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What has happened: waits up to `timeout_s` for the first event, then takes what is there."""
-        found: list[Event] = []
-        if self._decide_at is not None:
-            timeout_s = min(timeout_s, max(0.01, self._decide_at - time.monotonic()))
+        found, self._untold = self._untold, []
+        if self.turn is not None and self.turn.decides_in_s is not None:
+            timeout_s = min(timeout_s, self.turn.decides_in_s)
         try:
-            item = self._inbox.get(timeout=timeout_s)
+            item = self._inbox.get(timeout=timeout_s) if not found else self._inbox.get_nowait()
             for _ in range(QUEUE_FRAMES):
                 found += self._take(*item)
                 item = self._inbox.get_nowait()
@@ -161,8 +142,25 @@ class Gang:
         found += self._watch()
         return found
 
+    def wake(self) -> None:
+        """Have a poll() that waits in another thread return."""
+        with contextlib.suppress(queue.Full):  # then it does not wait
+            self._inbox.put_nowait(_WAKE)
+
+    def interrupt(self) -> None:
+        """Interrupt what the ranks of this turn still run, as Ctrl-C would."""
+        if self.turn is not None and self.up:
+            self.turn.interrupted = True
+            for rank in self.turn.running:
+                self._tell(self._member_of[rank], "interrupt")
+
+    def release(self) -> None:
+        """Have every rank end the collectives that it, or another one, waits in."""
+        self._to_all("release")
+
     def leave(self) -> None:
         """Tell the ranks that nothing more will come."""
+        self._leaving = True
         self._to_all("leave")
 
     def stop(self, number: int, grace_s: float) -> None:
@@ -175,7 +173,9 @@ class Gang:
         self._to_all("stacks")
 
     def close(self) -> None:
-        """End what is left, wait until it has ended, and release everything."""
+        """End what is left, wait until it has ended, and release everything; a second time there is nothing to do."""
+        if self.closed:
+            return
         self._stopping = True
         # Nobody polls any more, and members must not wait for a full queue.
         drain = threading.Thread(target=self._drain, name="sparkring-drain", daemon=True)
@@ -234,9 +234,9 @@ class Gang:
         for member in list(self._connections):
             self._tell(member, kind, fields)
 
-    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None) -> None:
+    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[bytes] = ()) -> None:
         try:
-            self._connections[member].send(kind, fields)
+            self._connections[member].send(kind, fields, parts)
         except ChannelClosed:
             pass  # its own thread tells
 
@@ -244,7 +244,7 @@ class Gang:
         """One frame as events."""
         now = time.time()
         if frame is None:
-            return self._lost(member, "its connection broke off")
+            return self._lost(member, "its connection broke off") if member >= 0 else []
         if frame.kind == "hello":
             self._hellos[member] = frame.fields
             joined: list[Event] = [events.MemberJoined(now, member, frame.fields["host"])]
@@ -265,86 +265,105 @@ class Gang:
                 return [events.Message(now, rank, fields["text"])]
             case "metrics":
                 return [events.Metrics(now, rank, **fields)]
-            case "done":
-                parts = list(frame.parts)
-                for item in fields["names"]:
-                    taken, parts = parts[: item["parts"]], parts[item["parts"] :]
-                    self.values[rank][item["name"]] = Value(item["type"], taken, item["error"])
-                self.missing += fields["missing"]
-                self._finished.add(rank)
-                return [events.RankFinished(now, rank, fields["repr"])]
+            case "done" if self.turn is not None:
+                self._heard_of(rank, fields)
+                return self.turn.finished(rank, frame)
             case "failed":
+                self._heard_of(rank, fields)
                 return self._failed(rank, events.failure_from_json(fields["failure"]))
             case "stack":
                 line = stacks.cell_line(fields["text"])
                 return [events.StackTaken(now, rank, fields["state"], line, fields["text"])]
             case "exited":
-                return self._process_ended(rank, fields)
+                return self._died(rank, exit_failure(fields))
         return []
 
     def _enter_world(self) -> list[Event]:
-        """All have joined: give each its rank, its environment and the request."""
+        """All have joined: give each its rank, and the request if there is one already."""
         hellos = [self._hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos))
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
-        seats = [
-            Seat(
-                hello["host"],
-                hello["address"],
-                hello["interface"],
-                self._connections[member].peer_host(),
-                hello["port"],
-            )
-            for member, hello in enumerate(hellos)
-        ]
-        by_rank = [seats[member] for member in sorted(self._rank_of, key=self._rank_of.__getitem__)]
-        framework = FRAMEWORKS[self._framework_name](self.launcher.host, self.launcher.bind_host, by_rank)
-        self._cleanup.callback(framework.close)
-        fields, parts = self._request
-        found: list[Event] = []
-        now = time.time()
+        self._member_of = {rank: member for member, rank in self._rank_of.items()}
+        for rank in range(self.size):
+            hello, connection = hellos[self._member_of[rank]], self._connections[self._member_of[rank]]
+            seat = Seat(hello["host"], hello["address"], hello["interface"], connection.peer_host(), hello["port"])
+            self._seats.append(seat)
         for member, place in enumerate(self.worlds):
             world = {
                 "world": place._asdict(),
-                "environment": framework.environment(place, seats[member]),
+                "address": hellos[member]["address"],
                 "path": [entry for entry in sys.path if entry],
                 "folder": os.getcwd(),
             }
-            sender = threading.Thread(
-                target=_send_start,
-                args=(self._connections[member], world, fields, parts),
-                name="sparkring-send",
-                daemon=True,
-            )
-            sender.start()  # in parallel: the payload may be large
-            self._senders[member] = sender
-            found.append(events.RankStarted(now, place.rank, place.node, hellos[member]["pid"]))
+            self._tell(member, "world", world)
+        if self.turn is not None:
+            self._begin(self.turn)
+        found, self._untold = self._untold, []
         for member, frame in self._early:
             found += self._take(member, frame)
         return found
 
+    # ── turns ─────────────────────────────────────────────────────────────────
+
+    def _begin(self, turn: Turn) -> None:
+        """Send the request to the ranks that take part."""
+        request, now = turn.request, time.time()
+        framework = self._framework(request.framework)
+        for rank in turn.ranks:
+            member = self._member_of[rank]
+            environment = framework.environment(self.worlds[member]) | dict(request.environment)
+            fields = {
+                "what": request.what,
+                "source": request.source,
+                "pull": list(request.pull) if rank == turn.ranks[0] else [],
+                "autolog": request.autolog,
+                "environment": environment,
+            }
+            if len(request.payload) <= SMALL_BYTES:
+                self._tell(member, "run", fields, [request.payload])
+            else:
+                self._send(member, fields, [request.payload])
+            self._untold.append(events.RankStarted(now, *self.place_of(rank)))
+
+    def _send(self, member: int, fields: dict[str, Any], parts: list[bytes]) -> None:
+        """Send to several members at once, while they go on telling."""
+        sender = threading.Thread(
+            target=self._tell, args=(member, "run", fields, parts), name="sparkring-send", daemon=True
+        )
+        sender.start()
+        self._senders[member] = sender
+
+    def _framework(self, name: str) -> Framework:
+        if name not in self._frameworks:
+            framework = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, self._seats)
+            self._frameworks[name] = framework
+            self._cleanup.callback(framework.close)
+        return self._frameworks[name]
+
+    def _heard_of(self, rank: int, fields: dict[str, Any]) -> None:
+        """What a rank tells at the end of a request beside how it went."""
+        # Where its framework may listen next time: the port of this time may not be free yet.
+        self._seats[rank] = self._seats[rank]._replace(port=fields["port"])
+        if self.turn is not None:
+            self.turn.names.update(fields["names_bound"])
+
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
-        if rank in self.failures or rank in self._finished:
-            return []
-        if self._stopping and failure.interrupt:
-            return []  # it does as it was told
-        self.failures[rank] = failure
-        if echo_order(failure) == 0:
-            self._decide_at = None
-        elif len(self.failures) == 1:
-            self._decide_at = time.monotonic() + SETTLE_S
-        return [events.RankFailed(time.time(), rank, failure)]
+        if self.turn is None or (self._stopping and failure.interrupt):
+            return []  # between turns, or it does as it was told
+        return self.turn.failed(rank, failure)
 
-    def _process_ended(self, rank: int, fields: dict[str, Any]) -> list[Event]:
+    def _died(self, rank: int, failure: Failure) -> list[Event]:
+        """A rank's process is no more."""
+        if rank in self._exited:
+            return []
+        self._exited.add(rank)
         found: list[Event] = []
-        if rank not in self._exited:
-            self._exited.add(rank)
-            if not self._stopping and rank not in self._finished:
-                found += self._failed(rank, exit_failure(fields))
-            found.append(events.RankExited(time.time(), rank))
-        return found
+        if not (self._leaving or self._stopping):
+            self.deaths[rank] = failure
+            found += self._failed(rank, failure)
+        return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
         """A member without a goodbye: its host, its executor or itself is gone."""
@@ -353,18 +372,9 @@ class Gang:
                 return []
             host = self._hellos[member]["host"]
             raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
-        rank = self._rank_of[member]
-        if rank in self._exited:
-            return []
-        self._exited.add(rank)
-        found: list[Event] = []
-        if not self._stopping and rank not in self._finished:
-            reason = self.launcher.problem()
-            said = f"{how} (the member on {self.worlds[member].node} is gone)"
-            advice = str(reason) if reason else ""
-            found += self._failed(rank, Failure("lost", f"lost: {said}", advice=advice))
-        found.append(events.RankExited(time.time(), rank))
-        return found
+        said = f"{how} (the member on {self.worlds[member].node} is gone)"
+        reason = None if self._stopping else self.launcher.problem()
+        return self._died(self._rank_of[member], Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
         """What no frame tells: a launch that fails, members that fall silent."""
@@ -388,7 +398,8 @@ class Gang:
             for member, connection in self._connections.items():
                 silent_s = now - connection.heard_at
                 # While it passes a large payload on to its rank, a member has no time to beat.
-                if silent_s > SILENT_LIMIT_S and not self._senders[member].is_alive():
+                sender = self._senders.get(member)
+                if silent_s > SILENT_LIMIT_S and not (sender and sender.is_alive()):
                     found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
         else:
             for connection in self._connections.values():
@@ -405,11 +416,3 @@ def _nodes(hellos: list[dict[str, Any]]) -> list[str]:
         hello["host"] if len(addresses[hello["host"]]) == 1 else f"{hello['host']}-{hello['address']}"
         for hello in hellos
     ]
-
-
-def _send_start(connection: Connection, world: dict[str, Any], fields: dict[str, Any], parts: Iterable[bytes]) -> None:
-    try:
-        connection.send("world", world)
-        connection.send("run", fields, list(parts))
-    except ChannelClosed:
-        pass  # the connection's own thread tells

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import textwrap
+import time
 from typing import Any, NamedTuple
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from sparkring import options as opts
-from sparkring import runs
+from sparkring import runs, warm
 from sparkring.capture import capture
 from sparkring.errors import CaptureError, OptionsError
-from sparkring.views import show_captured, show_table, summary
+from sparkring.views import show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
+_MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
 
 _HELP = """Run the cell on {what}.
@@ -33,6 +37,23 @@ Returns a RunResult: .value (rank 0's last expression), .values (by rank), .reco
 It is in `_` afterwards.
 
 Options:
+{options}
+"""
+
+
+_GANG_HELP = """Ranks that stay up between cells.
+
+    %gang start -n -4       four processes here; -n 4: four Spark barrier tasks, whose slots are held until it stops
+    %gang                   what is up, and since when
+    %gang --stacks          where each rank stands
+    %gang stop              end it (all; or `stop local`, `stop spark`)
+
+Cells without -n, or with the same, then run on the gang, within milliseconds. What a cell binds stays on
+the ranks for the next cell, and is used there unless the notebook has bound the name anew since; --push
+NAME sends the notebook's value in any case, --pull NAME brings rank 0's back. %%ranks runs a cell on some
+ranks. Stop ends the cell and keeps the gang if its ranks come back; a rank that dies takes the gang down.
+
+Options of `%gang start`:
 {options}
 """
 
@@ -101,6 +122,40 @@ class SparkringMagics(Magics):
     def tensorflow(self, line: str, cell: str) -> Any:
         return self._launch("tensorflow", line, cell)
 
+    @cell_magic
+    def ranks(self, line: str, cell: str) -> Any:
+        """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3`, or `%%ranks all`; options as of %%horovod.
+
+        %gang start -n -4
+
+        %%ranks 0
+        print(rank, "of", size, "has", len(x), "rows")
+
+        What earlier cells bound on these ranks is there, and what this one binds stays. The values of the ranks that
+        take part are in the result's .values; --pull brings names of the first of them.
+        """
+        found = self._gang("%%ranks")
+        ranks, rest = opts.parse_ranks(line, found.gang.size)
+        return self._launch("ranks", rest, cell, framework=found.wanted.framework, ranks=ranks)
+
+    @line_magic
+    def gang(self, line: str) -> None:
+        wanted = opts.parse_gang(line)
+        if wanted.start is not None:
+            begun = time.monotonic()
+            found = warm.start(wanted.start, tell, tell)
+            assert self.shell is not None
+            self.shell.user_ns[_MARK] = True
+            print(f"{found.describe()}: up after {summary.duration(time.monotonic() - begun)}; %gang stop ends it")
+        elif wanted.action == "stop":
+            for each in warm.stop(wanted.where):
+                print(f"{each.describe()}: {'was gone already' if each.lost else 'stopped'}")
+        elif wanted.action == "stacks":
+            show_table(summary.STACKS_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
+        else:
+            headers = ("gang", "ranks", "framework", "state", "up", "cells", "hosts")
+            show_table(headers, [_row(each) for each in warm.every()], empty="no gang is up: %gang start -n -4")
+
     @line_magic
     def runs(self, line: str) -> None:
         """List saved runs, newest first: `%runs`, or `%runs 50` for more than the last 20."""
@@ -151,14 +206,37 @@ class SparkringMagics(Magics):
 
         show_table(("where", "slots", "busy", "details"), slots_table(), empty="")
 
-    def _launch(self, magic: str, line: str, cell: str) -> Any:
+    def _gang(self, who: str) -> warm.WarmGang:
+        """The gang that was started last, alive."""
+        np = warm.default_np()
+        found = None if np is None else warm.find(np, tell)
+        if found is None:
+            raise OptionsError(f"{who} needs a gang that is up and free: %gang start -n -4 starts one.")
+        return found
+
+    def _launch(self, magic: str, line: str, cell: str, *, framework: str = "", ranks: tuple[int, ...] = ()) -> Any:
         from sparkring import runner
 
-        options = opts.parse(magic, line)
+        options = opts.parse(magic, line, opts.Options(np=warm.default_np() or -1))
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
-        captured = capture(source, namespace, provided=PROVIDED, also=options.push, dry_run=options.dry_run)
+        gang = None if options.dry_run else warm.find(options.np, tell)
+        taking_part = ranks or tuple(range(abs(options.np)))
+        try:
+            captured = capture(
+                source,
+                namespace,
+                provided=PROVIDED,
+                also=options.push,
+                held=gang.held.beside(namespace, taking_part) if gang else (),
+                on_ranks=gang.held.names if gang else (),
+                dry_run=options.dry_run,
+            )
+        except CaptureError as error:
+            if gang and gang.news:  # what it misses may have been on the ranks that are gone
+                raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
+            raise
         if options.dry_run:
             show_captured(captured.names)
             return None
@@ -166,12 +244,23 @@ class SparkringMagics(Magics):
             source,
             captured,
             options,
-            framework=_LAUNCH_MAGICS[magic].framework,
+            framework=framework or _LAUNCH_MAGICS[magic].framework,
             title=options.name or _title(cell),
             code=f"%%{magic} {line}\n{cell}",
+            warm=gang,
+            ranks=ranks,
         )
         namespace.update(result.pulled)
         return result
+
+
+def _row(gang: warm.WarmGang) -> tuple[str, ...]:
+    """One line of `%gang`."""
+    wanted, now = gang.wanted, time.time()
+    state = gang.ended or ("busy" if gang.busy else f"idle for {summary.duration(int(now - gang.used))}")
+    up = summary.duration(int(now - gang.started))
+    hosts = ", ".join(sorted({world.node for world in gang.gang.worlds}))
+    return gang.describe(), str(wanted.np), wanted.framework, state, up, str(gang.cells), hosts
 
 
 for _magic, _launch in _LAUNCH_MAGICS.items():
@@ -180,8 +269,11 @@ for _magic, _launch in _LAUNCH_MAGICS.items():
         what=_launch.what,
         reads=_launch.reads,
         example=textwrap.indent(textwrap.dedent(_launch.example).strip(), "    "),
-        options=opts.help_table(_magic),
+        options=opts.help_table(opts.launch_parser(_magic)),
     )
+
+
+SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser()))
 
 
 def load(shell: Any) -> None:
@@ -192,21 +284,38 @@ def load(shell: Any) -> None:
     sparkdl.install()
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
+    shell.events.register("post_run_cell", _stop_after_reset)
 
 
 def unload(shell: Any) -> None:
-    """Take the magics away."""
+    """Take the magics away, and end the gangs that they have started."""
+    warm.stop()
+    with contextlib.suppress(ValueError):
+        shell.events.unregister("post_run_cell", _stop_after_reset)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
-    for kind, names in (("cell", tuple(_LAUNCH_MAGICS)), ("line", ("runs", "logs", "slots"))):
+    for kind, names in (("cell", (*_LAUNCH_MAGICS, "ranks")), ("line", ("gang", "runs", "logs", "slots"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 
 
+def _stop_after_reset(result: Any) -> None:
+    """After each cell: %reset has emptied the notebook's namespace, so the ranks' goes too."""
+    shell = get_ipython()
+    if warm.every() and shell is not None and _MARK not in shell.user_ns:
+        warm.stop()
+
+
 def _completions(context: CompletionContext) -> dict[str, Any]:
     """Tab on the line of a launch magic: its options, and the values of those that have a fixed set."""
-    found = re.match(r"%%(\w+)(\s.*)", context.text_until_cursor)
-    words = opts.completions(found[1], found[2]) if found and found[1] in _LAUNCH_MAGICS else []
+    words: list[str] = []
+    found = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
+    if found and found[1] in _LAUNCH_MAGICS:
+        words = opts.completions(opts.launch_parser(found[1]), found[2])
+    elif found and found[1] == "ranks":
+        words = opts.completions(opts.launch_parser("ranks"), found[2])
+    elif found and found[1] == "gang":
+        words = opts.gang_completions(found[2])
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
 

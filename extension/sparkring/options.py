@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Options:
     name: str = ""
     dry_run: bool = False
     quiet: bool = False
+    stall_s: float = 30.0
 
     @property
     def size(self) -> int:
@@ -64,7 +66,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0")
     return number
 
 
@@ -87,7 +89,7 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (
         ("-n", "--np"),
         {"type": _whole, "metavar": "NP"},
-        "ranks: -2 two processes here, 2 two Spark barrier tasks; default -1",
+        "ranks: -2 two processes here, 2 two Spark barrier tasks; default -1, or the warm gang",
     ),
     (
         ("--timeout",),
@@ -114,6 +116,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         {"choices": LOGS, "default": "all"},
         "what to show: every rank's output, rank 0's, or only what callbacks send",
     ),
+    (
+        ("--stall-after",),
+        {"type": _seconds, "metavar": "S", "dest": "stall_s", "default": Options.stall_s},
+        "say where every rank is when some have long been elsewhere; default 30",
+    ),
     (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
     (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
@@ -135,8 +142,9 @@ def _words(magic: str, line: str) -> list[str]:
         raise OptionsError(f"{magic}: {error} in {line!r}") from None
 
 
+@functools.cache
 def launch_parser(magic: str) -> argparse.ArgumentParser:
-    """The parser of a launch magic's line."""
+    """The parser of a launch magic's line; kept, since making one takes longer than a warm cell's whole way."""
     parser = _Parser(prog=f"%%{magic}", add_help=False, allow_abbrev=False)
     for names, settings, text in _LAUNCH:
         parser.add_argument(*names, help=text, **settings)
@@ -158,7 +166,81 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
         name=found["name"],
         dry_run=found["dry_run"],
         quiet=found["quiet"],
+        stall_s=found["stall_s"],
     )
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """What a warm gang is to be; `np` as in Options, `framework` is what %%ranks cells use."""
+
+    np: int
+    framework: str
+    idle_s: float
+    env: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class GangWanted:
+    """What `%gang` is asked for: to `start` one, `stop` those `where` ('' for all), `show` them, or their `stacks`."""
+
+    action: Literal["start", "stop", "show", "stacks"]
+    start: GangOptions | None = None
+    where: str = ""
+
+
+def parse_gang(line: str) -> GangWanted:
+    """What a `%gang` line asks for. OptionsError says what is wrong with it."""
+    words = _words("%gang", line)
+    if words[:1] == ["start"]:
+        found = vars(gang_parser().parse_args(_joined(words[1:])))
+        if not found["np"]:
+            raise OptionsError("%gang start takes a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
+        env = tuple(found["env"] or ())
+        return GangWanted("start", GangOptions(found["np"], found["framework"], 60 * found["idle"], env))
+    if words[:1] == ["stop"] and words[1:] in ([], ["local"], ["spark"]):
+        return GangWanted("stop", where="".join(words[1:]))
+    if words in ([], ["--stacks"]):
+        return GangWanted("stacks" if words else "show")
+    raise OptionsError(
+        f"%gang does not take {line.strip()!r}: `%gang start -n -4`, `%gang` (what is up), `%gang --stacks`, "
+        "`%gang stop` (or `stop local`, `stop spark`)."
+    )
+
+
+@functools.cache
+def gang_parser() -> argparse.ArgumentParser:
+    """The parser of what follows `%gang start`."""
+    parser = _Parser(prog="%gang start", add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--np", type=_whole, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks")
+    parser.add_argument(
+        "--framework",
+        choices=("horovod", "torch", "tensorflow", "plain"),
+        default="horovod",
+        help="what %%ranks cells are given; %%horovod, %%torchrun and %%tensorflow cells bring their own",
+    )
+    parser.add_argument(
+        "--idle", type=_seconds, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
+    )
+    parser.add_argument("--env", type=_variable, metavar="K=V", action="append", help="a variable for the ranks")
+    return parser
+
+
+def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
+    """The ranks that a `%%ranks` line names, and the rest of the line. OptionsError if there is no such rank."""
+    first, _, rest = line.strip().partition(" ")
+    found: set[int] = set()
+    for part in first.split(","):
+        low, dash, high = part.partition("-")
+        if part == "all":
+            found |= set(range(size))
+        elif low.isdigit() and (high.isdigit() if dash else True):
+            found |= set(range(int(low), int(high or low) + 1))
+        else:
+            raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")
+    if not found or max(found) >= size:
+        raise OptionsError(f"%%ranks {first}: the gang has ranks 0 to {size - 1}.")
+    return tuple(sorted(found)), rest
 
 
 @dataclass(frozen=True)
@@ -194,12 +276,12 @@ def _flat(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for group in groups or () for name in group))
 
 
-def completions(magic: str, line: str) -> list[str]:
-    """What can stand at the end of `line`, a launch magic's line up to the cursor."""
+def completions(parser: argparse.ArgumentParser, line: str) -> list[str]:
+    """What can stand at the end of `line`, which `parser` is to read, up to the cursor."""
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words[-1]
     before = words[-1] if not current and words else (words[-2] if len(words) > 1 else "")
-    actions = [action for action in launch_parser(magic)._actions if action.option_strings]
+    actions = [action for action in parser._actions if action.option_strings]
     for action in actions:
         if before in action.option_strings and action.choices:
             return [str(choice) for choice in action.choices if str(choice).startswith(current)]
@@ -215,10 +297,20 @@ def completions(magic: str, line: str) -> list[str]:
     ]
 
 
-def help_table(magic: str) -> str:
-    """The options as text, for the magic's help."""
+def gang_completions(line: str) -> list[str]:
+    """What can stand at the end of `line`, a `%gang` line up to the cursor."""
+    words = line.split()
+    if words[:1] == ["start"] and (len(words) > 1 or line[-1:].isspace()):
+        return completions(gang_parser(), line.partition("start")[2])
+    choices = ("local", "spark") if words[:1] == ["stop"] and line != " stop" else ("start", "stop", "--stacks")
+    current = "" if line[-1:].isspace() else words[-1]
+    return [word for word in choices if word.startswith(current)]
+
+
+def help_table(parser: argparse.ArgumentParser) -> str:
+    """The options as text, for a magic's help."""
     rows: list[tuple[str, str]] = []
-    for action in launch_parser(magic)._actions:
+    for action in parser._actions:
         value: Any = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
         names = "/".join(action.option_strings)
         rows.append((f"{names} {value}".strip() if action.nargs != 0 else names, action.help or ""))

@@ -23,6 +23,7 @@ from sparkring.events import (
     RankFailed,
     RankFinished,
     RankStarted,
+    RankStopped,
     RunFinished,
     RunStarted,
     StackTaken,
@@ -105,6 +106,10 @@ class RunRecord:
     log_folder: str = ""
 
     @property
+    def taking_part(self) -> tuple[RankRecord, ...]:
+        return self.ranks
+
+    @property
     def failure(self) -> Failure | None:
         """Why the rank that ended the run failed, if one did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
@@ -166,6 +171,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case RankFailed():
             lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
             return _with_rank(record, lost)
+        case RankStopped():
+            return _with_rank(record, replace(record.ranks[event.rank], state="stopped", last_heard=event.time))
         case RankExited():
             return _exited(record, event)
         case StackTaken():

@@ -12,7 +12,7 @@ class Seat(NamedTuple):
     """Where a rank sits: its host's name, its address on the way to the driver, the interface that has it.
 
     `seen_as` is the address that the driver sees, which is another one behind a translating network. `port`
-    was free when the rank came up, for a framework whose ranks listen themselves.
+    was free when the rank came up, or ended its last request, for a framework whose ranks listen themselves.
     """
 
     host: str
@@ -25,7 +25,7 @@ class Seat(NamedTuple):
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
-    `bind_host` is where the driver listens, `host` where ranks reach it.
+    `bind_host` is where the driver listens, `host` where ranks reach it. The gang keeps the list of seats up to date.
     """
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
@@ -34,8 +34,8 @@ class Framework(ABC):
         self.seats = seats
 
     @abstractmethod
-    def environment(self, world: World, seat: Seat) -> dict[str, str]:
-        """What to add to the environment of the rank at `world`."""
+    def environment(self, world: World) -> dict[str, str]:
+        """What to add to the environment of the rank at `world`; asked for before each request."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what lasted as long as the gang."""

@@ -21,7 +21,8 @@ class Horovod(Framework):
         super().__init__(host, bind_host, seats)
         self._store = Store(bind_host, peers={seat.seen_as for seat in seats}, ranks=len(seats))
 
-    def environment(self, world: World, seat: Seat) -> dict[str, str]:
+    def environment(self, world: World) -> dict[str, str]:
+        interface = self.seats[world.rank].interface
         found = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -36,8 +37,8 @@ class Horovod(Framework):
             "HOROVOD_CROSS_RANK": str(world.cross_rank),
             "HOROVOD_CROSS_SIZE": str(world.cross_size),
         }
-        if seat.interface:
-            found["HOROVOD_GLOO_IFACE"] = seat.interface
+        if interface:
+            found["HOROVOD_GLOO_IFACE"] = interface
         return found
 
     def close(self) -> None:

@@ -5,14 +5,15 @@ The variables are those of torch.distributed's "env://" initialisation and of to
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Framework
 from sparkring.place import World
 
 
 class Torch(Framework):
     """Ranks that meet at rank 0, whose process group keeps the store itself: nothing of ours stays open."""
 
-    def environment(self, world: World, seat: Seat) -> dict[str, str]:
+    def environment(self, world: World) -> dict[str, str]:
+        interface = self.seats[world.rank].interface
         found = {
             "MASTER_ADDR": self.seats[0].address,
             "MASTER_PORT": str(self.seats[0].port),
@@ -25,7 +26,7 @@ class Torch(Framework):
             "ROLE_RANK": str(world.rank),
             "ROLE_WORLD_SIZE": str(world.size),
         }
-        if seat.interface:
+        if interface:
             # Else gloo takes what the host's name resolves to, and NCCL passes loopback over.
-            found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = seat.interface
+            found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found

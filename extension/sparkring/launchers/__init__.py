@@ -6,8 +6,31 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
+from sparkring.errors import SlotsError
+from sparkring.launchers.base import Launcher
+from sparkring.launchers.local import LocalLauncher
 from sparkring.worker import process
+
+
+def open_launcher(np: int, size: int, environment: dict[str, str], title: str, say: Callable[[str], None]) -> Launcher:
+    """The launcher for `size` ranks, here if `np` is negative, else on Spark. LaunchError if that cannot work."""
+    if np < 0:
+        return LocalLauncher(environment)
+    from sparkring.launchers.spark import SparkLauncher, find_session
+
+    return SparkLauncher(find_session(size, say), size, environment, title)
+
+
+def every_slot() -> int:
+    """The number of ranks that np=0 stands for."""
+    from sparkring.launchers.spark import find_session, slots
+
+    found = slots(find_session(0, print).sparkContext)
+    if found.total == 0:
+        raise SlotsError(f"-n 0 takes every task slot, and there is none ({found.master}): add executors.")
+    return found.total
 
 
 def _gpus() -> list[str]:

@@ -27,5 +27,8 @@ class Launcher(Protocol):
     def waits_for(self) -> str:
         """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""
 
+    def warning(self) -> str:
+        """What the user should know of while the members are up and idle; each thing is said once, '' if nothing."""
+
     def stop(self, grace_s: float) -> None:
         """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""

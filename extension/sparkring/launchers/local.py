@@ -65,6 +65,9 @@ class LocalLauncher:
     def waits_for(self) -> str:
         return ""
 
+    def warning(self) -> str:
+        return ""
+
     def stop(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
         for process in self._members:

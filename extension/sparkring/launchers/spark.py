@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
+import weakref
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -36,6 +37,8 @@ LOOPBACK = "127.0.0.1"
 # Executors register a moment after the session is up; slots are asked for again until then.
 SETTLE_S = 1.2
 OLDEST_JAVA = 17
+# In a session that is made here: while a warm gang holds its slots, the notebook's own jobs need some.
+SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -68,6 +71,8 @@ class SparkLauncher:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._ended = False
+        self._starving: set[int] = set()
+        self._warned_of: set[int] = set()
         _check(self._context, size)
         setting = self._context.getConf().get
         local = self._context.master.startswith("local")
@@ -78,6 +83,8 @@ class SparkLauncher:
     def start(self, size: int, ticket: Ticket) -> None:
         from pyspark import InheritableThread
 
+        self._size = size
+        _launchers.add(self)
         task = _task(ticket, self._environment)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
@@ -114,6 +121,26 @@ class SparkLauncher:
             f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
         )
 
+    def warning(self) -> str:
+        """A Spark job of the user's may wait behind the gang for slots that it will not get."""
+        if self._ended:
+            return ""
+        try:
+            found, mine = slots(self._context), self._stages()
+            waiting = {} if found.free else _waiting(self._context, mine)
+        except Exception:  # py4j's many ways of saying that the session has been stopped
+            return ""
+        # Seen twice: a stage that has just been submitted has no tasks yet.
+        starving, self._starving = set(waiting) & self._starving - self._warned_of, set(waiting)
+        if not starving:
+            return ""
+        self._warned_of |= starving
+        jobs = ", ".join(f"stage {stage} ({waiting[stage]})" for stage in sorted(starving))
+        return (
+            f"Spark's {jobs} waits for task slots: the {self._title} holds {self._size} of {found.total}. Interrupt "
+            f"the job and stop the gang (%gang stop), or start a session with more slots than the gang needs."
+        )
+
     def _stages(self) -> set[int]:
         """The stages that are ours."""
         tracker = self._context.statusTracker()
@@ -121,6 +148,7 @@ class SparkLauncher:
         return {stage for job in jobs if job is not None for stage in job.stageIds}
 
     def stop(self, grace_s: float) -> None:
+        _launchers.discard(self)
         if self._thread is None:
             return
         self._thread.join(grace_s)
@@ -132,8 +160,15 @@ class SparkLauncher:
             self._thread.join(10.0)
 
 
+def _waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
+    """The stages but `mine` that could run tasks, and run none; with what Spark calls them."""
+    tracker = context.statusTracker()
+    found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
+    return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}
+
+
 def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with `size` slots at least, which `say` is told of."""
+    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it."""
     global _own
     try:
         import pyspark
@@ -163,6 +198,7 @@ def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
     return _new_session(size, say)
 
 
+_launchers: weakref.WeakSet[SparkLauncher] = weakref.WeakSet()  # those whose stage may be running
 _own: SparkContext | None = None  # of the last session in use, if it was sparkring that made it
 
 
@@ -177,7 +213,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     global _own
     from pyspark.sql import SparkSession
 
-    slots = max(size, os.cpu_count() or 1)
+    slots = max(size + SPARE_SLOTS, os.cpu_count() or 1)
     say(f"no SparkSession yet: making one on this machine, local[{slots}] …")
     java = find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -234,12 +270,13 @@ def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
     total = int(jvm_context.maxNumConcurrentTasks(profile))
     tracker = context.statusTracker()
+    ours = {stage: launcher._title for launcher in list(_launchers) for stage in launcher._stages()}
     holders, busy = [], 0
     for stage in tracker.getActiveStageIds():
         info = tracker.getStageInfo(stage)
         if info is not None and info.numActiveTasks and stage not in apart_from:
             busy += info.numActiveTasks
-            holders.append(f"stage {stage} ({info.name}): {info.numActiveTasks}")
+            holders.append(f"{ours.get(stage) or f'stage {stage} ({info.name})'}: {info.numActiveTasks}")
     iterator = jvm_context.getExecutorMemoryStatus().keysIterator()
     hosts = []
     while iterator.hasNext():

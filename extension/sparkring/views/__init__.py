@@ -8,7 +8,7 @@ from typing import Protocol
 from sparkring.record import RunRecord
 from sparkring.views.tables import show_captured, show_table
 
-__all__ = ["View", "open_view", "show_captured", "show_table"]
+__all__ = ["View", "open_view", "show_captured", "show_table", "tell"]
 
 
 class View(Protocol):
@@ -42,6 +42,15 @@ def open_view(*, quiet: bool = False) -> View:
     from sparkring.views.terminal import TerminalView
 
     return TerminalView(sys.stdout)
+
+
+def tell(text: str) -> None:
+    """Say something that no run is there to show: from a thread of ours, or before a run begins.
+
+    In a notebook it stands below the cell that runs now, or ran last.
+    """
+    sys.stderr.write(f"sparkring: {text}\n")
+    sys.stderr.flush()
 
 
 def in_notebook() -> bool:

@@ -10,7 +10,7 @@ from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
 from sparkring.views import metrics
 from sparkring.views.lines import folded, is_noise, plain, visible
 from sparkring.views.metrics import Progress
-from sparkring.worker.stacks import CELL_NAME, cell_line, innermost
+from sparkring.worker.stacks import CELL_NAME, cell_line, innermost, is_cell
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
@@ -333,5 +333,16 @@ def _standing(record: RunRecord, rank: RankRecord) -> str:
     if not rank.stack.cell_line:
         return f"{rank.stack.state}, in {inner}" if inner else rank.stack.state
     text = code_line(record, rank.stack.cell_line)
-    inside = f"  (in {inner})" if inner and not inner.startswith(CELL_NAME) else ""
+    inside = f"  (in {inner})" if inner and not is_cell(inner.partition(":")[0]) else ""
     return f"{rank.stack.state}, cell line {rank.stack.cell_line}" + (f": {text}" if text else "") + inside
+
+
+STACKS_HEADERS = ("rank", "where")
+
+
+def explain_where(record: RunRecord) -> str:
+    return "; ".join(f"rank {r.rank}: {_standing(record, r)}" for r in record.ranks)
+
+
+def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
+    return [(str(r.rank), _standing(record, r)) for r in record.ranks]

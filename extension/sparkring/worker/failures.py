@@ -6,7 +6,7 @@ import linecache
 import traceback
 from typing import Any
 
-from sparkring.worker.stacks import CELL_NAME
+from sparkring.worker.stacks import CELL_NAME, is_cell
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -26,8 +26,8 @@ _ECHOES = (
 )
 
 
-def as_failure(error: BaseException) -> dict[str, Any]:
-    """The fields of an events.Failure, as JSON values."""
+def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
+    """The fields of an events.Failure, as JSON values; `cell` is the file name of the cell that is being run."""
     name = type(error).__qualname__
     text = _text_of(error)
     if isinstance(error, SystemExit):
@@ -37,7 +37,7 @@ def as_failure(error: BaseException) -> dict[str, Any]:
         summary, kind = "interrupted", "exception"
     else:
         summary, kind = (f"{name}: {text}" if text else name), "exception"
-    frames = _frames(error)
+    frames = _frames(error, cell)
     return {
         "kind": kind,
         "summary": summary,
@@ -73,11 +73,11 @@ def _skip_ours(error: BaseException) -> Any:
     return tb
 
 
-def _frames(error: BaseException) -> list[dict[str, Any]]:
+def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
     found = []
     for frame, line in traceback.walk_tb(_skip_ours(error)):
         filename = frame.f_code.co_filename
-        in_cell = filename == CELL_NAME or "ipykernel_" in filename or filename.startswith("<ipython-input")
+        in_cell = is_cell(filename) or "ipykernel_" in filename or filename.startswith("<ipython-input")
         source = []
         if in_cell:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
@@ -86,7 +86,7 @@ def _frames(error: BaseException) -> list[dict[str, Any]]:
                     source.append({"number": number, "text": text.rstrip("\n")})
         found.append(
             {
-                "filename": filename,
+                "filename": _as_told(filename, cell),
                 "line": line,
                 "function": frame.f_code.co_name,
                 "in_cell": in_cell,
@@ -94,6 +94,13 @@ def _frames(error: BaseException) -> list[dict[str, Any]]:
             }
         )
     return found[-MOST_FRAMES:]
+
+
+def _as_told(filename: str, cell: str) -> str:
+    """The current cell is CELL_NAME to the driver, whatever number it has on this rank."""
+    if filename == cell:
+        return CELL_NAME
+    return "<earlier cell>" if is_cell(filename) else filename
 
 
 def _advice(error: BaseException) -> str:

@@ -155,6 +155,8 @@ class Member:
             head = self.home.receive_head()
             if head.kind == "stop":
                 self.stop(head.fields["signal"], head.fields["grace_s"])
+            elif head.kind == "interrupt":
+                process.signal_group(self.rank_pid, signal.SIGINT)
             elif head.kind == "stacks":
                 self.tell("stack", self.take_stack())
             else:

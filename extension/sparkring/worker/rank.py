@@ -1,7 +1,7 @@
 """A rank: runs what the driver sends, in this process's main thread and its `__main__`.
 
 A thread listens to the member meanwhile, so that the process can be told things while it computes.
-The loop takes one request after another; a run of one cell is a gang that gets one request.
+The loop takes one request after another, and what they bind stays; a run of one cell is a gang that gets one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 
 from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
-from sparkring.worker import process, stacks
+from sparkring.worker import collectives, process, stacks
 from sparkring.worker.failures import as_failure
+from sparkring.worker.network import free_port
 
 FLUSH_EVERY_S = 0.1
 
@@ -33,7 +34,7 @@ def main(home: Connection, stack_fd: int) -> int:
 
 
 class Rank:
-    """The rank's side of the protocol: `world`, `run` and `leave` come in; `done` and `failed` go out."""
+    """The rank's side of the protocol: `world`, `run`, `release`, `leave` come in; `done` and `failed` go out."""
 
     def __init__(self, home: Connection, stack_fd: int) -> None:
         self.home = home
@@ -41,10 +42,13 @@ class Rank:
         # Importing a framework makes objects that stay: with Python's 700, a fifth of it goes on collections.
         gc.set_threshold(5_000, 10, 10)
         self.requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.address = ""
+        self.cells = 0
+        signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
+        self.names_told: set[str] = set()
         report.connect(self.tell)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
@@ -66,31 +70,32 @@ class Rank:
             if not readable:
                 continue
             try:
-                self.requests.put(self.home.receive())
+                frame = self.home.receive()
+                if frame.kind == "release":  # the main thread is the one that waits
+                    collectives.release()
+                else:
+                    self.requests.put(frame)
             except ChannelClosed:
                 # The member is gone. On Linux the kernel has killed us by now; elsewhere we do it.
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> int:
-        try:
-            while True:
-                frame = self.requests.get()
-                if frame.kind == "leave":
-                    # The interpreter would end with a collection over all that a framework has made: most of a
-                    # second, for memory that the system takes back anyway.
-                    gc.freeze()
-                    return 0
-                if frame.kind == "world":
-                    self.enter(frame.fields)
-                elif frame.kind == "run":
-                    self.run(frame)
-        except KeyboardInterrupt:  # between requests, or told by run() already
-            return 128 + signal.SIGINT
+        while True:
+            frame = self.requests.get()
+            if frame.kind == "leave":
+                # The interpreter would end with a collection over all that a framework has made: most of a
+                # second, for memory that the system takes back anyway.
+                gc.freeze()
+                return 0
+            if frame.kind == "world":
+                self.enter(frame.fields)
+            elif frame.kind == "run":
+                self.run(frame)
 
     def enter(self, fields: dict[str, Any]) -> None:
         here = place.World(**fields["world"])
         place.enter(here)
-        os.environ.update(fields["environment"])
+        self.address = fields["address"]
         if os.environ.get("MPLBACKEND", "").startswith("module://"):
             os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.
@@ -103,6 +108,7 @@ class Rank:
         sys.path += [entry for entry in fields["path"] if entry not in known and os.path.isdir(entry or ".")]
         sys.path.insert(0, "")
         self.namespace.update(rank=here.rank, size=here.size, local_rank=here.local_rank)
+        self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
 
         sparkdl.install()
@@ -110,25 +116,37 @@ class Rank:
     def run(self, frame: Frame) -> None:
         """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
         fields = frame.fields
+        os.environ.update(fields["environment"])
+        self.cells += 1
         try:
-            if fields["autolog"]:
-                from sparkring.worker import autolog
+            try:
+                # Anew for each request: the cell before may have set its own.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                if fields["autolog"]:
+                    from sparkring.worker import autolog
 
-                autolog.install()
-            value = self.compute(fields, frame)
+                    autolog.install()
+                value = self.compute(fields, frame)
+            finally:
+                signal.signal(signal.SIGINT, _pass_over)
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.report_value(value, fields["pull"])
         except BaseException as error:  # whatever ends the user's code is the outcome, and is told
+            signal.signal(signal.SIGINT, _pass_over)  # it may have come in the middle of the line above
             if os.getpid() != self.pid:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
-            failure = as_failure(error)
+            failure = as_failure(error, stacks.cell_name(self.cells))
             _print(failure["traceback"])
             _flush()
-            self.tell("failed", {"failure": failure})
-            if isinstance(error, KeyboardInterrupt):
-                raise
+            self.tell("failed", {"failure": failure, **self.news()})
+
+    def news(self) -> dict[str, Any]:
+        """What the gang needs for the next request: the names that this one has bound, and a port that is free."""
+        bound = [name for name in self.namespace if name not in self.names_told]
+        self.names_told.update(bound)
+        return {"names_bound": bound, "port": free_port(self.address)}
 
     def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
         from sparkring import packing
@@ -137,17 +155,14 @@ class Rank:
             function, kwargs = packing.unpack_call(bytes(frame.parts[0]))
             return function(**kwargs)
         packing.unpack_names(bytes(frame.parts[0]), self.namespace)
-        return run_cell(fields["source"], self.namespace)
+        return run_cell(fields["source"], self.namespace, stacks.cell_name(self.cells))
 
     def report_value(self, value: Any, pull: list[str]) -> None:
-        """Send the value home, and on rank 0 the names to pull; each by itself, so that one cannot spoil the rest."""
+        """Send the value home, and the names to pull; each by itself, so that one cannot spoil the rest."""
         import cloudpickle
 
-        wanted = {"": value}
-        missing = []
-        if place.world().rank == 0:
-            missing = [name for name in pull if name not in self.namespace]
-            wanted.update({name: self.namespace[name] for name in pull if name in self.namespace})
+        missing = [name for name in pull if name not in self.namespace]
+        wanted = {"": value, **{name: self.namespace[name] for name in pull if name in self.namespace}}
         names: list[dict[str, Any]] = []
         parts: list[Any] = []
         for name, item in wanted.items():
@@ -162,23 +177,23 @@ class Rank:
                 told["error"] = f"{type(error).__name__}: {error}"
             names.append(told)
         _flush()
-        self.home.send("done", {"names": names, "missing": missing, "repr": short_repr(value)}, parts)
+        self.home.send("done", {"names": names, "missing": missing, "repr": short_repr(value), **self.news()}, parts)
 
 
-def run_cell(source: str, namespace: dict[str, Any]) -> Any:
+def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
     """Run a cell's code in `namespace`; returns the value of its last expression, or None.
 
     Functions keep working after the cell, and tracebacks show its lines. `await` works at the top level.
     """
-    linecache.cache[stacks.CELL_NAME] = (len(source), None, source.splitlines(keepends=True), stacks.CELL_NAME)
-    tree = ast.parse(source, stacks.CELL_NAME)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    _execute(compile(tree, stacks.CELL_NAME, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    _execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
     if last is None:
         return None
     assert isinstance(last, ast.Expr)
     expression = ast.Expression(last.value)
-    return _execute(compile(expression, stacks.CELL_NAME, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    return _execute(compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
 
 
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
@@ -233,6 +248,10 @@ def _open_streams() -> None:
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+
+
+def _pass_over(number: int, frame: object) -> None:
+    """SIGINT before and after the user's code. Not SIG_IGN: processes that are started would inherit that."""
 
 
 def _quietly(action: Callable[[], object]) -> None:

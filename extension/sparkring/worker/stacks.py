@@ -10,7 +10,8 @@ import faulthandler
 import re
 import signal
 
-CELL_NAME = "<cell>"  # the file name that a cell's code is compiled under
+CELL_NAME = "<cell>"  # the file name of the cell that is being run
+_CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 
 
@@ -20,12 +21,24 @@ def install(fd: int) -> None:
     faulthandler.register(signal.SIGUSR2, file=fd, all_threads=True)
 
 
+def cell_name(number: int) -> str:
+    """The file name that the code of a rank's cell is compiled under: each its own, since functions outlive cells."""
+    return CELL_NAME if number == 1 else f"<cell {number}>"
+
+
+def is_cell(filename: str) -> bool:
+    """Is this the file name of a cell, the one that is being run or an earlier one?"""
+    return _CELL.fullmatch(filename) is not None
+
+
 def cell_line(text: str) -> int:
     """The innermost line of the cell in a stack as faulthandler prints it; 0 if it is not on it."""
+    newest, line = 0, 0
     for found in _FRAME.finditer(text):
-        if found["file"] == CELL_NAME:
-            return int(found["line"])
-    return 0
+        cell = _CELL.fullmatch(found["file"])
+        if cell and int(cell[1] or 1) > newest:  # functions of earlier cells may be on the stack too
+            newest, line = int(cell[1] or 1), int(found["line"])
+    return line
 
 
 def innermost(text: str) -> str:

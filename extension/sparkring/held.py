@@ -1,0 +1,108 @@
+"""What the ranks of a warm gang hold of the notebook's names, and whose value is the newer one.
+
+A cell takes a name from the notebook unless the ranks have the newer value: one that a cell bound there, or that was
+sent before and has not changed in the notebook since. So a model that one cell trained is there, trained, in the
+next; and `lr = 0.01` in the notebook counts as soon as it is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+import weakref
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+# Of these an unchanged identity does not tell that the value is: they change in place, and are compared by content.
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tuple, dict, set, frozenset)
+_PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("torch", "Tensor"))
+
+
+class Held:
+    """The names that the ranks have bound, each with what the notebook had under it at that time."""
+
+    def __init__(self) -> None:
+        self._ranks_with: dict[str, set[int]] = {}
+        self._notebook: Mapping[str, Any] = {}
+        self._seen: dict[str, _Print] = {}
+        self._asked_for: frozenset[int] = frozenset()
+
+    @property
+    def names(self) -> set[str]:
+        """The names that some rank has."""
+        return set(self._ranks_with)
+
+    def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
+        """The names of which the value on `ranks` is the one to use, asked for one by one."""
+        self._notebook, self._asked_for = notebook, frozenset(ranks)
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or not self._ranks_with.get(name, set()) >= self._asked_for:
+            return False
+        return name not in self._notebook or self._seen.get(name) == _Print.of(self._notebook[name])
+
+    def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
+        """`ranks` have bound `names`, or were sent them: what the notebook has under them now is not newer."""
+        for name in names:
+            now = _Print.of(self._notebook[name]) if name in self._notebook else None
+            there = self._ranks_with.setdefault(name, set())
+            if self._seen.get(name) != now:
+                there.clear()  # the other ranks have an older one
+            there.update(ranks)
+            if now is not None:
+                self._seen[name] = now
+
+
+class _Print:
+    """A value as it was: which object, and what was in it, as far as that can be compared."""
+
+    def __init__(self, identity: Any, content: bytes) -> None:
+        self._identity = identity
+        self._content = content
+
+    @classmethod
+    def of(cls, value: Any) -> _Print:
+        try:
+            identity: Any = weakref.ref(value)
+        except TypeError:
+            identity = id(value)
+        return cls(identity, _content(value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Print) or self._content != other._content:
+            return False
+        if isinstance(self._identity, weakref.ref) and isinstance(other._identity, weakref.ref):
+            mine = self._identity()
+            return mine is not None and mine is other._identity()
+        return bool(self._identity == other._identity)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _content(value: Any) -> bytes:
+    """A digest of plain data, or of the plain attributes of an object of the notebook's own class; else nothing."""
+    if not _is_plain(value):
+        if type(value).__module__ != "__main__" or isinstance(value, type):
+            return b""
+        value = {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)}
+    found = hashlib.sha256()
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        found.update(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
+        for buffer in buffers:
+            found.update(buffer.raw())
+    except Exception:  # something in it cannot be pickled: then its identity has to do
+        return b""
+    return found.digest()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, _PLAIN):
+        return True
+    for module, name in _PLAIN_ELSEWHERE:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(value, kind):
+            return True
+    return False

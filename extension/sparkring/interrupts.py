@@ -1,0 +1,39 @@
+"""Interrupts (Stop, Ctrl-C) that are noted instead of raised in the middle of something."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+
+def interrupted(what: str) -> KeyboardInterrupt:
+    """The KeyboardInterrupt to raise; IPython shows it without frames of ours."""
+    message = f"sparkring: interrupted, {what}"
+    error: Any = KeyboardInterrupt(message)
+    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
+    found: KeyboardInterrupt = error
+    return found
+
+
+class Interrupts:
+    """While open, `seen` says whether there was an interrupt.
+
+    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.seen = True
