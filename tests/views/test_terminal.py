@@ -55,6 +55,7 @@ def test_lines_notices_and_the_end_in_a_pipe(replayed, pipe):
         "[0, 1] one",
         "[1] two",
         "sparkring: slow",
+        "[1] half",
         "sparkring: 2 ranks finished in 4.2 s · loss 0.12 · log: /runs/a1b2/rank-N.log",
     ]
 
