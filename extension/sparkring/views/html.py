@@ -41,6 +41,7 @@ _SIGNS: dict[RankState, tuple[str, str]] = {
     "finished": ("f", "✓"),
     "failed": ("x", "✗"),
     "stopped": ("s", "■"),
+    "idle": ("i", "·"),
 }
 _RIGHT = ' class="sr-n" align="right"'
 _STREAM_SIGNS = {"stdout": ("", "│"), "stderr": ("e", "!"), "message": ("m", "»")}
@@ -121,11 +122,12 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
 def _head(record: RunRecord, now: float) -> str:
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    hosts = len({rank.host for rank in record.ranks if rank.host})
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
     facts = [
-        f"{summary.rank_count(record.size)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+        f"{summary.ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
         + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""),
         record.framework,
+        "warm gang" if record.warm else "",
         duration(summary.elapsed_s(record, now) if record.ended else int(summary.elapsed_s(record, now))),
     ]
     if record.ended:
@@ -162,7 +164,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float, numeral: str) -> str:
     name, sign = _SIGNS[rank.state]
     if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
         name = "y"  # it followed
-    words = [f"rank {rank.rank} {rank.state}"]
+    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}"]
     if rank.host:
         words.append(rank.host)
     if numeral:
