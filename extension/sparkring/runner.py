@@ -23,6 +23,7 @@ from sparkring.packing import pack_call
 from sparkring.record import RunRecord
 from sparkring.recorder import Recorder
 from sparkring.views import View, open_view, summary
+from sparkring.views import values as value_texts
 
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
@@ -62,7 +63,12 @@ class RunResult:
         took = summary.duration(self.record.ended - self.record.started)
         shown = self.record.ranks[0].value if self.record.ranks else ""
         value = f", value={shown}" if shown else ""
-        return f"RunResult({summary.rank_count(self.record.size)}, {self.record.outcome} in {took}{value})"
+        return f"RunResult({summary.ranks(self.record)}, {self.record.outcome} in {took}{value})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's Out[]: the ranks' values, where this is the whole that is shown."""
+        whole = len(printer.stack) <= 1
+        printer.text((value_texts.told(self._values, value_texts.like(printer)) if whole else "") or repr(self))
 
 
 def run_cell(

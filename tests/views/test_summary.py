@@ -246,6 +246,7 @@ def test_only_ranks_that_take_part_are_counted(replayed):
     record = replayed(RankFinished(2.0, 0, ""), RankFinished(2.0, 2, ""), RunFinished(4.0, "finished"), **part)
     assert summary.states(record) == {"finished": 2}
     assert summary.outcome(record) == "ranks 0, 2 of 4 finished"
+    assert summary.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
     assert summary.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 give no answer"
 
 

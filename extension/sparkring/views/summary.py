@@ -18,6 +18,7 @@ CONTEXT_LINES = 2
 _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 _METRICS_NAMED = 6
 _CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
+_RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
 _FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
@@ -108,8 +109,13 @@ def states(record: RunRecord) -> dict[str, int]:
 
 
 def ranks(record: RunRecord) -> str:
-    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`."""
-    return f"{rank_list(record.part)} of {record.size:,}" if record.part else rank_count(record.size)
+    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, `22 of 64 ranks` where these are many."""
+    if not record.part:
+        return rank_count(record.size)
+    named = rank_list(record.part)
+    if len(named) > _RANKS_CHARACTERS:
+        return f"{len(record.part):,} of {rank_count(record.size)}"
+    return f"{named} of {record.size:,}"
 
 
 def quick(record: RunRecord) -> bool:
@@ -149,12 +155,16 @@ def closing(record: RunRecord, now: float) -> str:
 
 def short(record: RunRecord, now: float) -> str:
     """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
+
+
+def last_lines(record: RunRecord) -> str:
+    """The last lines of the ranks, equal ones folded, as plain text."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
-    shown = [
+    return "\n".join(
         f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
         for shared in folded(seen)[-_SHORT_LINES:]
-    ]
-    return "\n".join([f"sparkring: {closing(record, now)}", *shown])
+    )
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
