@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,8 @@ from sparkring.events import (
     RunFinished,
     RunStarted,
     StackTaken,
+    from_json,
+    to_json,
 )
 from sparkring.record import LogLine, RunRecord, apply, as_shown, replay
 
@@ -136,6 +140,66 @@ def test_messages_and_stacks():
     record = replay([STARTED, Message(1.5, 1, "hello"), stack])
     assert record.recent == (LogLine(1.5, 1, "message", "hello"),)
     assert record.ranks[1].stack == stack
+
+
+def test_a_stack_is_kept_until_the_rank_has_moved_on():
+    """A newer stack takes its place; news of its rank a good while later, and its end, do away with it."""
+    first, second = StackTaken(2.0, 1, "waiting", 4, "text"), StackTaken(3.0, 1, "running", 5, "text")
+    record = replay([STARTED, first, second])
+    assert record.ranks[1].stack == second
+    for news in (
+        Output(3.5, 1, "stdout", b"x\n"),
+        Metrics(3.5, 1, {"loss": 1.0}),
+        Message(3.5, 1, "hello"),
+        RankExited(9.0, 1),
+        Output(9.0, 0, "stdout", b"x\n"),
+    ):
+        assert apply(record, news).ranks[1].stack == second
+    for news in (
+        Output(4.5, 1, "stdout", b"x\n"),
+        Metrics(4.5, 1, {"loss": 1.0}),
+        Message(4.5, 1, "hello"),
+        RankFinished(3.1, 1, ""),
+    ):
+        assert apply(record, news).ranks[1].stack is None
+
+
+WARM = RunStarted(1.0, "id", "title", "code", 4, "local", "plain", "all", (0, 2, 3), warm=True)
+
+
+def test_a_run_on_some_ranks_of_a_warm_gang():
+    """Its ranks run from the start, the others are idle, also when they are heard of; a death is told of any."""
+    record = apply(RunRecord(), WARM)
+    assert (record.warm, record.running_since, record.part) == (True, 1.0, (0, 2, 3))
+    assert [rank.state for rank in record.ranks] == ["running", "idle", "running", "running"]
+    record = replay([RankStarted(1.1, 0, "h", 10), RankStarted(1.1, 1, "h", 11)], record)
+    assert [(rank.state, rank.host) for rank in record.ranks[:2]] == [("running", "h"), ("idle", "h")]
+    record = replay([RankFinished(2.0, rank, "") for rank in (0, 2, 3)], record)
+    assert [rank.rank for rank in record.taking_part] == [0, 2, 3]
+    assert {rank.state for rank in record.taking_part} == {"finished"}
+    assert apply(record, RankFailed(2.1, 1, Failure("signal", "killed"))).ranks[1].state == "failed"
+    assert apply(record, RankExited(2.1, 1)).ranks[1].state == "stopped"
+
+
+def test_all_ranks_are_no_part():
+    """A run on every rank is the same whether they are named or not."""
+    record = apply(RunRecord(), replace(WARM, ranks=(0, 1, 2, 3)))
+    assert (record.part, len(record.taking_part)) == ((), 4)
+    assert not any(rank.state == "idle" for rank in record.ranks)
+
+
+def test_a_warm_rank_does_not_exit_but_its_last_line_ends_with_the_run():
+    record = replay([WARM, Output(2.0, 0, "stdout", b"half"), RankFinished(2.0, 0, ""), RunFinished(3.0, "finished")])
+    assert [line.text for line in record.recent] == ["half"]
+    assert (record.ranks[0].partial_stdout, record.ranks[0].state) == (b"", "finished")
+
+
+def test_ranks_survive_being_saved():
+    """JSON has lists only; records of older versions have neither field."""
+    saved = json.loads(json.dumps(to_json(WARM)))
+    assert from_json(saved) == WARM
+    older = {name: value for name, value in saved.items() if name not in ("ranks", "warm")}
+    assert from_json(older) == replace(WARM, ranks=(), warm=False)
 
 
 EVENTS = st.one_of(

@@ -52,7 +52,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The run exists; `code` is what the user wrote, its first line the magic's own."""
+    """The run exists; `code` is what the user wrote, its first line the magic's own.
+
+    `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
+    """
 
     time: float
     run_id: str
@@ -215,6 +218,8 @@ def from_json(found: dict[str, Any]) -> Event:
     known = {f.name: found[f.name] for f in fields(kind) if f.name in found}
     if kind is RankFailed:
         known["failure"] = failure_from_json(known["failure"])
+    if kind is RunStarted and "ranks" in known:
+        known["ranks"] = tuple(known["ranks"])
     event: Event = kind(**known)
     return event
 

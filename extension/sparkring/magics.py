@@ -151,7 +151,7 @@ class SparkringMagics(Magics):
             for each in warm.stop(wanted.where):
                 print(f"{each.describe()}: {'was gone already' if each.lost else 'stopped'}")
         elif wanted.action == "stacks":
-            show_table(summary.STACKS_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
+            show_table(summary.STACK_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
         else:
             headers = ("gang", "ranks", "framework", "state", "up", "cells", "hosts")
             show_table(headers, [_row(each) for each in warm.every()], empty="no gang is up: %gang start -n -4")

@@ -35,8 +35,9 @@ RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
+STACK_HOLDS_S = 1.0  # else a rank that prints all the time would never stand anywhere
 
-RankState = Literal["starting", "running", "finished", "failed", "stopped"]
+RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
 
 class LogLine(NamedTuple):
@@ -50,7 +51,11 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank. `partial` is the last line of each stream while its end has not been printed yet."""
+    """One rank. `partial` is the last line of each stream while its end has not been printed yet.
+
+    `stack` is the last one taken; a rank that is heard of later than STACK_HOLDS_S after it has moved on, and
+    so has none. "idle" is a rank that the cell does not run on.
+    """
 
     rank: int
     state: RankState = "starting"
@@ -82,7 +87,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `recent_count` counts all lines that ever went through `recent`."""
+    """One run. `recent_count` counts all lines that ever went through `recent`; `part` as RunStarted's `ranks`."""
 
     run_id: str = ""
     title: str = ""
@@ -91,6 +96,8 @@ class RunRecord:
     where: str = "local"
     framework: str = ""
     logs: str = "all"
+    part: tuple[int, ...] = ()
+    warm: bool = False
     started: float = 0.0
     running_since: float = 0.0
     ended: float = 0.0
@@ -107,7 +114,8 @@ class RunRecord:
 
     @property
     def taking_part(self) -> tuple[RankRecord, ...]:
-        return self.ranks
+        """The ranks that the cell runs on."""
+        return tuple(self.ranks[rank] for rank in self.part) if self.part else self.ranks
 
     @property
     def failure(self) -> Failure | None:
@@ -129,6 +137,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case RunStarted():
             return replace(
                 record,
+                part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
+                warm=event.warm,
                 run_id=event.run_id,
                 title=event.title,
                 code=event.code,
@@ -137,15 +147,17 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 framework=event.framework,
                 logs=event.logs,
                 started=event.time,
-                ranks=tuple(RankRecord(rank) for rank in range(event.size)),
+                running_since=event.time if event.warm else 0.0,
+                ranks=_at_the_start(event),
             )
         case MemberJoined():
             return replace(record, joined=record.joined + 1)
         case RankStarted():
             since = record.running_since or event.time
+            rank = record.ranks[event.rank]
             started = replace(
-                record.ranks[event.rank],
-                state="running",
+                rank,
+                state="idle" if rank.state == "idle" else "running",
                 host=event.host,
                 pid=event.pid,
                 last_heard=event.time,
@@ -155,9 +167,9 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return _printed(record, event)
         case Message():
             line = LogLine(event.time, event.rank, "message", event.text)
-            return _with_lines(record, record.ranks[event.rank], [line], 1)
+            return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
         case Metrics():
-            told = replace(record.ranks[event.rank], metrics=event, last_heard=event.time)
+            told = replace(_heard(record.ranks[event.rank], event.time), metrics=event)
             kept = (*record.metrics, event)
             if len(kept) > METRICS_KEPT:
                 # Thin out the older half rather than forget the beginning of a curve.
@@ -166,7 +178,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 kept = kept[-METRICS_KEPT:]
             return replace(_with_rank(record, told), metrics=kept)
         case RankFinished():
-            done = replace(record.ranks[event.rank], state="finished", value=event.value, last_heard=event.time)
+            rank = record.ranks[event.rank]
+            done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
             return _with_rank(record, done)
         case RankFailed():
             lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
@@ -181,7 +194,7 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return replace(record, notices=(*record.notices, event)[-50:])
         case RunFinished():
             return replace(
-                record,
+                _all_ended(record),
                 outcome=event.outcome,
                 message=event.message,
                 failed_rank=event.failed_rank,
@@ -195,6 +208,21 @@ def as_shown(line: bytes) -> str:
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
     return text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " … (cut)"
+
+
+def _at_the_start(event: RunStarted) -> tuple[RankRecord, ...]:
+    """The ranks as the cell finds them; those of a warm gang are up and have nothing to do but the cell."""
+    found = RankRecord(0, "running" if event.warm else "starting", last_heard=event.time if event.warm else 0.0)
+    return tuple(
+        replace(found, rank=rank, state="idle" if event.ranks and rank not in event.ranks else found.state)
+        for rank in range(event.size)
+    )
+
+
+def _heard(rank: RankRecord, time: float) -> RankRecord:
+    """The rank after a sign of life."""
+    moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
+    return replace(rank, last_heard=time, stack=None if moved_on else rank.stack)
 
 
 def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
@@ -229,23 +257,30 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
     kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
     lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
     rank = replace(
-        rank,
+        _heard(rank, event.time),
         partial_stdout=rest if event.stream == "stdout" else rank.partial_stdout,
         partial_stderr=rest if event.stream == "stderr" else rank.partial_stderr,
         size_bytes=rank.size_bytes + len(event.data),
-        last_heard=event.time,
     )
     return _with_lines(record, rank, lines, count)
 
 
 def _exited(record: RunRecord, event: RankExited) -> RunRecord:
     rank = record.ranks[event.rank]
+    stopped = rank.state in ("starting", "running", "idle")
+    rank = replace(rank, state="stopped" if stopped else rank.state, last_heard=event.time)
+    return _with_last_lines(record, rank)
+
+
+def _all_ended(record: RunRecord) -> RunRecord:
+    """A warm gang's ranks do not exit with the cell: their last lines end with it."""
+    for rank in record.ranks:
+        if rank.partial_stdout or rank.partial_stderr:
+            record = _with_last_lines(record, rank)
+    return record
+
+
+def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
+    """Take the lines that have not ended yet for whole ones."""
     last = list(rank.lines_with_partial()[len(rank.tail) :])
-    rank = replace(
-        rank,
-        state="stopped" if rank.state in ("starting", "running") else rank.state,
-        partial_stdout=b"",
-        partial_stderr=b"",
-        last_heard=event.time,
-    )
-    return _with_lines(record, rank, last, len(last))
+    return _with_lines(record, replace(rank, partial_stdout=b"", partial_stderr=b""), last, len(last))

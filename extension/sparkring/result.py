@@ -10,6 +10,7 @@ from sparkring.errors import SparkringError
 from sparkring.record import RunRecord
 from sparkring.turn import Turn, Value
 from sparkring.views import summary
+from sparkring.views import values as value_texts
 
 
 class RunResult:
@@ -46,9 +47,14 @@ class RunResult:
 
     def __repr__(self) -> str:
         took = summary.duration(self.record.ended - self.record.started)
-        shown = self.record.ranks[0].value if self.record.ranks else ""
+        shown = next((rank.value for rank in self.record.taking_part), "")
         value = f", value={shown}" if shown else ""
-        return f"RunResult({summary.rank_count(self.record.size)}, {self.record.outcome} in {took}{value})"
+        return f"RunResult({summary.ranks(self.record)}, {self.record.outcome} in {took}{value})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's Out[]: the ranks' values, where this is the whole that is shown."""
+        whole = len(printer.stack) <= 1
+        printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
 
 class Brought(NamedTuple):

@@ -199,13 +199,13 @@ def test_timeout(ring):
     assert isinstance(caught.value, RunTimeout)
     assert caught.value.record.outcome == "timed out"
     text = str(caught.value)
-    assert "rank 0: waiting, cell line 4: time.sleep(60)" in text
-    assert "rank 1: waiting, cell line 6: time.sleep(61)" in text
+    assert "rank 0 waits at cell line 4: `time.sleep(60)`" in text
+    assert "rank 1 waits at cell line 6: `time.sleep(61)`" in text
 
 
 def test_a_frozen_rank_is_named_at_the_timeout(ring):
     """A rank that was stopped by SIGSTOP is told as frozen, and ended all the same."""
-    with pytest.raises(RunTimeout, match="rank 1: frozen"):
+    with pytest.raises(RunTimeout, match="rank 1 is frozen"):
         ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=2)
 
 

@@ -239,6 +239,58 @@ def test_no_scripts_no_ids_nothing_from_elsewhere(replayed):
     assert not re.search(r"<script|\bid=|https?:|url\(|@import", page)
 
 
+def test_some_ranks_of_a_warm_gang(replayed):
+    record = replayed(RankFinished(NOW, 0, ""), size=4, warm=True, ranks=(0, 2, 3))
+    page = panel(record, now=NOW, final=False)
+    assert "ranks 0, 2, 3 of 4 on this machine (2 hosts) · horovod · warm gang · " in page
+    assert '<span class="i" title="rank 1 takes no part, node-1' in page
+    assert ">1 ·</span>" in page
+    assert '<span class="f" title="rank 0 finished' in page
+
+
+def test_of_a_quick_run_only_lines_stay(replayed):
+    began = 1_700_000_000.0
+    record = replayed(
+        *(Output(began + 0.01, rank, "stdout", b"<hello>\n") for rank in (0, 1)),
+        Output(began + 0.02, 1, "stderr", b"half"),
+        Notice(began, "a thing"),
+        RunFinished(began + 0.9, "finished"),
+        warm=True,
+    )
+    found = bundle(record, now=NOW, final=True)
+    page = Elements(found["text/html"])
+    assert page.text == "0, 1 │ <hello>\n   1 ! half\n⚑ a thing"
+    assert not {"details", "table"} & {tag for tag, _ in page.tags}
+    assert found["text/plain"] == "[0, 1] <hello>\n[1] half"
+    check(found["text/html"])
+
+
+@pytest.mark.parametrize(
+    ("events", "fields"),
+    [
+        ([RunFinished(NOW, "finished")], {"warm": True}),
+        ([RunFinished(1_700_000_000.1, "interrupted")], {"warm": True}),
+        ([Metrics(2.0, 0, {"loss": 1.0}), RunFinished(1_700_000_000.1, "finished")], {"warm": True}),
+        ([RunFinished(1_700_000_000.1, "finished")], {}),
+    ],
+    ids=["slow", "ill", "measured", "cold"],
+)
+def test_of_any_other_run_the_panel_stays(replayed, events, fields):
+    page = bundle(replayed(*events, **fields), now=NOW, final=True)["text/html"]
+    assert "sr-head" in page
+
+
+def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
+    line = b"\x1b[31m<&>\x1b[0m" * 300
+    for text, count in ((b"x", 250), (b"x", 2_000), (line, 200)):
+        printed = b"".join(b"%d %s\n" % (number, text) for number in range(count))
+        record = replayed(Output(2.0, 0, "stdout", printed), RunFinished(1_700_000_000.1, "finished"), warm=True)
+        page = bundle(record, now=NOW, final=True)["text/html"]
+        assert "earlier lines: /runs/a1b2/rank-N.log" in page
+        assert len(page) < 190_000
+        assert f"{count - 1} " in Elements(page).text
+
+
 # ── When it is shown ──────────────────────────────────────────────────────────
 
 
@@ -271,6 +323,45 @@ def test_it_is_drawn_at_once_then_five_times_a_second_and_at_the_end(replayed, s
     view.close(replayed(RunFinished(4.0, "finished")))
     assert len({display_id for display_id, _ in shown.calls}) == 1
     assert [update for _, update in shown.calls] == [False, *[True] * (len(shown.calls) - 1)]
+
+
+def test_a_quick_silent_run_is_not_shown_at_all(replayed, shown):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    for _ in range(9):
+        view.refresh(replayed(warm=True))
+        shown.now += 0.01
+    view.close(replayed(RunFinished(1_700_000_000.09, "finished"), warm=True))
+    assert shown.calls == []
+
+
+def test_a_quick_run_is_shown_once_when_it_has_ended(replayed, shown):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    hello = Output(2.0, 0, "stdout", b"hello\n")
+    view.refresh(replayed(warm=True))
+    view.refresh(replayed(hello, warm=True))
+    view.close(replayed(hello, RunFinished(1_700_000_000.01, "finished"), warm=True))
+    assert [update for _, update in shown.calls] == [False]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"), [("finished", "2 ranks finished in 0.3 s"), ("failed", "failed train 2 ranks on this machine")]
+)
+def test_a_warm_run_that_lasts_is_drawn_and_drawn_over(replayed, shown, outcome, told):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    view.refresh(replayed(warm=True))
+    shown.now += 0.11
+    view.refresh(replayed(warm=True))
+    assert len(shown.calls) == 1
+    record = replayed(RunFinished(1_700_000_000.3, outcome), warm=True)
+    view.close(record)
+    assert len(shown.calls) == 2
+    assert Elements(bundle(record, now=NOW, final=True)["text/html"]).text.startswith(told)
+
+
+def test_a_quick_run_that_failed_is_shown(replayed, shown):
+    view = HtmlView(clock=shown.clock, show=shown.show)
+    view.close(replayed(RunFinished(1_700_000_000.01, "failed"), warm=True))
+    assert len(shown.calls) == 1
 
 
 def test_what_looks_the_same_is_not_sent_again(replayed, shown):

@@ -144,8 +144,8 @@ def test_without_a_failed_rank_the_outcome_is_told(replayed):
     assert summary.explain_failure(record) == "failed: the value of rank 1 cannot be pickled"
 
 
-def stack(rank, state, line, inner="/usr/lib/python3.11/socket.py"):
-    text = f'Thread 0x1 (most recent call first):\n  File "{inner}", line 9 in recv\n'
+def stack(rank, state, line, inner="/usr/lib/python3.11/socket.py", function="recv"):
+    text = f'Thread 0x1 (most recent call first):\n  File "{inner}", line 9 in {function}\n'
     if line:
         text += f'  File "<cell>", line {line} in <module>\n'
     return StackTaken(30.0, rank, state, line, text)
@@ -164,12 +164,90 @@ def test_a_timeout_says_where_each_rank_stood(replayed):
     assert summary.explain_timeout(record, 30) == (
         "the time limit of 30 s passed\n\n"
         "  ranks 0, 1 finished\n"
-        "  ranks 2, 3: waiting, cell line 7: train(3)  (in socket.py:9 recv)\n"
-        "  rank 4: frozen (SIGSTOP)\n"
-        "  rank 5: no answer\n\n"
+        "  ranks 2, 3 wait at cell line 7: `train(3)`, in socket.py:9 recv\n"
+        "  rank 4 is frozen (SIGSTOP)\n"
+        "  rank 5 gives no answer\n\n"
         "A collective (allreduce, broadcast, a barrier) waits until every rank has called it.\n\n"
         "Whole logs: /runs/a1b2/rank-N.log"
     )
+
+
+PACKAGES = "/opt/env/lib/python3.11/site-packages"
+HOROVOD = f"{PACKAGES}/horovod/torch/mpi_ops.py"
+
+
+def test_where_every_rank_is_in_one_sentence(replayed):
+    """Those that have left the cell first; a collective before the line, any other function behind it."""
+    record = replayed(
+        *(stack(rank, "running", 7, HOROVOD, "allreduce") for rank in (0, 1, 3)),
+        RankFinished(20.0, 2, ""),
+        StackTaken(30.0, 4, "frozen (SIGSTOP)", 5, ""),
+        *(stack(rank, "running", 4, f"{PACKAGES}/numpy/linalg.py", "solve") for rank in (5, 6)),
+        stack(7, "waiting", 0),
+        size=9,
+        code=CODE,
+    )
+    assert summary.explain_where(record) == (
+        "rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 7: `train(3)`; "
+        "rank 4 is frozen (SIGSTOP), cell line 5: `raise ValueError(x)`; "
+        "ranks 5, 6 run at cell line 4: `y = x + 1`, in numpy/linalg.py:9 solve; "
+        "rank 7 waits in socket.py:9 recv; rank 8 gives no answer"
+    )
+
+
+def test_a_graph_is_not_called_a_collective(replayed):
+    """Of a rank that runs a TensorFlow graph only that is said, with what the system says of its process."""
+    context = f"{PACKAGES}/tensorflow/python/eager/context.py"
+    record = replayed(
+        stack(0, "running", 7, context, "call_function"), stack(1, "waiting", 0, context, "call_function")
+    )
+    assert (
+        summary.explain_where(record)
+        == "rank 0 runs in a TensorFlow graph, cell line 7; rank 1 waits in a TensorFlow graph"
+    )
+
+
+def test_where_many_ranks_are_is_bounded(replayed):
+    record = replayed(*(stack(rank, "waiting", rank + 1) for rank in range(20)), size=20)
+    told = summary.explain_where(record)
+    assert told.endswith("; rank 7 waits at cell line 8, in socket.py:9 recv; ranks 8–19 elsewhere")
+
+
+def test_where_the_ranks_are_before_and_after(replayed):
+    assert summary.explain_where(replayed(up=False)) == "0 of 2 ranks have dialled home"
+    assert summary.explain_where(replayed(RunFinished(4.0, "finished"))) == "2 ranks finished"
+
+
+def test_stacks_as_a_table(replayed):
+    record = replayed(
+        Output(30.0, 0, "stdout", b"one\n\nstep 3"),
+        stack(0, "running", 7, HOROVOD, "synchronize_"),
+        stack(1, "running", 7, HOROVOD, "allreduce"),
+        code=CODE,
+        size=4,
+        warm=True,
+        ranks=(0, 1, 2),
+    )
+    assert summary.stacks_table(record) == [
+        ("0", "node-0", "running", "7: train(3)", "horovod/torch/mpi_ops.py:9 synchronize_", "step 3"),
+        ("1", "node-1", "waiting", "7: train(3)", "allreduce", ""),
+        ("2", "node-0", "no answer", "", "", ""),
+        ("3", "node-1", "idle", "", "", ""),
+    ]
+    assert len(summary.STACK_HEADERS) == 6
+
+
+def test_only_ranks_that_take_part_are_counted(replayed):
+    """A cell on some ranks of a gang: the others are idle, and in no number."""
+    part = {"size": 4, "ranks": (0, 2), "warm": True}
+    assert summary.outcome(replayed(**part)) == "2 running"
+    record = replayed(RankFinished(1_700_000_001.0, 0, ""), **part)
+    assert summary.outcome(record) == "1 running, 1 finished"
+    record = replayed(RankFinished(2.0, 0, ""), RankFinished(2.0, 2, ""), RunFinished(4.0, "finished"), **part)
+    assert summary.states(record) == {"finished": 2}
+    assert summary.outcome(record) == "ranks 0, 2 of 4 finished"
+    assert summary.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
+    assert summary.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 give no answer"
 
 
 def test_a_timeout_before_the_ranks_were_up(replayed):

@@ -55,6 +55,7 @@ def test_lines_notices_and_the_end_in_a_pipe(replayed, pipe):
         "[0, 1] one",
         "[1] two",
         "sparkring: slow",
+        "[1] half",
         "sparkring: 2 ranks finished in 4.2 s · loss 0.12 · log: /runs/a1b2/rank-N.log",
     ]
 
@@ -124,3 +125,32 @@ def test_a_narrow_encoding_does_not_end_the_run(replayed):
     stream = io.TextIOWrapper(raw, encoding="ascii")
     TerminalView(stream).refresh(replayed(Output(2.0, 0, "stdout", "наука\n".encode())))
     assert raw.getvalue() == b"[0] ?????\n"
+
+
+def test_a_quick_warm_run_is_its_lines(replayed, pipe):
+    view = TerminalView(pipe)
+    hello = [Output(START, rank, "stdout", b"hello\n") for rank in (0, 2)]
+    part = {"size": 4, "ranks": (0, 2), "warm": True}
+    view.refresh(replayed(**part))
+    view.refresh(replayed(*hello, **part))
+    view.close(replayed(*hello, RunFinished(START + 0.003, "finished"), **part))
+    assert pipe.getvalue() == "[0, 2] hello\n"
+
+
+def test_a_warm_run_that_lasted_or_ended_ill_is_closed(replayed, pipe):
+    TerminalView(pipe).close(replayed(RunFinished(START + 2, "finished"), size=4, ranks=(0, 2), warm=True))
+    TerminalView(pipe).close(replayed(RunFinished(START + 0.01, "interrupted", "2 ranks ended"), warm=True))
+    assert pipe.getvalue().splitlines() == [
+        "sparkring: ranks 0, 2 of 4 finished in 2.0 s · log: /runs/a1b2/rank-N.log",
+        "sparkring: interrupted: 2 ranks ended · 10 ms",
+    ]
+
+
+def test_a_warm_run_shows_no_progress_at_first(replayed, terminal):
+    now = [0.0]
+    view = TerminalView(terminal, clock=lambda: now[0])
+    view.refresh(replayed(warm=True))
+    assert terminal.getvalue() == ""
+    now[0] += 0.11
+    view.refresh(replayed(warm=True))
+    assert terminal.getvalue().startswith("2 running · ")

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from sparkring.record import RankState
 
 PAUSE_S = 0.2
+WARM_PAUSE_S = 0.1  # most cells on a warm gang end sooner: what they print is all there is to see
 PAUSE_PER_WORK = 10  # drawing may take this part of the time: the ranks may need the processor
 BYTES_PER_S = 500_000  # what the browser is given to swallow
 PANEL_BYTES = 190_000
 RANK_BYTES = 2_000  # less of a rank's log is not worth the room
 LOG_LINES = 30
+QUICK_LINES, QUICK_BYTES = 200, 120_000  # of a run that is shown by its lines only
 LINE_CHARACTERS = 600
 ROWS_LIVE, ROWS_DONE = 5, 12
 CHARTS = 6
@@ -41,13 +43,17 @@ _SIGNS: dict[RankState, tuple[str, str]] = {
     "finished": ("f", "✓"),
     "failed": ("x", "✗"),
     "stopped": ("s", "■"),
+    "idle": ("i", "·"),
 }
 _RIGHT = ' class="sr-n" align="right"'
 _STREAM_SIGNS = {"stdout": ("", "│"), "stderr": ("e", "!"), "message": ("m", "»")}
 
 
 class HtmlView:
-    """Draws the panel in place, a few times a second at most; how it ended always."""
+    """Draws the panel in place, a few times a second at most; how it ended always.
+
+    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing.
+    """
 
     def __init__(
         self,
@@ -58,13 +64,15 @@ class HtmlView:
         self._clock = clock
         self._show = show or _display
         self._id = f"sparkring-{secrets.token_hex(8)}"
-        self._due = 0.0
+        self._due: float | None = None
         self._shown: Bundle | None = None
 
     def refresh(self, record: RunRecord) -> None:
         """Draw, unless that has just been done."""
         began = self._clock()
-        if self._shown is not None and began < self._due:
+        if self._due is None:
+            self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
+        if began < self._due:
             return
         drawn = self._draw(record, final=False)
         took = self._clock() - began
@@ -72,7 +80,8 @@ class HtmlView:
 
     def close(self, record: RunRecord) -> None:
         """Draw what stays."""
-        self._draw(record, final=True)
+        if self._shown is not None or record.recent_count or record.notices or not summary.quick(record):
+            self._draw(record, final=True)
 
     def _draw(self, record: RunRecord, *, final: bool) -> int:
         found = bundle(record, now=time.time(), final=final)
@@ -90,14 +99,33 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     """The run in all the formats that a notebook keeps."""
+    if final and summary.quick(record):
+        return {"text/html": _quick(record), "text/plain": summary.last_lines(record) or summary.closing(record, now)}
     return {"text/html": panel(record, now=now, final=final), "text/plain": summary.short(record, now)}
+
+
+def _quick(record: RunRecord) -> str:
+    """What the ranks of a quick run printed; how it ended, if there is nothing else to show."""
+    seen = lines.visible(record.recent, record.logs)
+    every = lines.folded([line for line in seen if not lines.is_noise(line)])
+    found = every[-QUICK_LINES:]
+    while len(said := _pre(found)) > QUICK_BYTES:
+        found = found[len(found) // 2 :]
+    cut = len(found) < len(every) or len(record.recent) < record.recent_count
+    parts = [
+        f"<div><small>earlier lines: {text(summary.log_path(record))}</small></div>" if cut else "",
+        f'<div class="sr-log sr-done">{said}</div>' if said else "",
+        _notices(record, final=True),
+        _noise(seen),
+    ]
+    ended = f"<div><small>{text(summary.closing(record, record.ended))}</small></div>"
+    return f'<div class="sr-run">{STYLE}{"".join(parts) or ended}</div>'
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
     """The run as one block of HTML, of PANEL_BYTES at most."""
     table = metrics.table(record)
     seen = lines.visible(record.recent, record.logs)
-    noise = [line for line in seen if lines.is_noise(line)]
     parts = [
         _head(record, now),
         _why(record),
@@ -107,7 +135,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         _progress(record, now),
         _measured(record, table, final),
         _log(record, seen, final),
-        _details(f"TensorFlow's start-up ({counted(len(noise), 'line')})", _pre(lines.folded(noise[-100:]))),
+        _noise(seen),
     ]
     if final:
         parts += [_by_rank(record, table), _code(record)]
@@ -121,11 +149,12 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
 def _head(record: RunRecord, now: float) -> str:
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    hosts = len({rank.host for rank in record.ranks if rank.host})
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
     facts = [
-        f"{summary.rank_count(record.size)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+        f"{summary.ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
         + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""),
         record.framework,
+        "warm gang" if record.warm else "",
         duration(summary.elapsed_s(record, now) if record.ended else int(summary.elapsed_s(record, now))),
     ]
     if record.ended:
@@ -162,7 +191,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float, numeral: str) -> str:
     name, sign = _SIGNS[rank.state]
     if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
         name = "y"  # it followed
-    words = [f"rank {rank.rank} {rank.state}"]
+    words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}"]
     if rank.host:
         words.append(rank.host)
     if numeral:
@@ -256,6 +285,11 @@ def _log(record: RunRecord, seen: Sequence[LogLine], final: bool) -> str:
     if not found:
         return ""
     return f'<div class="sr-log{" sr-done" if final else ""}">{_pre(found)}</div>'
+
+
+def _noise(seen: Sequence[LogLine]) -> str:
+    noise = [line for line in seen if lines.is_noise(line)]
+    return _details(f"TensorFlow's start-up ({counted(len(noise), 'line')})", _pre(lines.folded(noise[-100:])))
 
 
 def _pre(found: Sequence[Shared]) -> str:

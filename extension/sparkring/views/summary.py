@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from sparkring.events import CodeFrame, Failure, SourceLine
 from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
 from sparkring.views import metrics
 from sparkring.views.lines import folded, is_noise, plain, visible
 from sparkring.views.metrics import Progress
-from sparkring.worker.stacks import CELL_NAME, cell_line, innermost, is_cell
+from sparkring.worker.stacks import CELL_NAME, GRAPH, cell_line, collective, innermost, is_cell
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
 _SHORT_LINES, _SHORT_CHARACTERS = 10, 200
 _METRICS_NAMED = 6
+_CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
+_RANKS_CHARACTERS = 40
+_STANDINGS_NAMED = 8
+QUICK_S = 1.0
 _FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
@@ -99,8 +104,24 @@ def counted(count: int, what: str) -> str:
 
 def states(record: RunRecord) -> dict[str, int]:
     """How many ranks are in which state, in the order of a rank's life."""
-    found = Counter(rank.state for rank in record.ranks)
+    found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
+
+
+def ranks(record: RunRecord) -> str:
+    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, `22 of 64 ranks` where these are many."""
+    if not record.part:
+        return rank_count(record.size)
+    named = rank_list(record.part)
+    if len(named) > _RANKS_CHARACTERS:
+        return f"{len(record.part):,} of {rank_count(record.size)}"
+    return f"{named} of {record.size:,}"
+
+
+def quick(record: RunRecord) -> bool:
+    """Did a warm run end so soon and so well that what its ranks printed says it all?"""
+    took = record.ended - record.started
+    return record.warm and record.outcome == "finished" and took < QUICK_S and not record.metrics
 
 
 def elapsed_s(record: RunRecord, now: float) -> float:
@@ -110,14 +131,13 @@ def elapsed_s(record: RunRecord, now: float) -> float:
 
 def outcome(record: RunRecord) -> str:
     """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
-    ranks = rank_count(record.size)
     if record.outcome is None:
-        running = sum(rank.state != "starting" for rank in record.ranks)
-        if not running:
-            return f"{record.joined} of {ranks} {'has' if record.size == 1 else 'have'} dialled home"
+        if all(rank.state == "starting" for rank in record.taking_part):
+            whole = rank_count(record.size)
+            return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} dialled home"
         return ", ".join(f"{count} {state}" for state, count in states(record).items())
     if record.outcome == "finished":
-        return f"{ranks} finished"
+        return f"{ranks(record)} finished"
     if record.failed_rank is not None and record.failure is not None:
         return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
     if not record.message:
@@ -135,12 +155,16 @@ def closing(record: RunRecord, now: float) -> str:
 
 def short(record: RunRecord, now: float) -> str:
     """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
+
+
+def last_lines(record: RunRecord) -> str:
+    """The last lines of the ranks, equal ones folded, as plain text."""
     seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
-    shown = [
+    return "\n".join(
         f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
         for shared in folded(seen)[-_SHORT_LINES:]
-    ]
-    return "\n".join([f"sparkring: {closing(record, now)}", *shown])
+    )
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
@@ -297,7 +321,47 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
     return list(lines)
 
 
-# ── Where it stood when the time was up ───────────────────────────────────────
+# ── Where every rank is ───────────────────────────────────────────────────────
+
+
+class Standing(NamedTuple):
+    """What a rank does and where, equal for ranks that do the same at the same place."""
+
+    state: str
+    where: str = ""
+
+    def of(self, found: Sequence[int]) -> str:
+        """`rank 1 waits at cell line 7`, `ranks 0–2 wait at cell line 7`."""
+        one, several = _VERBS.get(self.state, (f"is {self.state}", f"are {self.state}"))
+        return f"{rank_list(found)} {one if len(found) == 1 else several}{self.where}"
+
+
+_VERBS = {
+    "finished": ("finished", "finished"),
+    "failed": ("failed", "failed"),
+    "stopped": ("was stopped", "were stopped"),
+    "no answer": ("gives no answer", "give no answer"),
+    "running": ("runs", "run"),
+    "waiting": ("waits", "wait"),
+    "waiting for a device": ("waits for a device", "wait for a device"),
+}
+STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
+
+
+def explain_where(record: RunRecord) -> str:
+    """Where the ranks are, by the stacks that were taken of them, in one sentence.
+
+    ``rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 14: `hvd.allreduce(x)` ``
+    """
+    if record.outcome is not None or not record.running_since:
+        return outcome(record)
+    # First those that have left the cell: it is they whom others may wait for.
+    groups = sorted(_standings(record), key=lambda group: group[0].state not in ("finished", "failed", "stopped"))
+    told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
+    rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]
+    if rest:
+        told.append(f"{rank_list(rest)} elsewhere")
+    return plain("; ".join(told))
 
 
 def explain_timeout(record: RunRecord, timeout_s: float) -> str:
@@ -305,15 +369,9 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     head = f"the time limit of {duration(timeout_s)} passed"
     if not record.running_since:
         return f"{head} before the ranks were up: {outcome(record)}"
-    groups: dict[str, list[int]] = {}
-    for rank in record.ranks:
-        groups.setdefault(_standing(record, rank), []).append(rank.rank)
-    told = [
-        f"{rank_list(ranks)} {standing}" if standing == "finished" else f"{rank_list(ranks)}: {standing}"
-        for standing, ranks in groups.items()
-    ]
-    parts = [head, "\n".join(f"  {line}" for line in told)]
-    if len(groups) > 1 and any("waiting" in standing for standing in groups):
+    groups = _standings(record)
+    parts = [head, "\n".join(f"  {standing.of(found)}" for standing, found in groups)]
+    if len(groups) > 1 and any(standing.state == "waiting" for standing, _ in groups):
         parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
     path = log_path(record)
     if path:
@@ -321,28 +379,55 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     return _plain_lines("\n\n".join(parts))
 
 
-def _standing(record: RunRecord, rank: RankRecord) -> str:
-    """What one rank was doing, in words that are the same for ranks that did the same."""
-    if rank.state == "finished":
-        return "finished"
-    if rank.failure is not None:
-        return f"failed: {first_line(rank.failure.summary)}"
-    if rank.stack is None:
-        return "no answer" if rank.state == "running" else rank.state
-    inner = innermost(rank.stack.text)
-    if not rank.stack.cell_line:
-        return f"{rank.stack.state}, in {inner}" if inner else rank.stack.state
-    text = code_line(record, rank.stack.cell_line)
-    inside = f"  (in {inner})" if inner and not is_cell(inner.partition(":")[0]) else ""
-    return f"{rank.stack.state}, cell line {rank.stack.cell_line}" + (f": {text}" if text else "") + inside
-
-
-STACKS_HEADERS = ("rank", "where")
-
-
-def explain_where(record: RunRecord) -> str:
-    return "; ".join(f"rank {r.rank}: {_standing(record, r)}" for r in record.ranks)
-
-
 def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
-    return [(str(r.rank), _standing(record, r)) for r in record.ranks]
+    """Where each rank is, a row of STACK_HEADERS each, for show_table()."""
+    rows: list[tuple[str, ...]] = []
+    for rank in record.ranks:
+        line = rank.stack.cell_line if rank.stack is not None else 0
+        code = f"{line}: {code_line(record, line)}" if line else ""
+        last = next((line.text for line in reversed(rank.lines_with_partial()) if line.text.strip()), "")
+        rows.append((str(rank.rank), rank.host, _state(rank), code, _inside(rank), last))
+    return rows
+
+
+def _standings(record: RunRecord) -> list[tuple[Standing, list[int]]]:
+    groups: dict[Standing, list[int]] = {}
+    for rank in record.taking_part:
+        groups.setdefault(_standing(record, rank), []).append(rank.rank)
+    return list(groups.items())
+
+
+def _standing(record: RunRecord, rank: RankRecord) -> Standing:
+    state = _state(rank)
+    if rank.failure is not None:
+        return Standing("failed", f": {first_line(rank.failure.summary)}")
+    if rank.state != "running" or rank.stack is None:
+        return Standing(state)
+    line, inside = rank.stack.cell_line, _inside(rank)
+    code = first_line(code_line(record, line), _CODE_CHARACTERS)
+    at = f"cell line {line}" + (f": `{code}`" if code else "") if line else ""
+    if _meets(rank) or not at:
+        return Standing(state, (f" in {inside}" if inside else "") + (f", {at}" if at else ""))
+    joint = " at " if state in ("running", "waiting") else ", "
+    return Standing(state, f"{joint}{at}" + (f", in {inside}" if inside else ""))
+
+
+def _state(rank: RankRecord) -> str:
+    """What a rank does, in a word."""
+    if rank.state != "running":
+        return rank.state
+    if rank.stack is None:
+        return "no answer"
+    # Horovod's torch waits for the others in a loop, which looks like work.
+    spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
+    return "waiting" if spins else rank.stack.state
+
+
+def _meets(rank: RankRecord) -> str:
+    return collective(rank.stack.text) if rank.stack is not None else ""
+
+
+def _inside(rank: RankRecord) -> str:
+    """The collective that a rank has called, or the function outside the cell in which it is."""
+    inner = innermost(rank.stack.text) if rank.stack is not None else ""
+    return _meets(rank) or ("" if is_cell(inner.partition(":")[0]) else inner)

@@ -13,6 +13,7 @@ from sparkring.views import metrics, summary
 from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
+WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
@@ -27,7 +28,7 @@ class TerminalView:
         self._lines = 0
         self._noise = 0
         self._notice: Notice | None = None
-        self._progress_due = 0.0
+        self._progress_due: float | None = None
         self._progress_shown = ""
 
     def refresh(self, record: RunRecord) -> None:
@@ -35,15 +36,16 @@ class TerminalView:
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and in one line how it ended."""
+        """Print what is new, and in one line how it ended; of a quick run on a warm gang the lines say it."""
         told = self._news(record)
         if self._noise:
             hidden = f"{summary.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
             told.append(f"sparkring: {hidden}{_see(summary.log_path(record))}")
-        ended = summary.closing(record, record.ended)
-        if record.outcome == "finished" and record.log_folder:
-            ended += f" · log: {summary.log_path(record)}"
-        self._print([*told, f"sparkring: {ended}"], record)
+        if not summary.quick(record):
+            told.append(f"sparkring: {summary.closing(record, record.ended)}")
+            if record.outcome == "finished" and record.log_folder:
+                told[-1] += f" · log: {summary.log_path(record)}"
+        self._print(told, record)
 
     def _news(self, record: RunRecord) -> list[str]:
         told = [f"sparkring: {summary.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
@@ -94,6 +96,8 @@ class TerminalView:
         if not self._is_terminal or record.outcome is not None:
             return ""
         began = self._clock()
+        if self._progress_due is None:
+            self._progress_due = began + (WARM_PAUSE_S if record.warm else 0.0)
         if began < self._progress_due:
             return self._progress_shown
         passed = int(summary.elapsed_s(record, time.time()))

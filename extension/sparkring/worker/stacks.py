@@ -9,10 +9,63 @@ from __future__ import annotations
 import faulthandler
 import re
 import signal
+from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
+
+# Functions in which a rank waits for the others, by file; `name` is what people call it. Those that only begin
+# something (allreduce_async, isend) are not among them; what Horovod's torch waits in, synchronize(), is each one's.
+_WAITS = tuple(
+    (re.compile(file), re.compile(function), name)
+    for file, function, name in (
+        (
+            r"/horovod/(?:common|torch|tensorflow|keras|_keras)/",
+            r"_?(?P<name>(?:grouped_|sparse_)?(?:allreduce|allgather|reducescatter|alltoall|broadcast)"
+            r"|broadcast_(?:parameters|optimizer_state|object|variables|global_variables)|allgather_object"
+            r"|barrier|join|init)_?",
+            "",
+        ),
+        (r"/horovod/torch/optimizer\.py$", r"synchronize", "allreduce"),
+        (
+            r"/torch/distributed/(?:distributed_c10d|collective_utils|_functional_collectives|nn/functional)\.py$",
+            r"_?(?P<name>(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|monitored_barrier)\w*"
+            r"|(?:gather|scatter|send|recv)(?:_object(?:_list)?)?|reduce|barrier|init_process_group"
+            r"|new_group|destroy_process_group)",
+            "",
+        ),
+        (r"/torch/distributed/utils\.py$", r"_sync_module_states|_verify_param_shape_across_processes", "broadcast"),
+        (r"/torch/nn/parallel/distributed\.py$", r"_sync_buffers", "broadcast"),
+        (
+            r"/tensorflow/python/ops/collective_ops\.py$",
+            r"(?P<name>all_reduce|all_gather|all_to_all|broadcast|initialize_communicator)(?:_send|_recv)?(?:_v\d)?",
+            "",
+        ),
+        (
+            r"/tensorflow/python/distribute/collective_all_reduce_strategy\.py$",
+            r"_initialize_multi_worker",
+            "MultiWorkerMirroredStrategy",
+        ),
+        (r"/pyspark/taskcontext\.py$", r"(?P<name>barrier|allGather)", ""),
+    )
+)
+# TensorFlow runs a whole graph in one call: a collective in it (as in Keras' fit) cannot be told from a computation.
+GRAPH = "a TensorFlow graph"
+_RUNS_GRAPH = (
+    ("/tensorflow/python/eager/context.py", "call_function"),
+    ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
+)
+_TRACES_GRAPH = "func_graph_from_py_func"
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
 
 
 def install(fd: int) -> None:
@@ -42,7 +95,38 @@ def cell_line(text: str) -> int:
 
 
 def innermost(text: str) -> str:
-    """The function in which the main thread waits, as `file.py:12 function`; empty if unknown."""
+    """The function in which the main thread stands, as `numpy/linalg.py:12 solve`; empty if unknown."""
+    frames = _main_thread(text)
+    if not frames:
+        return ""
+    file, line, function = frames[0]
+    short, in_library = _LIBRARIES.subn("", file)
+    return f"{short if in_library else file.rpartition('/')[2]}:{line} {function}"
+
+
+def collective(text: str) -> str:
+    """What the main thread has called to meet the other ranks: `allreduce`, `barrier`, `init`; empty if nothing known.
+
+    The innermost such function of Horovod, torch.distributed, TensorFlow or Spark. GRAPH where all that is seen
+    is that TensorFlow executes a graph.
+    """
+    frames = _main_thread(text)
+    graph = False
+    for at, frame in enumerate(frames):
+        if frame.file == CELL_NAME:
+            break  # what lies further out waits for the cell's own code
+        for file, function, name in _WAITS:
+            found = function.fullmatch(frame.function)
+            if found and file.search(frame.file):
+                # While a graph is traced, its collectives are only written down.
+                traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
+                return "" if traced else name or found["name"]
+        if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):
+            graph = True
+    return GRAPH if graph else ""
+
+
+def _main_thread(text: str) -> list[Frame]:
+    """The frames of the main thread, which faulthandler prints last, innermost first."""
     last_block = text.rpartition("(most recent call first):")[2]
-    found = _FRAME.search(last_block)
-    return f"{found['file'].rpartition('/')[2]}:{found['line']} {found['function']}" if found else ""
+    return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]
