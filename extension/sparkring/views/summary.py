@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from sparkring.events import CodeFrame, Failure, SourceLine
+from sparkring.events import CodeFrame, Failure, GpuUsed, SourceLine
 from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
 from sparkring.views import metrics
 from sparkring.views.lines import folded, is_noise, plain, visible
@@ -141,6 +141,18 @@ def short(record: RunRecord, now: float) -> str:
         for shared in folded(seen)[-_SHORT_LINES:]
     ]
     return "\n".join([f"sparkring: {closing(record, now)}", *shown])
+
+
+def gpu_words(used: Sequence[GpuUsed]) -> str:
+    """What is used of some GPUs together: `2 GPUs 87 %, 24.6 GB of 302 GB`, without what is not known; '' if none."""
+    if not used:
+        return ""
+    busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
+    words = [counted(len(used), "GPU") + (f" {sum(busy) / len(busy):.0f} %" if busy else "")]
+    memory = [(gpu.used_bytes, gpu.total_bytes) for gpu in used if gpu.used_bytes is not None and gpu.total_bytes]
+    if memory:
+        words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
+    return ", ".join(words)
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
