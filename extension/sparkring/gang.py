@@ -26,7 +26,7 @@ from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Seat
 from sparkring.launchers.base import Launcher
-from sparkring.place import World, place_ranks
+from sparkring.place import World, gpu_environments, place_ranks
 from sparkring.worker import stacks
 from sparkring.worker.ticket import Ticket
 
@@ -265,6 +265,8 @@ class Gang:
                 return [events.Message(now, rank, fields["text"])]
             case "metrics":
                 return [events.Metrics(now, rank, **fields)]
+            case "gpu":
+                return [events.GpuUsed(now, rank, **fields)]
             case "done":
                 parts = list(frame.parts)
                 for item in fields["names"]:
@@ -285,7 +287,8 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, its environment and the request."""
         hellos = [self._hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks(_nodes(hellos))
+        self.worlds = place_ranks(_nodes(hellos), [hello["gpus"] for hello in hellos])
+        gpus = gpu_environments(self.worlds) if self.launcher.pins_gpus else {}
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
         seats = [
             Seat(
@@ -306,7 +309,7 @@ class Gang:
         for member, place in enumerate(self.worlds):
             world = {
                 "world": place._asdict(),
-                "environment": framework.environment(place, seats[member]),
+                "environment": {**framework.environment(place, seats[member]), **gpus.get(place.node, {})},
                 "path": [entry for entry in sys.path if entry],
                 "folder": os.getcwd(),
             }

@@ -17,13 +17,17 @@ MOST_RANKS = 1_024
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks."""
+    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
+
+    `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
+    """
 
     np: int = -1
     timeout_s: float | None = None
     push: tuple[str, ...] = ()
     pull: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    gpus: int | None = None
     logs: Logs = "all"
     autolog: bool = True
     name: str = ""
@@ -83,6 +87,12 @@ def _variable(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (
         ("-n", "--np"),
@@ -110,6 +120,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         "an environment variable for the ranks; may be repeated",
     ),
     (
+        ("--gpus",),
+        {"type": _count, "metavar": "K"},
+        "GPUs for each rank, which sees those of all ranks on its node by local rank; 0 hides them",
+    ),
+    (
         ("--logs",),
         {"choices": LOGS, "default": "all"},
         "what to show: every rank's output, rank 0's, or only what callbacks send",
@@ -119,12 +134,6 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
     (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
 )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
 
 
 def _words(magic: str, line: str) -> list[str]:
@@ -153,6 +162,7 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
         push=_flat(found["push"]),
         pull=_flat(found["pull"]),
         env=tuple(found["env"] or ()),
+        gpus=found["gpus"],
         logs=found["logs"],
         autolog=found["autolog"],
         name=found["name"],

@@ -312,10 +312,10 @@ class _Interrupts:
 def _launcher(options: Options, size: int, title: str, say: Callable[[str], None]) -> Launcher:
     environment = dict(options.env)
     if options.np < 0:
-        return LocalLauncher(environment)
+        return LocalLauncher(environment, size, options.gpus)
     from sparkring.launchers.spark import SparkLauncher, find_session
 
-    return SparkLauncher(find_session(size, say), size, environment, title)
+    return SparkLauncher(find_session(size, say), size, environment, title, options.gpus)
 
 
 def _every_slot() -> int:

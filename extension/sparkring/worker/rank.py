@@ -89,6 +89,7 @@ class Rank:
 
     def enter(self, fields: dict[str, Any]) -> None:
         here = place.World(**fields["world"])
+        here = here._replace(gpus=tuple(here.gpus))  # in JSON it was a list
         place.enter(here)
         os.environ.update(fields["environment"])
         if os.environ.get("MPLBACKEND", "").startswith("module://"):
