@@ -269,8 +269,20 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
+def _gpu_properties(folder: Path, gpus: int) -> str:
+    """The settings of a worker that has so many GPUs."""
+    script = folder / "discover.sh"
+    addresses = ", ".join(f'"{index}"' for index in range(gpus))
+    script.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": [{addresses}]}}'\n""")
+    script.chmod(0o755)
+    properties = folder / "worker.properties"
+    amount, discovery = "spark.worker.resource.gpu.amount", "spark.worker.resource.gpu.discoveryScript"
+    properties.write_text(f"{amount} {gpus}\n{discovery} {script}\n")
+    return str(properties)
+
+
 @contextlib.contextmanager
-def _standalone(folder: Path, python: str, workers: int = 2) -> Iterator[Cluster]:
+def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
     import pyspark
 
     _java()
@@ -302,6 +314,8 @@ def _standalone(folder: Path, python: str, workers: int = 2) -> Iterator[Cluster
         log = start("master", "--port", url.rpartition(":")[2], "--webui-port", "0")
         until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
         work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
+        if gpus:
+            work = ("--properties-file", _gpu_properties(folder, gpus), *work)
         logs = [start(f"worker-{number}", *work) for number in range(workers)]
         until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
         yield Cluster(url, python)
@@ -326,6 +340,13 @@ def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster to which no worker has come yet."""
     with _standalone(tmp_path, bare_python, workers=0) as found:
+        yield found
+
+
+@pytest.fixture
+def gpu_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of one worker with two cores and four GPUs."""
+    with _standalone(tmp_path, bare_python, workers=1, gpus=4) as found:
         yield found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.place import World, place_ranks, world
+from sparkring.place import World, gpu_environments, place_ranks, share_gpus, world
 
 
 def test_two_nodes():
@@ -36,3 +36,34 @@ def test_places_are_complete_and_agree(nodes):
         across = sorted((place for place in placed if place.local_rank == row), key=lambda place: place.cross_rank)
         assert [place.cross_rank for place in across] == list(range(len(across)))
         assert {place.cross_size for place in across} == {len(across)}
+
+
+@given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 3))
+def test_each_rank_gets_the_next_gpus(ranks, each, more):
+    """So many for each, none twice, in order, and the rest for nobody."""
+    addresses = [str(index) for index in range(ranks * each + more)]
+    shared = share_gpus(addresses, ranks, each)
+    assert [len(own) for own in shared] == [each] * ranks
+    assert [address for own in shared for address in own] == addresses[: ranks * each]
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), st.integers(0, 3))
+def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
+    """With K for each, those of local rank r stand at r × K of what its node's ranks see."""
+    gpus = [
+        [f"{node}{nodes[:member].count(node) * each + n}" for n in range(each)] for member, node in enumerate(nodes)
+    ]
+    placed = place_ranks(nodes, gpus)
+    seen = gpu_environments(placed)
+    assert set(seen) == set(nodes)
+    for member, place in enumerate(placed):
+        assert place.gpus == tuple(gpus[member])
+        visible = seen[place.node]["CUDA_VISIBLE_DEVICES"].split(",") if each else []
+        assert len(visible) == each * place.local_size
+        assert visible[place.local_rank * each :][:each] == gpus[member]
+
+
+def test_a_shared_gpu_stands_there_once():
+    """Tasks with a fraction of a GPU may have the same one."""
+    placed = place_ranks(["a", "a", "a"], [["1"], ["1"], ["0"]])
+    assert gpu_environments(placed)["a"]["CUDA_VISIBLE_DEVICES"] == "1,0"

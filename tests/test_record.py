@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sparkring import record as module
 from sparkring.events import (
     Failure,
+    GpuUsed,
     MemberJoined,
     Message,
     Metrics,
@@ -59,6 +60,14 @@ def test_a_whole_life():
 def test_a_rank_that_ends_without_a_word_was_stopped():
     """RankExited of a running rank leaves it stopped."""
     assert replay([STARTED, RankStarted(1.3, 0, "h", 10), RankExited(2.0, 0)]).ranks[0].state == "stopped"
+
+
+def test_the_last_use_of_each_gpu_is_kept():
+    """In the order in which they were first heard of; a GPU is no sign of life of its rank."""
+    told = [GpuUsed(2.0, 1, address, "A", used, 9, 50) for address, used in (("1", 3), ("0", 4), ("1", 5))]
+    record = replay([STARTED, *told])
+    assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
+    assert (record.ranks[0].gpus, record.ranks[1].last_heard) == ((), 0.0)
 
 
 def test_lines_in_pieces():

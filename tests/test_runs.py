@@ -25,6 +25,7 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         events.Output(1.5, 0, "stderr", b"three\n"),
         events.Message(1.6, 0, "to you"),
         events.Metrics(1.7, 0, {"loss": 0.5}, step=1, epochs=2, ends_epoch=True),
+        events.GpuUsed(1.75, 0, "0", "NVIDIA", 10**9, 8 * 10**9, 50),
         events.Notice(1.8, "look"),
         events.StackTaken(1.9, 0, "waiting", 3, "text"),
         events.RankFinished(2.0, 0, "5"),

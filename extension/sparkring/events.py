@@ -125,6 +125,19 @@ class Metrics:
 
 
 @dataclass(frozen=True)
+class GpuUsed:
+    """How one of a rank's GPUs is used, by whichever process; None is what its driver does not tell."""
+
+    time: float
+    rank: int
+    address: str
+    name: str
+    used_bytes: int | None
+    total_bytes: int | None
+    busy_percent: int | None
+
+
+@dataclass(frozen=True)
 class RankFinished:
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
@@ -194,6 +207,7 @@ Event = (
     | Output
     | Message
     | Metrics
+    | GpuUsed
     | RankFinished
     | RankFailed
     | RankStopped

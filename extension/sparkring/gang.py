@@ -27,7 +27,7 @@ from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Framework, Seat
 from sparkring.launchers.base import Launcher
-from sparkring.place import World, place_ranks
+from sparkring.place import World, gpu_environments, place_ranks
 from sparkring.turn import Request, Turn
 from sparkring.worker import stacks
 from sparkring.worker.ticket import Ticket
@@ -265,6 +265,8 @@ class Gang:
                 return [events.Message(now, rank, fields["text"])]
             case "metrics":
                 return [events.Metrics(now, rank, **fields)]
+            case "gpu":
+                return [events.GpuUsed(now, rank, **fields)]
             case "done" if self.turn is not None:
                 self._heard_of(rank, fields)
                 return self.turn.finished(rank, frame)
@@ -281,7 +283,8 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, and the request if there is one already."""
         hellos = [self._hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks(_nodes(hellos))
+        self.worlds = place_ranks(_nodes(hellos), [hello["gpus"] for hello in hellos])
+        gpus = gpu_environments(self.worlds) if self.launcher.pins_gpus else {}
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
         self._member_of = {rank: member for member, rank in self._rank_of.items()}
         for rank in range(self.size):
@@ -292,6 +295,7 @@ class Gang:
             world = {
                 "world": place._asdict(),
                 "address": hellos[member]["address"],
+                "environment": gpus.get(place.node, {}),
                 "path": [entry for entry in sys.path if entry],
                 "folder": os.getcwd(),
             }

@@ -222,6 +222,11 @@ class SparkringMagics(Magics):
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
         gang = None if options.dry_run else warm.find(options.np, tell)
+        if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
+            raise OptionsError(
+                f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
+                f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
+            )
         taking_part = ranks or tuple(range(abs(options.np)))
         try:
             captured = capture(

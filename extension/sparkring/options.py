@@ -18,13 +18,17 @@ MOST_RANKS = 1_024
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks."""
+    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
+
+    `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
+    """
 
     np: int = -1
     timeout_s: float | None = None
     push: tuple[str, ...] = ()
     pull: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    gpus: int | None = None
     logs: Logs = "all"
     autolog: bool = True
     name: str = ""
@@ -85,6 +89,12 @@ def _variable(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (
         ("-n", "--np"),
@@ -112,6 +122,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         "an environment variable for the ranks; may be repeated",
     ),
     (
+        ("--gpus",),
+        {"type": _count, "metavar": "K"},
+        "GPUs for each rank, which sees those of all ranks on its node by local rank; 0 hides them",
+    ),
+    (
         ("--logs",),
         {"choices": LOGS, "default": "all"},
         "what to show: every rank's output, rank 0's, or only what callbacks send",
@@ -126,12 +141,6 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
     (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
 )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return int(text)
 
 
 def _words(magic: str, line: str) -> list[str]:
@@ -161,6 +170,7 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
         push=_flat(found["push"]),
         pull=_flat(found["pull"]),
         env=tuple(found["env"] or ()),
+        gpus=found["gpus"],
         logs=found["logs"],
         autolog=found["autolog"],
         name=found["name"],
@@ -178,6 +188,7 @@ class GangOptions:
     framework: str
     idle_s: float
     env: tuple[tuple[str, str], ...]
+    gpus: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,7 @@ def parse_gang(line: str) -> GangWanted:
         if not found["np"]:
             raise OptionsError("%gang start takes a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
         env = tuple(found["env"] or ())
-        return GangWanted("start", GangOptions(found["np"], found["framework"], 60 * found["idle"], env))
+        return GangWanted("start", GangOptions(found["np"], found["framework"], 60 * found["idle"], env, found["gpus"]))
     if words[:1] == ["stop"] and words[1:] in ([], ["local"], ["spark"]):
         return GangWanted("stop", where="".join(words[1:]))
     if words in ([], ["--stacks"]):
@@ -223,6 +234,7 @@ def gang_parser() -> argparse.ArgumentParser:
         "--idle", type=_seconds, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
     )
     parser.add_argument("--env", type=_variable, metavar="K=V", action="append", help="a variable for the ranks")
+    parser.add_argument("--gpus", type=_count, metavar="K", help="GPUs for each rank; 0 hides them")
     return parser
 
 

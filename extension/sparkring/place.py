@@ -19,6 +19,7 @@ class World(NamedTuple):
     cross_rank: int = 0
     cross_size: int = 1
     node: str = "localhost"
+    gpus: tuple[str, ...] = ()  # this rank's own, as CUDA_VISIBLE_DEVICES names them
 
 
 _current = World()
@@ -35,8 +36,8 @@ def enter(place: World) -> None:
     _current = place
 
 
-def place_ranks(nodes: Sequence[str]) -> list[World]:
-    """Give each member its World from the node it runs on; `nodes[i]` is member i's node.
+def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = ()) -> list[World]:
+    """Give each member its World from the node it runs on; `nodes[i]` is member i's node, `gpus[i]` its GPUs.
 
     Ranks on one node are neighbours, as under mpirun: nodes count in the order in which they
     first appear, members keep their order within a node. `cross_rank` counts the nodes that
@@ -57,5 +58,26 @@ def place_ranks(nodes: Sequence[str]) -> list[World]:
                 cross_rank=peers.index(node),
                 cross_size=len(peers),
                 node=node,
+                gpus=tuple(gpus[member]) if gpus else (),
             )
     return [placed[member] for member in range(len(nodes))]
+
+
+def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[str, ...]]:
+    """The GPUs of each rank of a node that has `addresses`: the next `each` ones, in the order of local ranks."""
+    return [tuple(addresses[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+
+
+def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
+    """What CUDA has to be told, by node: every rank sees the GPUs of all ranks there, in the order of local ranks.
+
+    So the rank with one GPU each finds its own under its local rank, as code for horovodrun and torchrun expects,
+    and NCCL can go from GPU to GPU. Tasks that share a GPU make it stand there once: CUDA takes no address twice.
+    """
+    seen: dict[str, dict[str, None]] = {}
+    for world in sorted(worlds):  # by rank, and so on each node by local rank
+        seen.setdefault(world.node, {}).update(dict.fromkeys(world.gpus))
+    return {
+        node: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(addresses)}
+        for node, addresses in seen.items()
+    }

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from sparkring.events import (
     Event,
     Failure,
+    GpuUsed,
     MemberJoined,
     Message,
     Metrics,
@@ -71,6 +72,7 @@ class RankRecord:
     value: str = ""
     failure: Failure | None = None
     stack: StackTaken | None = None
+    gpus: tuple[GpuUsed, ...] = ()  # the last that was heard of each
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, those that have not ended yet included."""
@@ -177,6 +179,10 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 kept = tuple(m for i, m in enumerate(kept[:half]) if i % 2 or m.ends_epoch) + kept[half:]
                 kept = kept[-METRICS_KEPT:]
             return replace(_with_rank(record, told), metrics=kept)
+        case GpuUsed():
+            rank = record.ranks[event.rank]
+            known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
+            return _with_rank(record, replace(rank, gpus=tuple(known.values())))
         case RankFinished():
             rank = record.ranks[event.rank]
             done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)

@@ -167,7 +167,7 @@ def _run(
 
 def _cold(request: Request, options: Options, size: int, title: str, recorder: Recorder) -> RunResult:
     """Run on a gang of its own, which ends with the turn."""
-    launcher = open_launcher(options.np, size, dict(options.env), title, recorder.notice)
+    launcher = open_launcher(options.np, size, dict(options.env), title, options.gpus, recorder.notice)
     with Interrupts() as interrupts, Gang(launcher, size) as gang:
         turn = gang.submit(request)
         gang.start()

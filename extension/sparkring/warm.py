@@ -195,7 +195,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     if there is not None and not there.ended:
         raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
     size = abs(wanted.np)
-    launcher = open_launcher(wanted.np, size, dict(wanted.env), f"warm gang of {size}", say)
+    launcher = open_launcher(wanted.np, size, dict(wanted.env), f"warm gang of {size}", wanted.gpus, say)
     gang = Gang(launcher, size)
     try:
         with Interrupts() as interrupts:

@@ -8,6 +8,7 @@ import pytest
 from sparkring.events import (
     CodeFrame,
     Failure,
+    GpuUsed,
     MemberJoined,
     Message,
     Metrics,
@@ -88,6 +89,7 @@ def hostile(replayed):
             Message(2.0, 0, payload),
             *(Metrics(2.0, 0, {payload: 1 / n, f"val_{payload}": 2 / n}, epoch=n) for n in (1, 2, 3)),
             Metrics(2.0, 1, {payload: 7.0}, epoch=3),
+            GpuUsed(2.0, 1, payload, payload, 1, 2, 3),
             RankFailed(3.0, 1, failure),
             *([RunFinished(4.0, "failed", payload, 1)] if final else []),
         ]
@@ -182,6 +184,18 @@ def test_while_it_runs(replayed):
     assert "1 ! oh\n" in page.text
     assert "1 !  22%|##\n" in page.text
     assert ("div", {"style": "width:11.2%"}) in page.tags
+
+
+def test_gpus(replayed):
+    """Each rank's, with what is known of them; the first ones where there are many."""
+    record = replayed(
+        GpuUsed(2.0, 1, "3", "NVIDIA H200", 10**9, 150 * 10**9, 80), GpuUsed(2.0, 0, "2", "A", *[None] * 3)
+    )
+    page = panel(record, now=NOW, final=False)
+    assert "rankGPUnamememoryofbusy02A13NVIDIA H2001.00 GB150 GB80 %" in check(page).text
+    assert "1 GPU 80 %, 1.00 GB of 150 GB" in page
+    record = replayed(*(GpuUsed(2.0, rank, "0", "A", 1, 2, rank) for rank in range(20)), size=20)
+    assert "the first 16 of 20 GPUs" in check(panel(record, now=NOW, final=True)).text
 
 
 def test_what_stays(replayed):

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from sparkring.events import Failure, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
+from sparkring.events import Failure, GpuUsed, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
 from sparkring.views.terminal import TerminalView
 
 START = 1_700_000_000.0
@@ -118,6 +118,13 @@ def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
     size = len(terminal.getvalue())
     view.close(replayed(*events, RunFinished(START + 4, "interrupted", "2 ranks ended")))
     assert terminal.getvalue()[size:] == "\r\x1b[Ksparkring: interrupted: 2 ranks ended · 4.0 s · loss 0.5\n"
+
+
+def test_the_progress_line_has_the_gpus(replayed, terminal):
+    """Together, each counted once though ranks of a host may share it."""
+    used = [GpuUsed(2.0, rank, "0", "A", 10**9, 4 * 10**9, 40 + 20 * rank) for rank in range(2)]
+    TerminalView(terminal).refresh(replayed(*used, GpuUsed(2.0, 2, "0", "A", 10**9, 4 * 10**9, 60), size=3))
+    assert " · 2 GPUs 60 %, 2.00 GB of 8.00 GB · " in terminal.getvalue()
 
 
 def test_a_narrow_encoding_does_not_end_the_run(replayed):

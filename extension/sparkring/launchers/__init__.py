@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 
 from sparkring.errors import SlotsError
 from sparkring.launchers.base import Launcher
 from sparkring.launchers.local import LocalLauncher
-from sparkring.worker import process
+from sparkring.worker import gpus, process
 
 
-def open_launcher(np: int, size: int, environment: dict[str, str], title: str, say: Callable[[str], None]) -> Launcher:
-    """The launcher for `size` ranks, here if `np` is negative, else on Spark. LaunchError if that cannot work."""
+def open_launcher(
+    np: int, size: int, environment: dict[str, str], title: str, gpus: int | None, say: Callable[[str], None]
+) -> Launcher:
+    """The launcher for `size` ranks with `gpus` each, here if `np` is negative, else on Spark.
+
+    LaunchError if that cannot work.
+    """
     if np < 0:
-        return LocalLauncher(environment)
+        return LocalLauncher(environment, size, gpus)
     from sparkring.launchers.spark import SparkLauncher, find_session
 
-    return SparkLauncher(find_session(size, say), size, environment, title)
+    return SparkLauncher(find_session(size, say), size, environment, title, gpus)
 
 
 def every_slot() -> int:
@@ -33,31 +36,23 @@ def every_slot() -> int:
     return found.total
 
 
-def _gpus() -> list[str]:
-    """The GPUs of this machine, as nvidia-smi lists them; none where there is no nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    asked = ["nvidia-smi", "--query-gpu=index,name,memory.used,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []  # a driver that does not answer has no GPU to offer
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-
-
 def slots_table() -> list[tuple[str, ...]]:
     """Where ranks can run now, as rows: where, slots, busy, details. Makes no SparkSession."""
     load = f"load {os.getloadavg()[0]:.1f}"
     rows = [("this machine (n < 0)", f"{process.cores()} cores", "", load)]
-    gpus = _gpus()
-    if gpus:
-        rows.append(("GPUs here", str(len(gpus)), "", "; ".join(gpus)))
+    found = gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if found:
+        busy = sum(bool(gpu.busy_percent) for gpu in found)
+        told = (str(gpu) + (f", {gpu.used_bytes / 1e9:.0f} GB used" if gpu.used_bytes else "") for gpu in found)
+        rows.append(("GPUs here (n < 0)", str(len(found)), str(busy), "; ".join(told)))
     if "pyspark" in sys.modules:
         from sparkring.launchers import spark
 
-        found = spark.current_slots()
-        if found is not None:
-            hosts = ", ".join(sorted(set(found.hosts)))
-            details = f"{found.master} on {hosts}" + "".join(f"; {holder}" for holder in found.holders)
-            return [*rows, ("Spark (n > 0)", str(found.total), str(found.busy), details)]
+        slots = spark.current_slots()
+        if slots is not None:
+            hosts = ", ".join(sorted(set(slots.hosts)))
+            details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)
+            if slots.gpus_per_task:
+                details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
+            return [*rows, ("Spark (n > 0)", str(slots.total), str(slots.busy), details)]
     return [*rows, ("Spark (n > 0)", "", "", "no SparkSession; -n 2 makes a local one")]

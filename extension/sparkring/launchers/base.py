@@ -15,6 +15,7 @@ class Launcher(Protocol):
     bind_host: str  # the driver listens here …
     host: str  # … and members reach it here
     port: int  # 0: any free one
+    pins_gpus: bool  # whether ranks see the GPUs of their node's ranks and no others
     slow_after_s: float  # when it is worth saying what the start waits for
     give_up_after_s: float  # when a member that has not dialled is given up
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
+from sparkring.place import share_gpus
+from sparkring.worker import gpus as nvml
 from sparkring.worker.ticket import BOOT, Ticket
 
 
@@ -22,8 +24,10 @@ class LocalLauncher:
     slow_after_s = 5.0
     give_up_after_s = 120.0
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment
+        self._gpus = _shares(size, gpus, {**os.environ, **environment}.get("CUDA_VISIBLE_DEVICES"))
+        self.pins_gpus = gpus is not None
         self._members: list[subprocess.Popen[bytes]] = []
 
     def start(self, size: int, ticket: Ticket) -> None:
@@ -46,7 +50,7 @@ class LocalLauncher:
             self._members.append(process)
             assert process.stdin is not None
             try:
-                process.stdin.write(ticket._replace(member=member, last=last).line())
+                process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
                 process.stdin.flush()  # and stays open: its end is the end of the member
             except OSError:
                 pass  # it died at once; problem() tells
@@ -88,3 +92,24 @@ class LocalLauncher:
                 process.kill()
                 process.wait()
         self._members = []
+
+
+def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
+    """The GPUs of each rank, of those that CUDA_VISIBLE_DEVICES=`visible` leaves. LaunchError if they are too few.
+
+    Without a number for each, ranks go on to see all of them, and take the one that has their local rank's number.
+    """
+    found = [] if each == 0 else nvml.found(visible)
+    if each is None:
+        each = 1 if len(found) >= size else 0
+    if len(found) < size * each:
+        asked = f"{size} rank{'s' if size > 1 else ''} × {each}"
+        limit = " (no NVIDIA driver answers)" if not found else ""
+        if visible is not None:
+            limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
+        names = ": " + ", ".join(map(str, found)) if found else ""
+        raise LaunchError(
+            f"needs {size * each} GPU{'s' if size * each > 1 else ''} ({asked}), {len(found)} found on this "
+            f"machine{limit}{names}. Use fewer ranks or GPUs for each, or --gpus 0 for none."
+        )
+    return share_gpus([gpu.address for gpu in found], size, each)

@@ -11,6 +11,7 @@ import io
 import os
 import pkgutil
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import weakref
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost, SlotsError
@@ -43,13 +44,18 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once, and how many run now; `holders` says for whom."""
+    """How many tasks Spark can run at once, and how many run now; `holders` says for whom.
+
+    The GPUs are those that Spark itself hands out; tasks that share one have a fraction of it.
+    """
 
     total: int
     busy: int
     master: str
     hosts: list[str]
     holders: list[str]
+    gpus_per_task: float
+    gpus_per_executor: float
 
     @property
     def free(self) -> int:
@@ -63,7 +69,9 @@ class SparkLauncher:
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(self, session: SparkSession, size: int, environment: dict[str, str], title: str) -> None:
+    def __init__(
+        self, session: SparkSession, size: int, environment: dict[str, str], title: str, gpus: int | None = None
+    ) -> None:
         self._context = session.sparkContext
         self._environment = environment
         self._title = title
@@ -73,7 +81,10 @@ class SparkLauncher:
         self._ended = False
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
+        _check_gpus(self._context, size, gpus or 0)
         _check(self._context, size)
+        self._gpus = gpus
+        self.pins_gpus = gpus == 0 or _gpus_per(self._context, "task") > 0
         setting = self._context.getConf().get
         local = self._context.master.startswith("local")
         self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
@@ -85,7 +96,7 @@ class SparkLauncher:
 
         self._size = size
         _launchers.add(self)
-        task = _task(ticket, self._environment)
+        task = _task(ticket, self._environment, self._gpus, with_nvml=_gpus_per(self._context, "task") > 0)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
@@ -281,7 +292,8 @@ def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
     hosts = []
     while iterator.hasNext():
         hosts.append(str(iterator.next()).rpartition(":")[0])
-    return Slots(total, min(busy, total), context.master, hosts, holders)
+    per_task, per_executor = _gpus_per(context, "task"), _gpus_per(context, "executor")
+    return Slots(total, min(busy, total), context.master, hosts, holders, per_task, per_executor)
 
 
 def current_slots() -> Slots | None:
@@ -290,6 +302,33 @@ def current_slots() -> Slots | None:
 
     context = SparkContext._active_spark_context
     return None if context is None or context._jsc is None else slots(context)
+
+
+def _gpus_per(context: SparkContext, holder: Literal["task", "executor"]) -> float:
+    """How many GPUs Spark gives to each task or executor."""
+    if _on_driver_alone(context):
+        return 0.0  # whatever the settings say
+    return float(context.getConf().get(f"spark.{holder}.resource.gpu.amount", "0") or 0)
+
+
+def _on_driver_alone(context: SparkContext) -> bool:
+    return re.match(r"local(\[|$)", context.master) is not None
+
+
+def _check_gpus(context: SparkContext, size: int, each: int) -> None:
+    held = _gpus_per(context, "task")
+    if held >= each:
+        return
+    advice = (
+        f"Spark gives none in this mode: use -n -{size} for processes on this machine, with its GPUs."
+        if _on_driver_alone(context)
+        else f"Start the session with spark.task.resource.gpu.amount={each}, spark.executor.resource.gpu.amount (that, "
+        "times the tasks that run in an executor at once) and, where the cluster does not know its GPUs yet, "
+        f"spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
+    )
+    raise LaunchError(
+        f"needs {each} GPU{'s' if each > 1 else ''} for each task, {held:g} given by Spark ({context.master}). {advice}"
+    )
 
 
 def _check(context: SparkContext, size: int) -> None:
@@ -318,38 +357,43 @@ def _check(context: SparkContext, size: int) -> None:
 
 
 @functools.cache
-def _archive() -> bytes:
+def _archive(with_nvml: bool) -> bytes:
     """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
 
-    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version.
+    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version. pynvml, which
+    is as large as all the rest, goes along where there are GPUs.
     """
     import cloudpickle
 
+    roots = [Path(str(package.__file__)).parent for package in (sparkring, cloudpickle)]
+    files = [(path, path.relative_to(root.parent)) for root in roots for path in sorted(root.rglob("*.py"))]
+    if with_nvml:
+        import pynvml
+
+        path = Path(pynvml.__file__)
+        files.append((path, Path(path.name)))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
         compiled = str(Path(folder, "module.pyc"))
-        for package in (sparkring, cloudpickle):
-            root = Path(str(package.__file__)).parent
-            for path in sorted(root.rglob("*.py")):
-                name = str(Path(root.name, path.relative_to(root)))
-                py_compile.compile(
-                    str(path),
-                    compiled,
-                    dfile=name,
-                    doraise=True,
-                    invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-                )
-                archive.write(compiled, f"{name}c")
+        for path, name in files:
+            py_compile.compile(
+                str(path),
+                compiled,
+                dfile=str(name),
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+            archive.write(compiled, f"{name}c")
     return buffer.getvalue()
 
 
-def _task(ticket: Ticket, environment: dict[str, str]) -> Callable[..., Any]:
+def _task(ticket: Ticket, environment: dict[str, str], gpus: int | None, *, with_nvml: bool) -> Callable[..., Any]:
     """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
     source = pkgutil.get_data("sparkring.worker", "task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}
     exec(compile(source, "sparkring_task.py", "exec"), namespace)
-    task: Callable[..., Any] = namespace["task_for"](_archive(), BOOT, ticket._asdict(), environment)
+    task: Callable[..., Any] = namespace["task_for"](_archive(with_nvml), BOOT, ticket._asdict(), environment, gpus)
     return task
 
 

@@ -16,7 +16,8 @@ from sparkring.views.curves import chart
 from sparkring.views.lines import Shared
 from sparkring.views.markup import RANK_COLOURS, STYLE, log_text, text
 from sparkring.views.metrics import Spread, Table
-from sparkring.views.summary import counted, duration
+from sparkring.views.summary import counted, duration, gpu_words, size
+from sparkring.views.tables import bare_table
 
 if TYPE_CHECKING:
     from sparkring.record import RankState
@@ -33,6 +34,7 @@ LINE_CHARACTERS = 600
 ROWS_LIVE, ROWS_DONE = 5, 12
 CHARTS = 6
 RANKS_MEASURED = 64
+GPU_ROWS = 16
 TILES_WITH_NUMBERS, MOST_TILES = 32, 1024
 CODE_LINES = 400
 
@@ -134,6 +136,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         _notices(record, final),
         _progress(record, now),
         _measured(record, table, final),
+        _gpus(record),
         _log(record, seen, final),
         _noise(seen),
     ]
@@ -198,6 +201,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float, numeral: str) -> str:
         words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
         if rank.state == "running" and now - rank.last_heard >= 2:
             words.append(f"silent for {duration(now - rank.last_heard)}")
+        words += [gpu_words(rank.gpus)] if rank.gpus else []
         words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
     return f'<span{shape} title="{text(", ".join(words))}">{numeral}{sign}</span>'
@@ -273,6 +277,26 @@ def _by_rank(record: RunRecord, table: Table) -> str:
         for rank, values in list(found.items())[:RANKS_MEASURED]
     ]
     return _details("Last metrics by rank", _table(("rank", *table.names), rows))
+
+
+def _gpus(record: RunRecord) -> str:
+    """The GPUs of the first ranks, as they were last heard of."""
+    used = [gpu for rank in record.ranks for gpu in rank.gpus]
+    if not used:
+        return ""
+    rows = [
+        (
+            str(gpu.rank),
+            gpu.address,
+            gpu.name,
+            size(gpu.used_bytes),
+            size(gpu.total_bytes),
+            "" if gpu.busy_percent is None else f"{gpu.busy_percent} %",
+        )
+        for gpu in used[:GPU_ROWS]
+    ]
+    note = f"the first {GPU_ROWS} of {counted(len(used), 'GPU')}" if len(used) > GPU_ROWS else ""
+    return bare_table(("rank", "GPU", "name", "memory", "of", "busy"), rows, note)
 
 
 # ── Lines ─────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sparkring.events import CodeFrame, Failure, SourceLine
+from sparkring.events import CodeFrame, Failure, GpuUsed, SourceLine
 from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
 from sparkring.views import metrics
 from sparkring.views.lines import folded, is_noise, plain, visible
@@ -165,6 +165,18 @@ def last_lines(record: RunRecord) -> str:
         f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
         for shared in folded(seen)[-_SHORT_LINES:]
     )
+
+
+def gpu_words(used: Sequence[GpuUsed]) -> str:
+    """What is used of some GPUs together: `2 GPUs 87 %, 24.6 GB of 302 GB`, without what is not known; '' if none."""
+    if not used:
+        return ""
+    busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
+    words = [counted(len(used), "GPU") + (f" {sum(busy) / len(busy):.0f} %" if busy else "")]
+    memory = [(gpu.used_bytes, gpu.total_bytes) for gpu in used if gpu.used_bytes is not None and gpu.total_bytes]
+    if memory:
+        words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
+    return ", ".join(words)
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
@@ -418,6 +430,8 @@ def _state(rank: RankRecord) -> str:
         return rank.state
     if rank.stack is None:
         return "no answer"
+    if innermost(rank.stack.text).endswith(" serve"):
+        return "idle"  # in worker/rank.py, where it waits for the next cell
     # Horovod's torch waits for the others in a loop, which looks like work.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state
@@ -430,4 +444,6 @@ def _meets(rank: RankRecord) -> str:
 def _inside(rank: RankRecord) -> str:
     """The collective that a rank has called, or the function outside the cell in which it is."""
     inner = innermost(rank.stack.text) if rank.stack is not None else ""
+    if _state(rank) == "idle":
+        return ""
     return _meets(rank) or ("" if is_cell(inner.partition(":")[0]) else inner)

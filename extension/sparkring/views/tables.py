@@ -58,7 +58,12 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows` as an HTML table; every text is escaped."""
+    """`rows` as an HTML table with its style; every text is escaped."""
+    return f'<div class="sr-run">{STYLE}{bare_table(headers, rows)}</div>'
+
+
+def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    """The table alone, for a page that has the style; `note` is its caption."""
     cells = [[_cell(value) for value in row] for row in rows]
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
@@ -66,8 +71,10 @@ def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for cell, mark in zip(row, marks, strict=True))
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
-    table = f'<table class="sr-table"><thead><tr>{line("th", headers)}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div class="sr-run">{STYLE}{table}</div>'
+    caption = f"<caption><small>{text(note)}</small></caption>" if note else ""
+    return (
+        f'<table class="sr-table">{caption}<thead><tr>{line("th", headers)}</tr></thead><tbody>{body}</tbody></table>'
+    )
 
 
 def _cell(value: str) -> str:

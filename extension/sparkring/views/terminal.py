@@ -104,6 +104,9 @@ class TerminalView:
         found = metrics.progress(record, time.time())
         words = [summary.progress_words(found)] if found else [summary.outcome(record)]
         words += [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
+        # Each once, though ranks may share it.
+        used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
+        words += [summary.gpu_words(list(used.values()))] if used else []
         columns = shutil.get_terminal_size().columns
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
         return plain(" · ".join([*words, summary.duration(passed)]))[: columns - 1]

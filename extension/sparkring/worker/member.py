@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from sparkring.channel import ChannelClosed, Connection, dial, pair
 from sparkring.worker import process
+from sparkring.worker.gpus import Meter
 from sparkring.worker.network import free_port, interface_of
 from sparkring.worker.pipe import Pipe
 from sparkring.worker.ticket import Ticket
@@ -59,14 +60,16 @@ class Member:
         self.peak_memory_bytes = 0
         self.kill_at: float | None = None
         self.last_beat = time.monotonic()
+        self.gpus = Meter()
         self.paused_until = 0.0
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
-        self.home.send("hello", self.introduction(ticket.member))
+        self.home.send("hello", self.introduction(ticket))
 
-    def introduction(self, member: int) -> dict[str, Any]:
+    def introduction(self, ticket: Ticket) -> dict[str, Any]:
         address = self.home.local_host()
         return {
-            "member": member,
+            "member": ticket.member,
+            "gpus": ticket.gpus,
             "pid": self.rank_pid,
             "host": socket.gethostname(),
             "address": address,
@@ -141,6 +144,8 @@ class Member:
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
             self.tell("beat")
+            for gpu in self.gpus.changes():
+                self.tell("gpu", gpu._asdict())
 
     # ── to and from the driver ────────────────────────────────────────────────
 
@@ -160,6 +165,8 @@ class Member:
             elif head.kind == "stacks":
                 self.tell("stack", self.take_stack())
             else:
+                if head.kind == "world":
+                    self.gpus = Meter(head.fields["world"]["gpus"])
                 self.pass_to_rank(head)
         except ChannelClosed:
             self.abandon()

@@ -94,8 +94,10 @@ class Rank:
 
     def enter(self, fields: dict[str, Any]) -> None:
         here = place.World(**fields["world"])
+        here = here._replace(gpus=tuple(here.gpus))  # in JSON it was a list
         place.enter(here)
         self.address = fields["address"]
+        os.environ.update(fields["environment"])
         if os.environ.get("MPLBACKEND", "").startswith("module://"):
             os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.

@@ -12,9 +12,12 @@ from typing import Any
 
 
 def task_for(
-    archive: bytes, boot: str, ticket: dict[str, Any], environment: dict[str, str]
+    archive: bytes, boot: str, ticket: dict[str, Any], environment: dict[str, str], gpus: int | None
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
-    """The function for mapPartitions: yields the member's exit code."""
+    """The function for mapPartitions: yields the member's exit code.
+
+    The rank gets the GPUs that Spark gave to the task, or the first `gpus` of them.
+    """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
         import json
@@ -33,7 +36,14 @@ def task_for(
         path = os.path.join(folder, "sparkring.zip")
         with open(path, "wb") as file:
             file.write(archive)
-        found = {**ticket, "member": context.partitionId(), "first": [path], "cleanup": folder}
+        held = context.resources().get("gpu")
+        found = {
+            **ticket,
+            "member": context.partitionId(),
+            "first": [path],
+            "cleanup": folder,
+            "gpus": held.addresses[:gpus] if held else [],
+        }
         member = subprocess.Popen(
             [sys.executable, "-c", boot],
             stdin=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # How a member's Python is started: the ticket comes on stdin, so that the secret never stands in
@@ -17,7 +18,10 @@ BOOT = (
 
 
 class Ticket(NamedTuple):
-    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''."""
+    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
+
+    `gpus` are the addresses of the GPUs that the rank has for itself.
+    """
 
     member: int
     host: str
@@ -26,6 +30,7 @@ class Ticket(NamedTuple):
     first: list[str]
     last: list[str]
     cleanup: str = ""
+    gpus: Sequence[str] = ()
 
     def line(self) -> bytes:
         """The ticket as one line of JSON."""

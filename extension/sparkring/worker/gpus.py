@@ -1,0 +1,116 @@
+"""The NVIDIA GPUs of this machine, as NVML tells of them: the driver's own library, which nvidia-smi asks too.
+
+Where there is no NVML, there is no GPU. An address is what CUDA_VISIBLE_DEVICES takes: an index in the order of the
+PCI bus, which is NVML's (CUDA's own, under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID of which the beginning will do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+
+class Gpu(NamedTuple):
+    """A GPU and what is used of it now, by whichever process; None is what NVML does not tell."""
+
+    address: str
+    name: str
+    used_bytes: int | None
+    total_bytes: int | None
+    busy_percent: int | None
+
+    def __str__(self) -> str:
+        memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
+        return f"{self.address} ({self.name}{memory})"
+
+
+def found(visible: str | None) -> list[Gpu]:
+    """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
+
+    As with CUDA, what stands behind an address that does not exist is not found.
+    """
+    nvml = _open()
+    if nvml is None:
+        return []
+    try:
+        names = map(str, range(nvml.nvmlDeviceGetCount())) if visible is None else map(str.strip, visible.split(","))
+        read = (_read(nvml, address) for address in dict.fromkeys(names))
+        return [gpu for gpu in itertools.takewhile(lambda gpu: gpu is not None, read) if gpu is not None]
+    except nvml.NVMLError:
+        return []  # a driver that does not answer has no GPU to offer
+    finally:
+        nvml.nvmlShutdown()
+
+
+class Meter:
+    """Reads the same GPUs again and again: NVML is opened at the first reading, and stays open."""
+
+    def __init__(self, addresses: Iterable[str] = ()) -> None:
+        self._addresses = tuple(addresses)
+        self._nvml: Any = None
+        self._last: dict[str, Gpu] = {}
+
+    def changes(self) -> Iterator[Gpu]:
+        """Those that are not as they were at the last reading."""
+        if self._addresses and self._nvml is None:
+            self._nvml = _open()
+            if self._nvml is None:
+                self._addresses = ()
+        for address in self._addresses:
+            gpu = _read(self._nvml, address)
+            if gpu is not None and gpu != self._last.get(address):
+                self._last[address] = gpu
+                yield gpu
+
+
+def _open() -> Any:
+    """The module pynvml, after nvmlInit(); None where that is not possible."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # before pynvml, which takes 20 ms to import: most machines have none
+        import pynvml
+    except (ImportError, OSError):
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _read(nvml: Any, address: str) -> Gpu | None:
+    """The GPU at `address`; None if there is none."""
+
+    def told(question: Callable[[Any], Any]) -> Any:
+        try:
+            return question(handle)
+        except nvml.NVMLError:
+            return None  # not every kind of GPU tells everything
+
+    try:
+        handle = _handle(nvml, address)
+        name = nvml.nvmlDeviceGetName(handle)
+    except nvml.NVMLError:
+        return None
+    memory = told(nvml.nvmlDeviceGetMemoryInfo)
+    rates = told(nvml.nvmlDeviceGetUtilizationRates)
+    return Gpu(
+        address,
+        name,
+        used_bytes=None if memory is None else int(memory.used),
+        total_bytes=None if memory is None else int(memory.total),
+        busy_percent=None if rates is None else int(rates.gpu),
+    )
+
+
+def _handle(nvml: Any, address: str) -> Any:
+    if address.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(address))
+    if address.startswith("GPU-"):
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            if nvml.nvmlDeviceGetUUID(handle).startswith(address):
+                return handle
+    return nvml.nvmlDeviceGetHandleByUUID(address)

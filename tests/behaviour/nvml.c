@@ -1,0 +1,68 @@
+/* An NVML for machines without a GPU: FAKE_GPUS of them, told by what sparkring asks. The signatures are nvml.h's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9 };
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned int gpu, memory; } Utilization;
+typedef struct { int index; } *Device;
+
+static struct { int index; } devices[64];
+
+static int count(void) {
+    const char *text = getenv("FAKE_GPUS");
+    return text ? atoi(text) : -1;
+}
+
+static void uuid_of(int index, char *text) { sprintf(text, "GPU-%d%d%d%d-fake", index, index, index, index); }
+
+int nvmlInitWithFlags(unsigned int flags) { return count() < 0 ? DRIVER_NOT_LOADED : SUCCESS; }
+int nvmlShutdown(void) { return SUCCESS; }
+const char *nvmlErrorString(int code) { return "an error"; }
+
+int nvmlDeviceGetCount_v2(unsigned int *found) {
+    *found = count();
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device *device) {
+    if ((int)index >= count()) return INVALID_ARGUMENT;
+    devices[index].index = index;
+    *device = (Device)&devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device *device) {
+    char known[32];
+    for (int index = 0; index < count(); index++) {
+        uuid_of(index, known);
+        if (!strcmp(uuid, known)) return nvmlDeviceGetHandleByIndex_v2(index, device);
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetName(Device device, char *name, unsigned int size) {
+    snprintf(name, size, "NVIDIA Fake");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUUID(Device device, char *uuid, unsigned int size) {
+    uuid_of(device->index, uuid);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
+    memory->total = 80000000000ULL;
+    memory->used = 1000000000ULL * (device->index + 1);
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+/* The last one tells less, as a MIG GPU does. */
+int nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
+    if (device->index == 3) return NOT_SUPPORTED;
+    rates->gpu = 10 * (device->index + 1);
+    rates->memory = 0;
+    return SUCCESS;
+}

@@ -1,0 +1,206 @@
+"""Which rank has which GPUs, what it sees of the others', and how they are used; with an NVML made for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkring.errors import LaunchError
+
+PRELUDE = """
+import json
+from sparkring import runs
+from sparkring.errors import SparkringError
+from sparkring.launchers import slots_table
+from sparkring.views.html import panel
+
+SEES = '''
+import os
+from sparkring import world
+[list(world().gpus), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")]
+'''
+USES = '''
+import os, time
+until = time.monotonic() + 50
+while not os.path.exists(SEEN) and time.monotonic() < until:
+    time.sleep(0.02)
+'''
+SEEN = os.path.abspath("seen")
+
+class View(View):  # lets the ranks of USES go on once it has heard of all GPUs
+    def refresh(self, record):
+        super().refresh(record)
+        if record.ranks and all(rank.gpus for rank in record.ranks):
+            open(SEEN, "w").close()
+
+found = {}
+
+def attempt(name, np, **options):
+    try:
+        found[name] = run(SEES, np, **options).values
+    except SparkringError as error:
+        found[name] = f"{type(error).__name__}: {error}"
+
+def used(np, **options):
+    record = run(USES, np, {"SEEN": SEEN}, **options).record
+    saved = runs.load(runs.find(""))
+    assert [rank.gpus for rank in saved.ranks] == [rank.gpus for rank in record.ranks]
+    found["used"] = [[(g.address, g.name, g.used_bytes, g.total_bytes, g.busy_percent) for g in rank.gpus]
+                     for rank in record.ranks]
+    found["panel"] = panel(saved, now=0.0, final=True)
+"""
+PRINTED = "\nfound['slots'] = slots_table()\nprint('FOUND', json.dumps(found))\n"
+
+LOCAL = """
+attempt("as they are", -2)
+attempt("one each", -2, gpus=1)
+attempt("two each", -2, gpus=2)
+attempt("none", -2, gpus=0)
+attempt("too few", -2, gpus=3)
+attempt("one of the driver's", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "3,1"),))
+attempt("by UUID", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "GPU-2222,GPU-0000-fake"),))
+attempt("behind one that is not there", -2, gpus=1, env=(("CUDA_VISIBLE_DEVICES", "1,7,2"),))
+attempt("hidden from the driver", -1, gpus=1, env=(("CUDA_VISIBLE_DEVICES", ""),))
+attempt("more ranks than GPUs", -5)
+used(-2, gpus=2)
+"""
+WITHOUT = """
+attempt("as they are", -1)
+attempt("one each", -1, gpus=1)
+attempt("none", -1, gpus=0)
+found["pynvml"] = "pynvml" in sys.modules
+"""
+CLUSTER = """
+os.environ["PYSPARK_PYTHON"] = PYTHON
+session = spark(URL, **{"spark.executor.memory": "600m", "spark.executor.resource.gpu.amount": "4",
+    "spark.task.resource.gpu.amount": "2", "spark.executorEnv.LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"],
+    "spark.executorEnv.FAKE_GPUS": "4"})
+until = time.monotonic() + 50
+while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 2 and time.monotonic() < until:
+    time.sleep(0.05)  # the executor registers a moment after the driver
+attempt("as they are", 2)
+attempt("one each", 2, gpus=1)
+attempt("none", 2, gpus=0)
+attempt("too few", 2, gpus=3)
+used(2)
+found["cluster slots"] = slots_table()
+found["pynvml"] = run("import pynvml; pynvml.__file__", 1).value
+session.stop()
+"""
+
+
+@pytest.fixture(scope="session")
+def nvml_folder(tmp_path_factory):
+    """A folder with a libnvidia-ml.so.1 that has as many GPUs as $FAKE_GPUS says."""
+    folder = tmp_path_factory.mktemp("nvml")
+    source = Path(__file__).with_name("nvml.c")
+    subprocess.run(
+        ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True
+    )
+    return str(folder)
+
+
+@pytest.fixture
+def four_gpus(nvml_folder, monkeypatch):
+    """Processes that are started now find four GPUs."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([nvml_folder, os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("FAKE_GPUS", "4")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def found_by(driver, script):
+    text = driver(PRELUDE + script + PRINTED).wait()
+    assert "FOUND" in text, text
+    return json.loads(text.rpartition("FOUND")[2])
+
+
+def test_local(driver, four_gpus):
+    """Local rank r has the next K of the driver's GPUs, and sees all ranks'; what is used of them is told and saved."""
+    found = found_by(driver, LOCAL)
+    assert found["as they are"] == [[["0"], None, None], [["1"], None, None]], "the environment is left alone"
+    assert found["one each"] == [[["0"], "0,1", "PCI_BUS_ID"], [["1"], "0,1", "PCI_BUS_ID"]]
+    assert found["two each"] == [[["0", "1"], "0,1,2,3", "PCI_BUS_ID"], [["2", "3"], "0,1,2,3", "PCI_BUS_ID"]]
+    assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
+    assert [value[:2] for value in found["one of the driver's"]] == [[["3"], "3,1"], [["1"], "3,1"]]
+    assert [value[0] for value in found["by UUID"]] == [["GPU-2222"], ["GPU-0000-fake"]]
+    assert [value[0] for value in found["more ranks than GPUs"]] == [[]] * 5
+
+    assert found["too few"] == (
+        "LaunchError: needs 6 GPUs (2 ranks × 3), 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "
+        "80 GB), 2 (NVIDIA Fake, 80 GB), 3 (NVIDIA Fake, 80 GB). Use fewer ranks or GPUs for each, or --gpus 0 for "
+        "none."
+    )
+    assert "1 found on this machine under CUDA_VISIBLE_DEVICES='1,7,2': 1 (" in found["behind one that is not there"]
+    assert "(1 rank × 1), 0 found on this machine under CUDA_VISIBLE_DEVICES=''. Use" in found["hidden from the driver"]
+
+    gb = 10**9
+    assert found["used"] == [
+        [["0", "NVIDIA Fake", gb, 80 * gb, 10], ["1", "NVIDIA Fake", 2 * gb, 80 * gb, 20]],
+        [["2", "NVIDIA Fake", 3 * gb, 80 * gb, 30], ["3", "NVIDIA Fake", 4 * gb, 80 * gb, None]],
+    ]
+    assert "2 GPUs 15 %, 3.00 GB of 160 GB" in found["panel"]
+    assert next(row for row in found["slots"] if row[0].startswith("GPUs"))[1:3] == ["4", "3"]
+
+
+def test_without_gpus(driver, monkeypatch):
+    """Where there is no NVML, or one that does not answer, there are no GPUs, and that costs no import."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = found_by(driver, WITHOUT)
+    if found["pynvml"]:
+        pytest.skip("this machine has an NVML of its own")
+    assert found["as they are"] == [[[], None, None]]
+    assert found["none"] == [[[], "", "PCI_BUS_ID"]]
+    assert "needs 1 GPU (1 rank × 1), 0 found on this machine (no NVIDIA driver answers). Use" in found["one each"]
+
+
+def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
+    """An NVML that cannot be opened has no GPU to offer."""
+    monkeypatch.delenv("FAKE_GPUS")
+    found = found_by(driver, WITHOUT)
+    assert found["as they are"] == [[[], None, None]]
+    assert "0 found on this machine (no NVIDIA driver answers)" in found["one each"]
+
+
+@pytest.mark.slow
+def test_spark(driver, four_gpus, gpu_cluster):
+    """Ranks have the GPUs that Spark gave to their tasks; the executors need no pynvml of their own."""
+    found = found_by(driver, f"URL, PYTHON = {gpu_cluster.url!r}, {gpu_cluster.python!r}\n{CLUSTER}")
+    for name, each in (("as they are", 2), ("one each", 1)):
+        own, seen = [value[0] for value in found[name]], {tuple(value[1:]) for value in found[name]}
+        assert [len(gpus) for gpus in own] == [each] * 2, found[name]
+        in_order = [address for gpus in own for address in gpus]
+        assert len(set(in_order)) == 2 * each, "no GPU is given twice"
+        assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all of the node's, by local rank"
+    assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
+    assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, 2 given by Spark (spark://")
+    for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):
+        assert setting in found["too few"]
+    assert sorted(address for rank in found["used"] for address, *_ in rank) == ["0", "1", "2", "3"]
+    assert "NVIDIA Fake" in found["panel"]
+    assert "sparkring.zip" in found["pynvml"]
+    assert "GPUs: 2 per task, 4 per executor" in found["cluster slots"][-1][-1]
+
+
+def test_a_session_without_gpus(tasks):
+    """The settings are named where they help; on the driver alone Spark has no GPUs to give."""
+    with pytest.raises(LaunchError, match="needs 1 GPU for each task, 0 given by Spark") as caught:
+        tasks.run("rank", n=2, gpus=1)
+    alone = "(local[" in str(caught.value)
+    assert ("in this mode: use -n -2" if alone else "spark.task.resource.gpu.amount=1") in str(caught.value)
+    assert tasks.run("import os; os.environ['CUDA_VISIBLE_DEVICES']", n=1, gpus=0).value == ""
+
+
+def test_the_stub_is_what_pynvml_opens(four_gpus):
+    """Else the tests above would test nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "4"
