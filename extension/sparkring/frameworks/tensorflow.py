@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 
-from sparkring.frameworks.base import Framework
+from sparkring.frameworks.base import Framework, Seat
 from sparkring.place import World
 
 
 class TensorFlow(Framework):
     """Ranks that are workers of one cluster, each with a server of its own on the port of its seat."""
 
+    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
+        super().__init__(host, bind_host, seats)
+        # For good: a process has one server, which a strategy of a later cell finds again.
+        self._workers = [f"{seat.address}:{seat.port}" for seat in seats]
+
     def environment(self, world: World) -> dict[str, str]:
-        workers = [f"{each.address}:{each.port}" for each in self.seats]
         task = {"type": "worker", "index": world.rank}
-        return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+        return {"TF_CONFIG": json.dumps({"cluster": {"worker": self._workers}, "task": task})}

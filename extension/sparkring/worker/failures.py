@@ -57,9 +57,13 @@ def _text_of(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without the frames that are ours."""
+    """The traceback as Python prints it, without the frames that are ours; of an interrupt, only where the cell was."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
+        if isinstance(error, KeyboardInterrupt):
+            cells = [frame for frame in parts.stack if is_cell(frame.filename)]
+            parts.stack = traceback.StackSummary.from_list(cells or parts.stack)
+            parts.__context__ = None
         return "".join(parts.format())
     except Exception:  # an exception may be too odd to format
         return f"{type(error).__qualname__}\n"
