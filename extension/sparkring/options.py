@@ -64,14 +64,18 @@ def _whole(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, unit: str = "seconds") -> float:
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in {unit} above 0")
     return number
+
+
+def _minutes(text: str) -> float:
+    return _seconds(text, "minutes")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -231,7 +235,7 @@ def gang_parser() -> argparse.ArgumentParser:
         help="what %%ranks cells are given; %%horovod, %%torchrun and %%tensorflow cells bring their own",
     )
     parser.add_argument(
-        "--idle", type=_seconds, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
+        "--idle", type=_minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
     )
     parser.add_argument("--env", type=_variable, metavar="K=V", action="append", help="a variable for the ranks")
     parser.add_argument("--gpus", type=_count, metavar="K", help="GPUs for each rank; 0 hides them")
