@@ -73,17 +73,18 @@ def capture(
     namespace: Namespace,
     *,
     provided: Collection[str] = (),
+    reserved: Collection[str] = (),
     also: Collection[str] = (),
     dry_run: bool = False,
 ) -> Captured:
     """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
 
-    `provided` are names that the rank defines unless the notebook does; `also` are taken though the cell may not read
-    them. Raises SyntaxError; CaptureError, unless `dry_run`, for names that are defined nowhere and for those that the
-    cell needs and that cannot travel; all such names are in one error.
+    `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does;
+    `also` are taken though the cell may not read them. Raises SyntaxError; CaptureError, unless `dry_run`, for names
+    that are defined nowhere and for those that the cell needs and that cannot travel; all such names are in one error.
     """
     cell = names_read(source)
-    hidden = ipython_names(namespace, provided)
+    hidden = ipython_names(namespace, provided).union(reserved)
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
     wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
@@ -91,7 +92,7 @@ def capture(
     for name, via in used.items():
         if name not in hidden | IMPLICIT and name not in wanted:
             wanted[name] = _Wanted(wanted[via].required, via=via)
-    missing = _missing(cell, {*namespace} - hidden, {*provided, *written}, also)
+    missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written}, also)
     if not dry_run:
         _raise(missing)
 

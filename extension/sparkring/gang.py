@@ -36,6 +36,7 @@ SETTLE_S = 0.15  # after an exception, wait this long for a rank that died witho
 INTERRUPT_GRACE_S = 1.0
 FAILURE_GRACE_S = 0.1
 LEAVE_GRACE_S = 10.0
+LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
 _END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
 
@@ -48,6 +49,7 @@ class Request(NamedTuple):
     source: str = ""
     pull: tuple[str, ...] = ()
     autolog: bool = True
+    barrier: bool = False  # the cell is given `context` and `rows`
 
 
 class Value(NamedTuple):
@@ -120,6 +122,7 @@ class Gang:
             "source": request.source,
             "pull": list(request.pull),
             "autolog": request.autolog,
+            "barrier": request.barrier,
         }
         self._request = (fields, [request.payload])
 
@@ -285,7 +288,8 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, its environment and the request."""
         hellos = [self._hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks(_nodes(hellos))
+        by_node = FRAMEWORKS[self._framework_name].by_node
+        self.worlds = place_ranks(_nodes(hellos), by_node=by_node)
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
         seats = [
             Seat(
@@ -359,7 +363,7 @@ class Gang:
         self._exited.add(rank)
         found: list[Event] = []
         if not self._stopping and rank not in self._finished:
-            reason = self.launcher.problem()
+            reason = self.launcher.problem(LOST_WAIT_S)
             said = f"{how} (the member on {self.worlds[member].node} is gone)"
             advice = str(reason) if reason else ""
             found += self._failed(rank, Failure("lost", f"lost: {said}", advice=advice))

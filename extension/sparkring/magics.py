@@ -18,10 +18,11 @@ from sparkring.views import show_captured, show_table, summary
 from sparkring.worker.shell import LINE_MAGICS
 
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
+RESERVED = {"barrier": ("context", "rows")}  # by magic: what its ranks define whatever the notebook does
 
 _HELP = """Run the cell on {what}.
 
-    %%{magic} -n -2
+    %%{magic} {line}
 {example}
 
 The cell is the body of the training function. Names that it reads (here {reads}) are taken from
@@ -44,6 +45,7 @@ class _Launch(NamedTuple):
     what: str
     reads: str
     example: str
+    line: str = "-n -2"
 
 
 _LAUNCH_MAGICS = {
@@ -82,6 +84,19 @@ _LAUNCH_MAGICS = {
         model.fit(x, y, epochs=3)
         """,
     ),
+    "barrier": _Launch(
+        "barrier",
+        "the tasks of a Spark barrier stage, where `context` is the BarrierTaskContext and `rows` the\n"
+        "rows of partition `rank` of --data: iterate over them, or take rows.pandas() or rows.arrow() in batches, or\n"
+        "rows.to_pandas() at once",
+        "make_model",
+        """
+        part = rows.to_pandas()
+        print("rank", rank, "has", len(part), "rows, all have", context.allGather(str(len(part))))
+        make_model().fit(part[["x1", "x2"]], part["y"])
+        """,
+        "-n 4 --data digits",
+    ),
 }
 
 
@@ -100,6 +115,10 @@ class SparkringMagics(Magics):
     @cell_magic
     def tensorflow(self, line: str, cell: str) -> Any:
         return self._launch("tensorflow", line, cell)
+
+    @cell_magic
+    def barrier(self, line: str, cell: str) -> Any:
+        return self._launch("barrier", line, cell)
 
     @line_magic
     def runs(self, line: str) -> None:
@@ -158,7 +177,14 @@ class SparkringMagics(Magics):
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
-        captured = capture(source, namespace, provided=PROVIDED, also=options.push, dry_run=options.dry_run)
+        captured = capture(
+            source,
+            namespace,
+            provided=PROVIDED,
+            reserved=RESERVED.get(magic, ()),
+            also=options.push,
+            dry_run=options.dry_run,
+        )
         if options.dry_run:
             show_captured(captured.names)
             return None
@@ -169,6 +195,7 @@ class SparkringMagics(Magics):
             framework=_LAUNCH_MAGICS[magic].framework,
             title=options.name or _title(cell),
             code=f"%%{magic} {line}\n{cell}",
+            namespace=namespace,
         )
         namespace.update(result.pulled)
         return result
@@ -177,6 +204,7 @@ class SparkringMagics(Magics):
 for _magic, _launch in _LAUNCH_MAGICS.items():
     getattr(SparkringMagics, _magic).__doc__ = _HELP.format(
         magic=_magic,
+        line=_launch.line,
         what=_launch.what,
         reads=_launch.reads,
         example=textwrap.indent(textwrap.dedent(_launch.example).strip(), "    "),

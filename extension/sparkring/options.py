@@ -17,7 +17,10 @@ MOST_RANKS = 1_024
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks."""
+    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
+
+    `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
+    """
 
     np: int = -1
     timeout_s: float | None = None
@@ -29,6 +32,7 @@ class Options:
     name: str = ""
     dry_run: bool = False
     quiet: bool = False
+    data: str = ""
 
     @property
     def size(self) -> int:
@@ -70,10 +74,13 @@ def _seconds(text: str) -> float:
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if not name.isidentifier():
-            raise argparse.ArgumentTypeError(f"{name!r} is not a variable's name")
-    return names
+    return tuple(_name(name) for name in names)
+
+
+def _name(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a variable's name")
+    return text
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -120,6 +127,17 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
 )
 
+_BARRIER: dict[tuple[str, ...], tuple[dict[str, Any], str]] = {
+    ("-n", "--np"): (
+        {"type": _whole, "metavar": "N"},
+        "ranks, each a Spark barrier task; default: as many as the DataFrame has partitions",
+    ),
+    ("--data",): (
+        {"type": _name, "metavar": "DF"},
+        "the notebook's Spark DataFrame of which each rank gets one partition, as `rows`",
+    ),
+}
+
 
 def _count(text: str) -> int:
     if not text.isdecimal():
@@ -138,7 +156,8 @@ def _words(magic: str, line: str) -> list[str]:
 def launch_parser(magic: str) -> argparse.ArgumentParser:
     """The parser of a launch magic's line."""
     parser = _Parser(prog=f"%%{magic}", add_help=False, allow_abbrev=False)
-    for names, settings, text in _LAUNCH:
+    options = {names: (settings, text) for names, settings, text in _LAUNCH}
+    for names, (settings, text) in (options | _BARRIER if magic == "barrier" else options).items():
         parser.add_argument(*names, help=text, **settings)
     return parser
 
@@ -147,6 +166,9 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
     """The Options that a launch magic's line asks for. OptionsError says what is wrong with it."""
     default = default or Options()
     found = vars(launch_parser(magic).parse_args(_joined(_words(f"%%{magic}", line))))
+    if magic == "barrier":
+        _check_barrier(found["np"], found["data"])
+        default = Options(np=0)
     return Options(
         np=default.np if found["np"] is None else found["np"],
         timeout_s=found["timeout_s"],
@@ -158,7 +180,17 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
         name=found["name"],
         dry_run=found["dry_run"],
         quiet=found["quiet"],
+        data=found.get("data") or "",
     )
+
+
+def _check_barrier(np: int | None, data: str) -> None:
+    if np is None and not data:
+        raise OptionsError(
+            "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF), a rank per partition."
+        )
+    if np is not None and np < 1:
+        raise OptionsError(f"%%barrier runs in tasks of a Spark barrier stage, and not in {np}: -n {abs(np) or 4}.")
 
 
 @dataclass(frozen=True)

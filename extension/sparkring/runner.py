@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring import events, runs
 from sparkring.capture import LARGE_BYTES, Captured
@@ -23,6 +24,9 @@ from sparkring.packing import pack_call
 from sparkring.record import RunRecord
 from sparkring.recorder import Recorder
 from sparkring.views import View, open_view, summary
+
+if TYPE_CHECKING:
+    from sparkring.launchers.spark import Data
 
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
@@ -73,12 +77,23 @@ def run_cell(
     framework: str,
     title: str,
     code: str,
+    namespace: Mapping[str, Any] | None = None,
     view: View | None = None,
 ) -> RunResult:
-    """Run a cell's source on a ring of ranks. RunFailed, LaunchError or KeyboardInterrupt if it did not end well."""
-    request = Request("cell", captured.payload, source, options.pull, options.autolog)
+    """Run a cell's source on a ring of ranks. RunFailed, LaunchError or KeyboardInterrupt if it did not end well.
+
+    `namespace` is the notebook's, for options that name something in it.
+    """
+    barrier = framework == "barrier"
+    request = Request("cell", captured.payload, source, options.pull, options.autolog, barrier)
     large = {name.name: name.size_bytes or 0 for name in captured.large}
-    return _run(request, options, framework, title, code, large, view)
+    data = None
+    if options.data:
+        from sparkring.launchers.spark import find_data
+
+        data = find_data(options.data, namespace or {})
+        options = replace(options, np=options.np or data.ranks())
+    return _run(request, options, framework, title, code, large, view, data)
 
 
 def run_function(
@@ -144,6 +159,7 @@ def _run(
     code: str,
     large: dict[str, int],
     view: View | None,
+    data: Data | None = None,
 ) -> RunResult:
     size = options.size or _every_slot()
     where = "local" if options.np < 0 else "spark"
@@ -157,7 +173,7 @@ def _run(
             "let ranks load or make large data themselves where they can"
         )
     try:
-        launcher = _launcher(options, size, title, recorder.notice)
+        launcher = _launcher(options, size, title, recorder.notice, data, here=not request.barrier)
         with _Interrupts() as interrupts, Gang(launcher, size, framework) as gang:
             gang.submit(request)
             gang.start()
@@ -309,13 +325,16 @@ class _Interrupts:
         self.seen = True
 
 
-def _launcher(options: Options, size: int, title: str, say: Callable[[str], None]) -> Launcher:
+def _launcher(
+    options: Options, size: int, title: str, say: Callable[[str], None], data: Data | None, *, here: bool
+) -> Launcher:
     environment = dict(options.env)
     if options.np < 0:
         return LocalLauncher(environment)
     from sparkring.launchers.spark import SparkLauncher, find_session
 
-    return SparkLauncher(find_session(size, say), size, environment, title)
+    session = find_session(size, say, here=here) if data is None else data.session()
+    return SparkLauncher(session, size, environment, title, data, here=here)
 
 
 def _every_slot() -> int:

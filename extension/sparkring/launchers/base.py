@@ -21,8 +21,8 @@ class Launcher(Protocol):
     def start(self, size: int, ticket: Ticket) -> None:
         """Start `size` members with `ticket`, each with its own `member`; returns at once."""
 
-    def problem(self) -> LaunchError | None:
-        """Why members cannot come up, or went away, as soon as it is known."""
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        """Why members cannot come up, or went away, as soon as it is known. Waits up to `wait_s` for that."""
 
     def waits_for(self) -> str:
         """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""

@@ -7,7 +7,9 @@ connections. The user's session is used as it is and never stopped.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
+import math
 import os
 import pkgutil
 import py_compile
@@ -19,23 +21,24 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sparkring
-from sparkring.errors import LaunchError, MemberLost, SlotsError
-from sparkring.worker.ticket import BOOT, Ticket
+from sparkring.errors import LaunchError, MemberLost, OptionsError, SlotsError
+from sparkring.worker.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PORT_SETTING = "spark.sparkring.driver.port"
 LOOPBACK = "127.0.0.1"
 # Executors register a moment after the session is up; slots are asked for again until then.
 SETTLE_S = 1.2
 OLDEST_JAVA = 17
+_REASONS = ("Error", "Exception")  # a line with one of these in it says why
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -53,14 +56,80 @@ class Slots(NamedTuple):
         return self.total - self.busy
 
 
+class Data(NamedTuple):
+    """A DataFrame whose partitions go to the ranks, and what the notebook calls it."""
+
+    name: str
+    frame: DataFrame
+
+    def session(self) -> SparkSession:
+        """Its session, which has not been stopped."""
+        found = self.frame.sparkSession
+        if getattr(found, "_sc", None) is None:
+            raise LaunchError(f"`{self.name}` is of a Spark Connect session, and barrier stages need a classic one.")
+        if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
+            raise _stopped()
+        return found
+
+    def partitions(self) -> int:
+        """How many there are. Spark may have to run the stages before the last to know."""
+        self.session()
+        try:
+            return int(self.frame.rdd.getNumPartitions())
+        except Exception as error:  # whatever is wrong with the DataFrame comes to light here
+            raise LaunchError(f"Spark cannot make `{self.name}`: {_line_with(str(error), *_REASONS)}") from error
+
+    def ranks(self) -> int:
+        """How many to run where nobody says: one for each partition."""
+        found = self.partitions()
+        if found == 0:
+            raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
+        return found
+
+    def schema(self) -> bytes:
+        """Its columns, as Arrow says it."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            return bytes(to_arrow_schema(self.frame.schema).serialize())
+        except Exception as error:  # pyspark has more than one class for it
+            raise LaunchError(
+                f"Arrow cannot carry a column of `{self.name}` to the ranks: {_line_with(str(error))} "
+                "Cast it, or select the other columns."
+            ) from error
+
+    def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
+        """The barrier stage of `size` tasks over its partitions, not yet run."""
+        frame = self.frame if self.partitions() == size else self.frame.repartition(size)
+        return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
 class SparkLauncher:
-    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs."""
+    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs.
+
+    With `data`, task i is given its partition i. `here`: processes on this machine would do as well.
+    """
 
     where = "spark"
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(self, session: SparkSession, size: int, environment: dict[str, str], title: str) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        size: int,
+        environment: dict[str, str],
+        title: str,
+        data: Data | None = None,
+        *,
+        here: bool = True,
+    ) -> None:
+        self._size = size
+        self._data = data
+        if data is not None:
+            if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
+                raise LaunchError("--data needs Spark 3.5 or newer, whose mapInArrow() knows barrier stages.")
+            self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
         self._context = session.sparkContext
         self._environment = environment
         self._title = title
@@ -68,7 +137,7 @@ class SparkLauncher:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._ended = False
-        _check(self._context, size)
+        _check(self._context, size, data, here=here)
         setting = self._context.getConf().get
         local = self._context.master.startswith("local")
         self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
@@ -78,22 +147,31 @@ class SparkLauncher:
     def start(self, size: int, ticket: Ticket) -> None:
         from pyspark import InheritableThread
 
-        task = _task(ticket, self._environment)
+        schema = None if self._data is None else self._data.schema()
+        task = _task(ticket, self._environment, size, schema)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
     def _run(self, size: int, task: Callable[..., Any]) -> None:
         try:
             self._context.setJobGroup(self._group, f"sparkring: {self._title}", interruptOnCancel=True)
-            self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+            if self._data is None:
+                self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+            else:
+                self._data.stage(size, task).collect()
         except Exception as error:  # whatever Spark says is told by problem()
             self._error = error
         finally:
             self._ended = True
 
-    def problem(self) -> LaunchError | None:
-        if not self._ended or self._error is None:
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        if self._thread is not None and wait_s > 0:
+            self._thread.join(wait_s)
+        if not self._ended:
             return None
+        if self._error is None:
+            # With nothing gone wrong it ends after the ranks, or without any.
+            return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
             here = ".".join(map(str, sys.version_info[:2]))
@@ -103,12 +181,23 @@ class SparkLauncher:
             )
         if "RuntimeError: sparkring: " in text:
             return MemberLost(_line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
-        return LaunchError(f"Spark ended the barrier stage: {_line_with(text, 'Error', 'Exception')}")
+        if self._data is not None and "SPARK-24820" in text:
+            return LaunchError(
+                f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
+                f"Spark runs in no barrier stage: make it `{self._data.name}.repartition({self._size})`, or let -n do "
+                "that, with another number of ranks."
+            )
+        if isinstance(self._error, LaunchError):
+            return self._error
+        _, failed, reason = text.partition("finished unsuccessfully.\n")
+        said = _last_before_java(reason) if failed else _line_with(text, *_REASONS)
+        return LaunchError(f"Spark ended the barrier stage: {said}")
 
     def waits_for(self) -> str:
         found = slots(self._context, apart_from=self._stages())
         if not found.busy:
-            return "Spark is starting the tasks"
+            first = f"makes what `{self._data.name}` comes from, and then starts" if self._data else "is starting"
+            return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
         return (
             f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
@@ -132,7 +221,23 @@ class SparkLauncher:
             self._thread.join(10.0)
 
 
-def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
+def find_data(name: str, namespace: Mapping[str, Any]) -> Data:
+    """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
+    if name not in namespace:
+        raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
+    found = namespace[name]
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        return Data(name, found)
+    if ("pandas", "DataFrame") in roots:
+        raise OptionsError(
+            f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
+            f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
+        )
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")
+
+
+def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
     """The notebook's SparkSession, or a new local one with `size` slots at least, which `say` is told of."""
     global _own
     try:
@@ -140,8 +245,8 @@ def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise LaunchError(
-            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`, "
-            f"or use -n -{size} for processes on this machine."
+            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
+            f"{_or_here(size, here)}."
         ) from error
     session = SparkSession.getActiveSession()
     context = pyspark.SparkContext._active_spark_context
@@ -150,8 +255,8 @@ def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
     if session is not None:
         if getattr(session, "_sc", None) is None:
             raise LaunchError(
-                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession, "
-                f"or -n -{size} for processes on this machine."
+                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession"
+                f"{_or_here(size, here)}."
             )
         if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
             raise _stopped()
@@ -255,7 +360,7 @@ def current_slots() -> Slots | None:
     return None if context is None or context._jsc is None else slots(context)
 
 
-def _check(context: SparkContext, size: int) -> None:
+def _check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
     """Everything that would make the barrier stage wait in vain, found before it is submitted."""
     setting = context.getConf().get
     if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
@@ -268,6 +373,11 @@ def _check(context: SparkContext, size: int) -> None:
     while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
         time.sleep(0.1)
         found = slots(context)
+    if found.total < size and data is not None:
+        raise SlotsError(
+            f"{size} partitions of `{data.name}` need {size} task slots, {found.total} in all, {found.busy} busy "
+            f"({context.master}). Use -n {max(found.total, 1)}, or add executors or cores."
+        )
     if found.total < size:
         more = (
             "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and makes a larger one"
@@ -276,8 +386,12 @@ def _check(context: SparkContext, size: int) -> None:
         )
         raise SlotsError(
             f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
-            f"{max(found.total, 1)}, {more}, or -n -{size} for processes on this machine."
+            f"{max(found.total, 1)}, {more}{_or_here(size, here)}."
         )
+
+
+def _or_here(size: int, here: bool) -> str:
+    return f", or use -n -{size} for processes on this machine" if here else ""
 
 
 @functools.cache
@@ -306,14 +420,20 @@ def _archive() -> bytes:
     return buffer.getvalue()
 
 
-def _task(ticket: Ticket, environment: dict[str, str]) -> Callable[..., Any]:
+def _task(ticket: Ticket, environment: dict[str, str], size: int, schema: bytes | None) -> Callable[..., Any]:
     """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
     source = pkgutil.get_data("sparkring.worker", "task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}
     exec(compile(source, "sparkring_task.py", "exec"), namespace)
-    task: Callable[..., Any] = namespace["task_for"](_archive(), BOOT, ticket._asdict(), environment)
-    return task
+    make: Callable[..., Callable[..., Any]] = namespace["task_for"]
+    return make(_archive(), BOOT, ticket._asdict(), environment, size, schema, ROWS_END)
+
+
+def _last_before_java(text: str) -> str:
+    """The last line before the first Java stack: where a Python traceback says what happened."""
+    before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
+    return (before[-1] if before else "no reason given")[:400]
 
 
 def _line_with(text: str, *words: str) -> str:

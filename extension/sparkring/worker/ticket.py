@@ -15,9 +15,16 @@ BOOT = (
     "from sparkring.worker.member import main; main(ticket)"
 )
 
+# Follows the last row: a stream that breaks off must not pass for a short partition.
+ROWS_END = b"end of rows"
+
 
 class Ticket(NamedTuple):
-    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''."""
+    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
+
+    From a Spark task: `context` is what its BarrierTaskContext holds, packed by worker/task.py, and `rows` the open
+    descriptor from which its rank reads the rows of its partition, or -1.
+    """
 
     member: int
     host: str
@@ -26,6 +33,8 @@ class Ticket(NamedTuple):
     first: list[str]
     last: list[str]
     cleanup: str = ""
+    context: str = ""
+    rows: int = -1
 
     def line(self) -> bytes:
         """The ticket as one line of JSON."""
