@@ -91,7 +91,7 @@ def run_cell(
     if options.data:
         from sparkring.launchers.spark import find_data
 
-        data = find_data(options.data, namespace or {})
+        data = find_data(options.data, namespace or {}, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
     return _run(request, options, framework, title, code, large, view, data)
 

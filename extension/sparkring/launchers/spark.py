@@ -22,6 +22,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,10 +58,14 @@ class Slots(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A DataFrame whose partitions go to the ranks, and what the notebook calls it."""
+    """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
+
+    `counted`: there is a rank for each partition; else it may have another number of them than there are ranks.
+    """
 
     name: str
     frame: DataFrame
+    counted: bool
 
     def session(self) -> SparkSession:
         """Its session, which has not been stopped."""
@@ -75,13 +80,14 @@ class Data(NamedTuple):
         """How many there are. Spark may have to run the stages before the last to know."""
         self.session()
         try:
-            return int(self.frame.rdd.getNumPartitions())
+            # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
+            return int(self.frame.select("*").rdd.getNumPartitions())
         except Exception as error:  # whatever is wrong with the DataFrame comes to light here
             raise LaunchError(f"Spark cannot make `{self.name}`: {_line_with(str(error), *_REASONS)}") from error
 
     def ranks(self) -> int:
         """How many to run where nobody says: one for each partition."""
-        found = self.partitions()
+        found = _interruptibly(self.session().sparkContext, self.partitions)
         if found == 0:
             raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
         return found
@@ -100,7 +106,8 @@ class Data(NamedTuple):
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
         """The barrier stage of `size` tasks over its partitions, not yet run."""
-        frame = self.frame if self.partitions() == size else self.frame.repartition(size)
+        as_it_is = self.counted or self.partitions() == size
+        frame = self.frame if as_it_is else self.frame.repartition(size)
         return frame.mapInArrow(task, "nothing int", barrier=True)
 
 
@@ -221,14 +228,39 @@ class SparkLauncher:
             self._thread.join(10.0)
 
 
-def find_data(name: str, namespace: Mapping[str, Any]) -> Data:
+def _interruptibly(context: SparkContext, ask: Callable[[], int]) -> int:
+    """Run `ask` such that an interrupt ends the Spark jobs that it has started, too."""
+    from pyspark import InheritableThread
+
+    group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    answer: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, "sparkring: counts partitions", interruptOnCancel=True)
+            answer.set_result(ask())
+        except Exception as error:  # raised again by result()
+            answer.set_exception(error)
+
+    thread = InheritableThread(target=run, name="sparkring-count", daemon=True)
+    thread.start()
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        thread.join()
+
+
+def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
     """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
     if name not in namespace:
         raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
     found = namespace[name]
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     if ("pyspark", "DataFrame") in roots:
-        return Data(name, found)
+        return Data(name, found, counted)
     if ("pandas", "DataFrame") in roots:
         raise OptionsError(
             f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
