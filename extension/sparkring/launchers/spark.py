@@ -418,7 +418,7 @@ def _check(context: SparkContext, size: int, data: Data | None, *, here: bool) -
         )
         raise SlotsError(
             f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
-            f"{max(found.total, 1)}, {more}{_or_here(size, here)}."
+            f"{max(found.total, 1)}, {'' if here else 'or '}{more}{_or_here(size, here)}."
         )
 
 
