@@ -1,7 +1,7 @@
 """What a %%barrier cell finds beside `rank` and `size`: Spark's own task context, and the rows of its partition.
 
-Spark's BarrierTaskContext asks the executor over a loopback socket, with a secret; what it holds can therefore serve
-another process on the same machine as well, and does: the rank, a child of Spark's Python worker.
+Spark's BarrierTaskContext asks the executor over a socket on the machine itself: what it holds, a port and a secret or
+a path, can serve another process there as well, and does: the rank, a child of Spark's Python worker.
 """
 
 from __future__ import annotations

@@ -79,7 +79,12 @@ def task_for(
         path = os.path.join(folder, "sparkring.zip")
         with open(path, "wb") as file:
             file.write(archive)
-        shared = {name: getattr(BarrierTaskContext, name) for name in ("_port", "_secret")}
+        # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
+        shared = {
+            name: value
+            for name, value in vars(BarrierTaskContext).items()
+            if isinstance(value, (int, str)) and not name.startswith("__")
+        }
         found = {
             **ticket,
             "member": context.partitionId(),
