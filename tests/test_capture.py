@@ -6,6 +6,7 @@ import builtins
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,7 @@ def test_provided_names() -> None:
     """What the rank provides is not missing; the notebook's own comes first, if it has one."""
     assert capture("rank, size", notebook(), provided=("rank", "size")).names == ()
     assert travelled("rank, size", notebook(rank=7), provided=("rank", "size"))["rank"] == 7
+    assert capture("rows", notebook(rows=threading.Lock()), reserved=("rows",)).names == ()
 
 
 def test_helper_that_sets_a_global() -> None:

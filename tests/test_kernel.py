@@ -252,6 +252,53 @@ def test_the_other_launch_magics_teach_and_complete(kernel: Kernel, magic: str, 
     assert complete(kernel, f"%%{magic} --ti") == ["--timeout"]
 
 
+def test_barrier_teaches_and_completes(kernel: Kernel) -> None:
+    (page,) = kernel.run("%%barrier?").done().reply["payload"]
+    text = page["data"]["text/plain"]
+    assert "%%barrier -n 4 --data digits\n    part = rows.to_pandas()" in text
+    assert "context.allGather" in text
+    assert complete(kernel, "%%barrier --d") == ["--data", "--dry-run"]
+    assert complete(kernel, "%%horovod --da") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "needs a number of ranks (-n 4), or a DataFrame"),
+        ("-n -2", "tasks of a Spark barrier stage, and not in -2: -n 2"),
+        ("-n 0", "-n 4"),
+        ("-n 2 --data digits", "the notebook has no variable `digits`"),
+        ("--data 2x", "'2x' is not a variable's name"),
+    ],
+)
+def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) -> None:
+    cell = kernel.run(f"%%barrier {line}\nrank")
+    assert cell.error.traceback == [f"OptionsError: {cell.error.evalue}"]
+    assert said in cell.error.evalue
+
+
+@pytest.mark.slow
+def test_barrier_gives_each_rank_its_partition(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
+    kernel = kernels()
+    kernel.run("%%barrier -n 2\ncontext.allGather(str(rank))").done()
+    assert kernel.value("_.values") == "[['0', '1'], ['0', '1']]"
+    java = kernel.ranks()
+    kernel.run(
+        "from pyspark.sql import SparkSession\ndigits = SparkSession.builder.getOrCreate().range(0, 6, 1, 2)"
+    ).done()
+    cell = kernel.run("%%barrier --data digits --pull here\nhere = [row.id for row in rows]\nsum(here)").done()
+    assert "finished" in cell.displayed
+    assert kernel.value("_.values, here") == "([3, 12], [0, 1, 2])"
+    cell = kernel.run("%%barrier --data digits\ndigits.count()")
+    assert "`digits` is a Spark DataFrame" in cell.error.evalue
+    cell = kernel.run("%%barrier --data digits --dry-run\nlist(rows), context")
+    assert cell.done().result == ""
+    assert not [line for line in kernel.ranks() if "pyspark" not in line]  # only Spark's own processes
+    kernel.close()
+    pids = [int(line.split()[0]) for line in java]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
+
+
 def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
     kernel.run(
         "%%torchrun -n -2\nimport os\n"
