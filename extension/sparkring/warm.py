@@ -196,7 +196,8 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     if there is not None and not there.ended:
         raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
     size = abs(wanted.np)
-    launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), f"warm gang of {size}", wanted.gpus), say)
+    title = f"warm gang of {size}"
+    launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), title, wanted.gpus, stays=True), say)
     gang = Gang(launcher, size)
     try:
         with Interrupts() as interrupts:

@@ -215,7 +215,7 @@ def test_interrupt(barrier, tasks, spark):
 
 
 def test_timeout(barrier, spark):
-    with pytest.raises(RunTimeout, match=r"rank 1: waiting, cell line 3"):
+    with pytest.raises(RunTimeout, match=r"rank 1 waits in barrier, cell line 3"):
         barrier("import time\ncontext.barrier() if rank else time.sleep(1000)", spark.range(0, 9, 1, 2), timeout_s=10.0)
 
 

@@ -15,7 +15,7 @@ class Wanted(NamedTuple):
     """What a launcher is to start: `size` members, where `np` says (here if it is negative, else on Spark).
 
     `gpus`: that many for each, 0 to hide them all; None takes what there is. `data`: the DataFrame whose partitions go
-    to the ranks. `here`: processes on this machine would do as well.
+    to the ranks. `here`: processes on this machine would do as well. `stays`: it does not end by itself.
     """
 
     np: int
@@ -25,6 +25,7 @@ class Wanted(NamedTuple):
     gpus: int | None = None
     data: Data | None = None
     here: bool = True
+    stays: bool = False
 
 
 class Launcher(Protocol):

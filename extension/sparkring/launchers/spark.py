@@ -142,6 +142,7 @@ class SparkLauncher:
         self._context = session.sparkContext
         self._environment = wanted.environment
         self._title = wanted.title
+        self._stays = wanted.stays
         self._group = f"sparkring-{uuid.uuid4().hex[:12]}"
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -475,6 +476,13 @@ def _check(context: SparkContext, size: int, data: Data | None, *, here: bool) -
     while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
         time.sleep(0.1)
         found = slots(context)
+    gangs = [launcher for launcher in _launchers if launcher._stays and launcher._context is context]
+    held = sum(launcher._size for launcher in gangs)
+    if held and found.total - held < size <= found.total:
+        raise SlotsError(
+            f"needs {size} task slots; of {found.total} the {gangs[0]._title} holds {held}. Run on it (leave out -n, or "
+            f"-n {held}), stop it (%gang stop), or use -n {max(found.total - held, 1)}{_or_here(size, here)}."
+        )
     if found.total < size and data is not None:
         raise SlotsError(
             f"{size} partitions of `{data.name}` need {size} task slots, {found.total} in all, {found.busy} busy "
