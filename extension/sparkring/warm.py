@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,11 +102,15 @@ class WarmGang:
             finally:
                 self.used = time.time()
                 turn = self.gang.turn
-                if turn is not None and turn.running and not self.ended:
+                stuck = turn.running if turn is not None else []
+                if self.gang.closed:
+                    late = (
+                        f"{summary.rank_list(stuck)} did not come back from the last cell" if stuck else "it was closed"
+                    )
+                    self.ended = self.ended or _why(self.gang) or late
+                elif stuck:
                     self._end("its last cell ended in the middle")
-                elif self.gang.closed:
-                    self.ended = self.ended or (_why(self.gang) or "its ranks did not come back from the last cell")
-                if turn is not None and not self.ended:
+                elif turn is not None:
                     self.held.bound(turn.names, turn.ranks)
                 self._resting.set()
 
@@ -186,6 +191,10 @@ class WarmGang:
 _gangs: list[WarmGang] = []  # the last started comes last
 
 
+# A forked process must not end, at its exit, what belongs to this one.
+os.register_at_fork(after_in_child=_gangs.clear)
+
+
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
@@ -236,7 +245,10 @@ def find(np: int, say: Tell) -> WarmGang | None:
     if found is None or found.wanted.np != np or found.busy:
         return None
     if found.ended:
-        fresh = start(found.wanted, say, found._tell)
+        try:
+            fresh = start(found.wanted, say, found._tell)
+        except LaunchError as error:
+            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which is gone.)") from error
         fresh.news.append(f"a fresh gang: the one before is gone, with what the cells had bound on it: {found.ended}")
         return fresh
     return found

@@ -480,8 +480,8 @@ def _check(context: SparkContext, size: int, data: Data | None, *, here: bool) -
     held = sum(launcher._size for launcher in gangs)
     if held and found.total - held < size <= found.total:
         raise SlotsError(
-            f"needs {size} task slots; of {found.total} the {gangs[0]._title} holds {held}. Run on it (leave out -n, or "
-            f"-n {held}), stop it (%gang stop), or use -n {max(found.total - held, 1)}{_or_here(size, here)}."
+            f"needs {size} task slots; of {found.total} the {gangs[0]._title} holds {held}. Run on it (leave out -n, "
+            f"or -n {held}), or stop it (%gang stop){_or_here(size, here)}."
         )
     if found.total < size and data is not None:
         raise SlotsError(
