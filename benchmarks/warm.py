@@ -142,14 +142,14 @@ def _array(np: int) -> Measured:
     names = notebook().user_ns
     names["sent"] = array = new_array()
     begun = time.perf_counter()
-    found = run_cell(f"%%horovod -n {np}\nmade = sent\nfloat(sent[-1])")
+    found = run_cell(f"%%horovod -n {np}\nfloat(sent[-1])")
     pushed = time.perf_counter()
     assert found.values == [array[-1]] * RANKS
-    run_cell(f"%%horovod -n {np}\nmade = made + 1")  # so that what is pulled is not known here
+    run_cell(f"%%horovod -n {np}\nmade = sent + 1")
     pull = time.perf_counter()
     run_cell(f"%%horovod -n {np} --pull made\npass")
     pulled = time.perf_counter()
-    assert names["made"][-1] == array[-1] + 1
+    assert names.pop("made")[-1] == array[-1] + 1
     return {"push": ARRAY_MB / (pushed - begun), "pull": ARRAY_MB / (pulled - pull)}
 
 
