@@ -27,6 +27,7 @@ import pytest
 
 import sparkring
 from sparkring.capture import capture
+from sparkring.magics import RESERVED
 from sparkring.options import Options
 from sparkring.record import RunRecord
 from sparkring.runner import RunResult, run_cell
@@ -459,17 +460,19 @@ class Ring:
         """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
         cell = textwrap.dedent(source).strip("\n")
         code = "\n" + cell
+        namespace = {} if namespace is None else namespace
         on_refresh = self.view.on_refresh
         self.view = Recording()
         self.view.on_refresh = on_refresh
         options["env"] = (*options.get("env", ()), (MARK, self._mark))
         return run_cell(
             code,
-            capture(code, {} if namespace is None else namespace, provided=PROVIDED),
+            capture(code, namespace, provided=PROVIDED, reserved=RESERVED.get(framework, ())),
             Options(np=self.np(n), **options),
             framework=framework,
             title="test",
             code=f"%%{framework} -n {self.np(n)}\n{cell}",
+            namespace=namespace,
             view=view or self.view,
         )
 

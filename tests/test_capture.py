@@ -6,6 +6,7 @@ import builtins
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,7 @@ def test_provided_names() -> None:
     """What the rank provides is not missing; the notebook's own comes first, if it has one."""
     assert capture("rank, size", notebook(), provided=("rank", "size")).names == ()
     assert travelled("rank, size", notebook(rank=7), provided=("rank", "size"))["rank"] == 7
+    assert capture("rows", notebook(rows=threading.Lock()), reserved=("rows",)).names == ()
 
 
 def test_helper_that_sets_a_global() -> None:
@@ -868,7 +870,9 @@ def test_large_buffers_travel_beside_the_payload() -> None:
     assert {row.name: row.size_bytes for row in captured.names}["a"] >= large.nbytes
     rank: dict[str, Any] = {}
     unpack_names(captured.payload, rank, [bytearray(buffer) for buffer in captured.buffers])
-    assert rank["a"] is rank["b"]["same"] and (rank["a"] == large).all() and (rank["c"] == large[:10]).all()
+    assert rank["a"] is rank["b"]["same"]
+    assert (rank["a"] == large).all()
+    assert (rank["c"] == large[:10]).all()
     rank["a"][0] = 7.0
     assert large[0] == 0.0
 

@@ -202,7 +202,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert not kernel.run("%load_ext sparkring").done().outputs
     kernel.run("%load_ext sparkring").done()
     kernel.run("%reload_ext sparkring").done()
-    assert "value=1" in kernel.run("%%horovod\n1").done().result
+    assert kernel.run("%%horovod\n1").done().result == "rank 0: 1"
 
     kernel.run("%unload_ext sparkring").done()
     for code in ("%%horovod\n1", "%runs", "%logs", "%slots"):
@@ -210,7 +210,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert complete(kernel, "%%horovod --ti") == []
 
     kernel.run("%load_ext sparkring").done()
-    assert "value=2" in kernel.run("%%horovod\n2").done().result
+    assert kernel.run("%%horovod\n2").done().result == "rank 0: 2"
 
 
 def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
@@ -250,6 +250,53 @@ def test_the_other_launch_magics_teach_and_complete(kernel: Kernel, magic: str, 
     assert f"%%{magic} -n -2" in page["data"]["text/plain"]
     assert example in page["data"]["text/plain"]
     assert complete(kernel, f"%%{magic} --ti") == ["--timeout"]
+
+
+def test_barrier_teaches_and_completes(kernel: Kernel) -> None:
+    (page,) = kernel.run("%%barrier?").done().reply["payload"]
+    text = page["data"]["text/plain"]
+    assert "%%barrier -n 4 --data digits\n    part = rows.to_pandas()" in text
+    assert "context.allGather" in text
+    assert complete(kernel, "%%barrier --d") == ["--data", "--dry-run"]
+    assert complete(kernel, "%%horovod --da") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "needs a number of ranks (-n 4), or a DataFrame"),
+        ("-n -2", "tasks of a Spark barrier stage, and not in -2: -n 2"),
+        ("-n 0", "-n 4"),
+        ("-n 2 --data digits", "the notebook has no variable `digits`"),
+        ("--data 2x", "'2x' is not a variable's name"),
+    ],
+)
+def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) -> None:
+    cell = kernel.run(f"%%barrier {line}\nrank")
+    assert cell.error.traceback == [f"OptionsError: {cell.error.evalue}"]
+    assert said in cell.error.evalue
+
+
+@pytest.mark.slow
+def test_barrier_gives_each_rank_its_partition(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
+    kernel = kernels()
+    kernel.run("%%barrier -n 2\ncontext.allGather(str(rank))").done()
+    assert kernel.value("_.values") == "[['0', '1'], ['0', '1']]"
+    java = kernel.ranks()
+    kernel.run(
+        "from pyspark.sql import SparkSession\ndigits = SparkSession.builder.getOrCreate().range(0, 6, 1, 2)"
+    ).done()
+    cell = kernel.run("%%barrier --data digits --pull here\nhere = [row.id for row in rows]\nsum(here)").done()
+    assert "finished" in cell.displayed
+    assert kernel.value("_.values, here") == "([3, 12], [0, 1, 2])"
+    cell = kernel.run("%%barrier --data digits\ndigits.count()")
+    assert "`digits` is a Spark DataFrame" in cell.error.evalue
+    cell = kernel.run("%%barrier --data digits --dry-run\nlist(rows), context")
+    assert cell.done().result == ""
+    assert not [line for line in kernel.ranks() if "pyspark" not in line]  # only Spark's own processes
+    kernel.close()
+    pids = [int(line.split()[0]) for line in java]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
 
 
 def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
@@ -505,7 +552,7 @@ def test_bad_input_is_one_clear_sentence(kernel: Kernel, what: str) -> None:
     assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
     assert re.fullmatch(wanted, cell.error.traceback[0])
     assert not kernel.ranks()
-    assert kernel.run("%%horovod -n -2\nrank").done().result.endswith("value=0)")
+    assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
     kernel.run("file.close()").done()
 
 
@@ -611,7 +658,7 @@ def test_interrupt_ends_the_ranks_and_what_would_follow(kernel: Kernel) -> None:
     assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
     assert kernel.value("'reached' in globals()") == "False"
-    assert kernel.run("%%horovod -n -2\nrank").done().result.endswith("value=0)")
+    assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
 
 
 def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
@@ -692,7 +739,7 @@ def test_in_a_terminal_it_is_plain_text(tmp_path: Path) -> None:
     assert "[0] said by 0" in lines
     assert "[1] said by 1" in lines
     assert any(line.startswith("sparkring: 2 ranks finished") for line in lines)
-    assert "value=40" in done.stdout
+    assert "rank 0: 40\nrank 1: 41" in done.stdout
     assert "<" not in done.stdout
     assert not done.stderr
 

@@ -128,3 +128,28 @@ def test_the_help_has_every_option():
         assert action.option_strings[-1] in text
     assert "%runs" in text
     assert "%%runs" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "np", "data"),
+    [("-n 4", 4, ""), ("--data digits", 0, "digits"), ("-n 2 --data=digits --timeout 9", 2, "digits")],
+)
+def test_barrier(line, np, data):
+    """-n or --data; np 0 is as many ranks as there are partitions."""
+    found = parse("barrier", line)
+    assert (found.np, found.data) == (np, data)
+
+
+@pytest.mark.parametrize("line", ["", "-n 0", "-n -2", "-n -2 --data digits", "--data", "--data 2x", "--data a,b"])
+def test_barrier_lines_that_are_refused(line):
+    """Barrier tasks are Spark's: there are none here, and none without a number."""
+    with pytest.raises(OptionsError, match="%%barrier"):
+        parse("barrier", line)
+
+
+def test_only_barrier_takes_data():
+    """The other magics' ranks would get no rows."""
+    with pytest.raises(OptionsError, match="--data"):
+        parse("horovod", "-n 2 --data digits")
+    assert completions("barrier", " --da") == ["--data"]
+    assert "barrier task" in options.help_table("barrier")

@@ -21,6 +21,14 @@ def test_the_driver_is_rank_0_of_1():
     assert world() == World(0, 1)
 
 
+def test_members_in_their_own_order():
+    """Not by node, rank i is member i; what else there is to a place does not change."""
+    nodes = ["a", "b", "a"]
+    placed = place_ranks(nodes, by_node=False)
+    assert [place.rank for place in placed] == [0, 1, 2]
+    assert [place._replace(rank=0) for place in placed] == [place._replace(rank=0) for place in place_ranks(nodes)]
+
+
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
 def test_places_are_complete_and_agree(nodes):
     """Every rank, every local rank of a node and every cross rank of a row exists exactly once."""

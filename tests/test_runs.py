@@ -86,6 +86,16 @@ def test_a_record_that_was_cut_off(cut):
     assert runs.last(path) is None
 
 
+def test_a_record_whose_last_event_is_output():
+    """A driver that was killed while ranks printed leaves a run without an end, and prune() copes with it."""
+    events = story("killed")
+    at = max(index for index, event in enumerate(events) if type(event).__name__ == "Output")
+    path = save("killed", events[: at + 1]).path
+    assert runs.last(path) is None
+    runs.prune(keep=0)
+    assert path.exists()
+
+
 def test_logs_that_were_cut_off():
     """A log shorter than the record says is read as far as it goes."""
     path = save("short", story("short")).path

@@ -81,6 +81,7 @@ def capture(
     namespace: Namespace,
     *,
     provided: Collection[str] = (),
+    reserved: Collection[str] = (),
     also: Collection[str] = (),
     held: Container[str] = (),
     on_ranks: Collection[str] = (),
@@ -88,13 +89,13 @@ def capture(
 ) -> Captured:
     """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
 
-    `provided` are names that the rank defines unless the notebook does; `also` are taken though the cell may not read
-    them; `on_ranks` are those that earlier cells have bound there, and those `held` there are not sent again. Raises
-    SyntaxError; CaptureError, unless `dry_run`, for names that are defined nowhere and for those that the cell needs
-    and that cannot travel; all such names are in one error.
+    `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does; `also`
+    are taken though the cell may not read them; `on_ranks` are those that earlier cells have bound there, and those
+    `held` there are not sent again. Raises SyntaxError; CaptureError, unless `dry_run`, for names that are defined
+    nowhere and for those that the cell needs and that cannot travel; all such names are in one error.
     """
     cell = names_read(source)
-    hidden = ipython_names(namespace, provided)
+    hidden = ipython_names(namespace, provided).union(reserved)
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
     wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
@@ -103,7 +104,7 @@ def capture(
         if name not in hidden | IMPLICIT and name not in wanted:
             wanted[name] = _Wanted(wanted[via].required, via=via)
     wanted = {name: want for name, want in wanted.items() if name in also or name not in held}
-    missing = _missing(cell, {*namespace} - hidden, {*provided, *written, *on_ranks}, also)
+    missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
     if not dry_run:
         _raise(missing)
 

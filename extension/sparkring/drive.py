@@ -42,6 +42,7 @@ class Drive:
         self.options = options
         self.interrupts = interrupts
         self.warm = warm
+        self._released = False
         self._look_at = 0.0
         self._told = ""
 
@@ -113,7 +114,7 @@ class Drive:
 
     def _come_back(self, grace_s: float) -> bool:
         """Interrupt what the ranks do; False if some did not come back in time, or died."""
-        began, released = time.monotonic(), False
+        began = time.monotonic()
         self.interrupts.seen = False
         self.gang.interrupt()
         while self.turn.running and not self.gang.deaths:
@@ -121,13 +122,16 @@ class Drive:
             waited_s = time.monotonic() - began
             if waited_s > grace_s or (self.interrupts.seen and waited_s > INTERRUPT_GRACE_S):
                 break
-            if self.warm and not released and waited_s > RELEASE_AFTER_S:
-                released = True
+            if self.warm and not self._released and waited_s > RELEASE_AFTER_S:
+                self._released = True
                 self.gang.release()
         return not (self.turn.running or self.gang.deaths)
 
     def _kept(self) -> str:
-        return "The gang goes on: its ranks keep what the cells have bound."
+        kept = "The gang goes on: its ranks keep what the cells have bound."
+        if self._released:
+            kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
+        return kept
 
     def _given_up(self) -> str:
         """Close the gang; says what that means if it was a warm one."""

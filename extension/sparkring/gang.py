@@ -35,6 +35,7 @@ from sparkring.worker.ticket import Ticket
 QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
 SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
+LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
 _END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
 _WAKE: tuple[int, None] = (-2, None)  # nothing but a reason to look up
@@ -283,7 +284,8 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, and the request if there is one already."""
         hellos = [self._hellos[member] for member in range(self.size)]
-        self.worlds = place_ranks(_nodes(hellos), [hello["gpus"] for hello in hellos])
+        by_node = self.turn is None or FRAMEWORKS[self.turn.request.framework].by_node
+        self.worlds = place_ranks(_nodes(hellos), [hello["gpus"] for hello in hellos], by_node=by_node)
         gpus = gpu_environments(self.worlds) if self.launcher.pins_gpus else {}
         self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
         self._member_of = {rank: member for member, rank in self._rank_of.items()}
@@ -321,6 +323,7 @@ class Gang:
                 "source": request.source,
                 "pull": list(request.pull) if rank == turn.ranks[0] else [],
                 "autolog": request.autolog,
+                "barrier": request.framework == "barrier",
                 "environment": environment,
             }
             parts: list[Buffer] = [request.payload, *request.buffers]
@@ -378,7 +381,7 @@ class Gang:
             host = self._hellos[member]["host"]
             raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
         said = f"{how} (the member on {self.worlds[member].node} is gone)"
-        reason = None if self._stopping else self.launcher.problem()
+        reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
         return self._died(self._rank_of[member], Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:

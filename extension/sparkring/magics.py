@@ -22,10 +22,11 @@ from sparkring.worker.shell import LINE_MAGICS
 
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
+RESERVED = {"barrier": ("context", "rows")}  # by magic: what its ranks define whatever the notebook does
 
 _HELP = """Run the cell on {what}.
 
-    %%{magic} -n -2
+    %%{magic} {line}
 {example}
 
 The cell is the body of the training function. Names that it reads (here {reads}) are taken from
@@ -65,6 +66,7 @@ class _Launch(NamedTuple):
     what: str
     reads: str
     example: str
+    line: str = "-n -2"
 
 
 _LAUNCH_MAGICS = {
@@ -103,6 +105,19 @@ _LAUNCH_MAGICS = {
         model.fit(x, y, epochs=3)
         """,
     ),
+    "barrier": _Launch(
+        "barrier",
+        "the tasks of a Spark barrier stage, where `context` is the BarrierTaskContext and `rows` the\n"
+        "rows of partition `rank` of --data: iterate over them, or take rows.pandas() or rows.arrow() in batches, or\n"
+        "rows.to_pandas() at once",
+        "make_model",
+        """
+        part = rows.to_pandas()
+        print("rank", rank, "has", len(part), "rows, all have", context.allGather(str(len(part))))
+        make_model().fit(part[["x1", "x2"]], part["y"])
+        """,
+        "-n 4 --data digits",
+    ),
 }
 
 
@@ -121,6 +136,10 @@ class SparkringMagics(Magics):
     @cell_magic
     def tensorflow(self, line: str, cell: str) -> Any:
         return self._launch("tensorflow", line, cell)
+
+    @cell_magic
+    def barrier(self, line: str, cell: str) -> Any:
+        return self._launch("barrier", line, cell)
 
     @cell_magic
     def ranks(self, line: str, cell: str) -> Any:
@@ -221,7 +240,8 @@ class SparkringMagics(Magics):
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
-        gang = None if options.dry_run else warm.find(options.np, tell)
+        # A DataFrame's partitions come with a stage of their own.
+        gang = None if options.dry_run or options.data else warm.find(options.np, tell)
         if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
             raise OptionsError(
                 f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
@@ -233,6 +253,7 @@ class SparkringMagics(Magics):
                 source,
                 namespace,
                 provided=PROVIDED,
+                reserved=RESERVED.get(magic, ()),
                 also=options.push,
                 held=gang.held.beside(namespace, taking_part) if gang else (),
                 on_ranks=gang.held.names if gang else (),
@@ -252,6 +273,7 @@ class SparkringMagics(Magics):
             framework=framework or _LAUNCH_MAGICS[magic].framework,
             title=options.name or _title(cell),
             code=f"%%{magic} {line}\n{cell}",
+            namespace=namespace,
             warm=gang,
             ranks=ranks,
         )
@@ -271,6 +293,7 @@ def _row(gang: warm.WarmGang) -> tuple[str, ...]:
 for _magic, _launch in _LAUNCH_MAGICS.items():
     getattr(SparkringMagics, _magic).__doc__ = _HELP.format(
         magic=_magic,
+        line=_launch.line,
         what=_launch.what,
         reads=_launch.reads,
         example=textwrap.indent(textwrap.dedent(_launch.example).strip(), "    "),

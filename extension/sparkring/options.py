@@ -21,6 +21,7 @@ class Options:
     """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
 
     `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
+    `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
     """
 
     np: int = -1
@@ -35,6 +36,7 @@ class Options:
     dry_run: bool = False
     quiet: bool = False
     stall_s: float = 30.0
+    data: str = ""
 
     @property
     def size(self) -> int:
@@ -64,22 +66,29 @@ def _whole(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, unit: str = "seconds") -> float:
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in {unit} above 0")
     return number
+
+
+def _minutes(text: str) -> float:
+    return _seconds(text, "minutes")
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if not name.isidentifier():
-            raise argparse.ArgumentTypeError(f"{name!r} is not a variable's name")
-    return names
+    return tuple(_name(name) for name in names)
+
+
+def _name(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a variable's name")
+    return text
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -142,6 +151,17 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
 )
 
+_BARRIER: dict[tuple[str, ...], tuple[dict[str, Any], str]] = {
+    ("-n", "--np"): (
+        {"type": _whole, "metavar": "N"},
+        "ranks, each a Spark barrier task; default: as many as the DataFrame has partitions",
+    ),
+    ("--data",): (
+        {"type": _name, "metavar": "DF"},
+        "the notebook's Spark DataFrame of which each rank gets one partition, as `rows`",
+    ),
+}
+
 
 def _words(magic: str, line: str) -> list[str]:
     """The line as a shell would take it apart; `#` begins a comment."""
@@ -155,7 +175,8 @@ def _words(magic: str, line: str) -> list[str]:
 def launch_parser(magic: str) -> argparse.ArgumentParser:
     """The parser of a launch magic's line; kept, since making one takes longer than a warm cell's whole way."""
     parser = _Parser(prog=f"%%{magic}", add_help=False, allow_abbrev=False)
-    for names, settings, text in _LAUNCH:
+    options = {names: (settings, text) for names, settings, text in _LAUNCH}
+    for names, (settings, text) in (options | _BARRIER if magic == "barrier" else options).items():
         parser.add_argument(*names, help=text, **settings)
     return parser
 
@@ -164,6 +185,8 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
     """The Options that a launch magic's line asks for. OptionsError says what is wrong with it."""
     default = default or Options()
     found = vars(launch_parser(magic).parse_args(_joined(_words(f"%%{magic}", line))))
+    if magic == "barrier":
+        default = _barrier_default(found["np"], found["data"], default)
     return Options(
         np=default.np if found["np"] is None else found["np"],
         timeout_s=found["timeout_s"],
@@ -177,7 +200,19 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
         dry_run=found["dry_run"],
         quiet=found["quiet"],
         stall_s=found["stall_s"],
+        data=found.get("data") or "",
     )
+
+
+def _barrier_default(np: int | None, data: str, default: Options) -> Options:
+    """What counts where %%barrier is not told a number of ranks: the DataFrame's partitions, or Spark's warm gang."""
+    if np is not None and np < 1:
+        raise OptionsError(f"%%barrier runs in tasks of a Spark barrier stage, and not in {np}: -n {abs(np) or 4}.")
+    if np is None and not data and default.np < 1:
+        raise OptionsError(
+            "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF), a rank per partition."
+        )
+    return Options(np=0) if data else default
 
 
 @dataclass(frozen=True)
@@ -231,7 +266,7 @@ def gang_parser() -> argparse.ArgumentParser:
         help="what %%ranks cells are given; %%horovod, %%torchrun and %%tensorflow cells bring their own",
     )
     parser.add_argument(
-        "--idle", type=_seconds, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
+        "--idle", type=_minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
     )
     parser.add_argument("--env", type=_variable, metavar="K=V", action="append", help="a variable for the ranks")
     parser.add_argument("--gpus", type=_count, metavar="K", help="GPUs for each rank; 0 hides them")

@@ -36,12 +36,13 @@ def enter(place: World) -> None:
     _current = place
 
 
-def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = ()) -> list[World]:
+def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_node: bool = True) -> list[World]:
     """Give each member its World from the node it runs on; `nodes[i]` is member i's node, `gpus[i]` its GPUs.
 
     Ranks on one node are neighbours, as under mpirun: nodes count in the order in which they
     first appear, members keep their order within a node. `cross_rank` counts the nodes that
     have a rank with the same `local_rank`, which is what Horovod's cross communicator is.
+    Not `by_node`, member i is rank i, wherever it runs; the rest is the same.
     """
     members_of: dict[str, list[int]] = {}
     for member, node in enumerate(nodes):
@@ -51,7 +52,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = ()) -> lis
         for local_rank, member in enumerate(members):
             peers = [other for other in members_of if len(members_of[other]) > local_rank]
             placed[member] = World(
-                rank=len(placed),
+                rank=len(placed) if by_node else member,
                 size=len(nodes),
                 local_rank=local_rank,
                 local_size=len(members),

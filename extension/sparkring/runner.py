@@ -6,8 +6,9 @@ import operator
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from sparkring import events, runs
 from sparkring.capture import LARGE_BYTES, Captured
@@ -16,6 +17,7 @@ from sparkring.errors import ResultError, SparkringError
 from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts
 from sparkring.launchers import every_slot, open_launcher
+from sparkring.launchers.base import Wanted
 from sparkring.options import Logs, Options
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
@@ -23,6 +25,9 @@ from sparkring.result import RunResult
 from sparkring.turn import Request
 from sparkring.views import View, open_view, summary
 from sparkring.warm import WarmGang
+
+if TYPE_CHECKING:
+    from sparkring.launchers.spark import Data
 
 last_result: RunResult | None = None
 
@@ -35,20 +40,28 @@ def run_cell(
     framework: str,
     title: str,
     code: str,
+    namespace: Mapping[str, Any] | None = None,
     view: View | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> RunResult:
     """Run a cell's source on a ring of ranks: on `ranks` (all if none is named) of a `warm` gang, or on fresh ones.
 
-    RunFailed, LaunchError or KeyboardInterrupt if it did not end well.
+    `namespace` is the notebook's, for options that name something in it. RunFailed, LaunchError or KeyboardInterrupt
+    if it did not end well.
     """
     request = Request(
         "cell", captured.payload, framework, source, options.pull, options.autolog, options.env, captured.buffers
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
+    data = None
+    if options.data:
+        from sparkring.launchers.spark import find_data
+
+        data = find_data(options.data, namespace or {}, counted=not options.np)
+        options = replace(options, np=options.np or data.ranks())
     try:
-        result = _run(request, options, title, code, large, view, warm, ranks)
+        result = _run(request, options, title, code, large, view, data, warm, ranks)
     finally:
         if warm is not None:
             warm.held.bound(captured.sent, ranks or range(warm.gang.size))
@@ -120,6 +133,7 @@ def _run(
     code: str,
     large: dict[str, int],
     view: View | None = None,
+    data: Data | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> RunResult:
@@ -147,7 +161,9 @@ def _run(
         )
     try:
         if warm is None:
-            result = _cold(request, options, size, title, recorder)
+            here = request.framework != "barrier"
+            wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
+            result = _cold(request, wanted, options, recorder)
         else:
             with Interrupts() as interrupts, warm.take(recorder) as gang:
                 turn = gang.submit(request, ranks)
@@ -168,10 +184,10 @@ def _run(
     return result
 
 
-def _cold(request: Request, options: Options, size: int, title: str, recorder: Recorder) -> RunResult:
+def _cold(request: Request, wanted: Wanted, options: Options, recorder: Recorder) -> RunResult:
     """Run on a gang of its own, which ends with the turn."""
-    launcher = open_launcher(options.np, size, dict(options.env), title, options.gpus, recorder.notice)
-    with Interrupts() as interrupts, Gang(launcher, size) as gang:
+    launcher = open_launcher(wanted, recorder.notice)
+    with Interrupts() as interrupts, Gang(launcher, wanted.size) as gang:
         turn = gang.submit(request)
         gang.start()
         return Drive(gang, turn, recorder, options, interrupts, warm=False).to_the_end()

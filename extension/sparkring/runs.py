@@ -193,9 +193,12 @@ def last(path: Path) -> RunFinished | None:
         tail = file.read().splitlines()
     for line in reversed(tail[-2:]):
         try:
-            event = from_json(json.loads(line))
-        except (ValueError, KeyError):
-            continue
+            found = json.loads(line)
+            if found["type"] != RunFinished.__name__:
+                return None
+            event = from_json(found)
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off, or of another version
         return event if isinstance(event, RunFinished) else None
     return None
 

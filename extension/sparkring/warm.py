@@ -20,6 +20,7 @@ from sparkring.gang import Gang
 from sparkring.held import Held
 from sparkring.interrupts import Interrupts, interrupted
 from sparkring.launchers import open_launcher
+from sparkring.launchers.base import Wanted
 from sparkring.options import GangOptions
 from sparkring.record import RunRecord, replay
 from sparkring.recorder import Recorder
@@ -195,7 +196,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     if there is not None and not there.ended:
         raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
     size = abs(wanted.np)
-    launcher = open_launcher(wanted.np, size, dict(wanted.env), f"warm gang of {size}", wanted.gpus, say)
+    launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), f"warm gang of {size}", wanted.gpus), say)
     gang = Gang(launcher, size)
     try:
         with Interrupts() as interrupts:

@@ -25,8 +25,12 @@ class Seat(NamedTuple):
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
-    `bind_host` is where the driver listens, `host` where ranks reach it. The gang keeps the list of seats up to date.
+    `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps the list of seats up to date.
+    `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
+    of the partitions.
     """
+
+    by_node = True
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         self.host = host

@@ -7,23 +7,19 @@ import sys
 from collections.abc import Callable
 
 from sparkring.errors import SlotsError
-from sparkring.launchers.base import Launcher
+from sparkring.launchers.base import Launcher, Wanted
 from sparkring.launchers.local import LocalLauncher
 from sparkring.worker import gpus, process
 
 
-def open_launcher(
-    np: int, size: int, environment: dict[str, str], title: str, gpus: int | None, say: Callable[[str], None]
-) -> Launcher:
-    """The launcher for `size` ranks with `gpus` each, here if `np` is negative, else on Spark.
-
-    LaunchError if that cannot work.
-    """
-    if np < 0:
-        return LocalLauncher(environment, size, gpus)
+def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
+    """The launcher for what is wanted. LaunchError if that cannot work."""
+    if wanted.np < 0:
+        return LocalLauncher(wanted.environment, wanted.size, wanted.gpus)
     from sparkring.launchers.spark import SparkLauncher, find_session
 
-    return SparkLauncher(find_session(size, say), size, environment, title, gpus)
+    session = wanted.data.session() if wanted.data else find_session(wanted.size, say, here=wanted.here)
+    return SparkLauncher(session, wanted)
 
 
 def every_slot() -> int:

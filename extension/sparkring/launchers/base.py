@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkring.errors import LaunchError
 from sparkring.worker.ticket import Ticket
+
+if TYPE_CHECKING:
+    from sparkring.launchers.spark import Data
+
+
+class Wanted(NamedTuple):
+    """What a launcher is to start: `size` members, where `np` says (here if it is negative, else on Spark).
+
+    `gpus`: that many for each, 0 to hide them all; None takes what there is. `data`: the DataFrame whose partitions go
+    to the ranks. `here`: processes on this machine would do as well.
+    """
+
+    np: int
+    size: int
+    environment: dict[str, str]
+    title: str
+    gpus: int | None = None
+    data: Data | None = None
+    here: bool = True
 
 
 class Launcher(Protocol):
@@ -22,8 +41,8 @@ class Launcher(Protocol):
     def start(self, size: int, ticket: Ticket) -> None:
         """Start `size` members with `ticket`, each with its own `member`; returns at once."""
 
-    def problem(self) -> LaunchError | None:
-        """Why members cannot come up, or went away, as soon as it is known."""
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        """Why members cannot come up, or went away, as soon as it is known. Waits up to `wait_s` for that."""
 
     def waits_for(self) -> str:
         """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""

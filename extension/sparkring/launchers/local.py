@@ -55,7 +55,7 @@ class LocalLauncher:
             except OSError:
                 pass  # it died at once; problem() tells
 
-    def problem(self) -> LaunchError | None:
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         for member, process in enumerate(self._members):
             code = process.poll()
             if code is not None and code != 0:

@@ -7,7 +7,9 @@ connections. The user's session is used as it is and never stopped.
 from __future__ import annotations
 
 import functools
+import inspect
 import io
+import math
 import os
 import pkgutil
 import py_compile
@@ -21,17 +23,19 @@ import time
 import uuid
 import weakref
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import sparkring
-from sparkring.errors import LaunchError, MemberLost, SlotsError
-from sparkring.worker.ticket import BOOT, Ticket
+from sparkring.errors import LaunchError, MemberLost, OptionsError, SlotsError
+from sparkring.launchers.base import Wanted
+from sparkring.worker.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PORT_SETTING = "spark.sparkring.driver.port"
 LOOPBACK = "127.0.0.1"
@@ -40,6 +44,7 @@ SETTLE_S = 1.2
 OLDEST_JAVA = 17
 # In a session that is made here: while a warm gang holds its slots, the notebook's own jobs need some.
 SPARE_SLOTS = 2
+_REASONS = ("Error", "Exception")  # a line with one of these in it says why
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -62,29 +67,91 @@ class Slots(NamedTuple):
         return self.total - self.busy
 
 
+class Data(NamedTuple):
+    """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
+
+    `counted`: there is a rank for each partition; else it may have another number of them than there are ranks.
+    """
+
+    name: str
+    frame: DataFrame
+    counted: bool
+
+    def session(self) -> SparkSession:
+        """Its session, which has not been stopped."""
+        found = self.frame.sparkSession
+        if getattr(found, "_sc", None) is None:
+            raise LaunchError(f"`{self.name}` is of a Spark Connect session, and barrier stages need a classic one.")
+        if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
+            raise _stopped()
+        return found
+
+    def partitions(self) -> int:
+        """How many there are. Spark may have to run the stages before the last to know."""
+        self.session()
+        try:
+            # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
+            return int(self.frame.select("*").rdd.getNumPartitions())
+        except Exception as error:  # whatever is wrong with the DataFrame comes to light here
+            raise LaunchError(f"Spark cannot make `{self.name}`: {_line_with(str(error), *_REASONS)}") from error
+
+    def ranks(self) -> int:
+        """How many to run where nobody says: one for each partition."""
+        found = _interruptibly(self.session().sparkContext, self.partitions)
+        if found == 0:
+            raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
+        return found
+
+    def schema(self) -> bytes:
+        """Its columns, as Arrow says it."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            return bytes(to_arrow_schema(self.frame.schema).serialize())
+        except Exception as error:  # pyspark has more than one class for it
+            raise LaunchError(
+                f"Arrow cannot carry a column of `{self.name}` to the ranks: {_line_with(str(error))} "
+                "Cast it, or select the other columns."
+            ) from error
+
+    def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
+        """The barrier stage of `size` tasks over its partitions, not yet run."""
+        as_it_is = self.counted or self.partitions() == size
+        frame = self.frame if as_it_is else self.frame.repartition(size)
+        return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
 class SparkLauncher:
-    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs."""
+    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs.
+
+    With data, task i is given its partition i.
+    """
 
     where = "spark"
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(
-        self, session: SparkSession, size: int, environment: dict[str, str], title: str, gpus: int | None = None
-    ) -> None:
+    def __init__(self, session: SparkSession, wanted: Wanted) -> None:
+        size, data = wanted.size, wanted.data
+        self._size = size
+        self._data = data
+        if data is not None:
+            if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
+                raise LaunchError("--data needs Spark 3.5 or newer, whose mapInArrow() knows barrier stages.")
+            self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
         self._context = session.sparkContext
-        self._environment = environment
-        self._title = title
+        self._environment = wanted.environment
+        self._title = wanted.title
         self._group = f"sparkring-{uuid.uuid4().hex[:12]}"
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._ended = False
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
-        _check_gpus(self._context, size, gpus or 0)
-        _check(self._context, size)
-        self._gpus = gpus
-        self.pins_gpus = gpus == 0 or _gpus_per(self._context, "task") > 0
+        _check_gpus(self._context, size, wanted.gpus or 0)
+        _check(self._context, size, data, here=wanted.here)
+        self._gpus = wanted.gpus
+        self.pins_gpus = wanted.gpus == 0 or _gpus_per(self._context, "task") > 0
         setting = self._context.getConf().get
         local = self._context.master.startswith("local")
         self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
@@ -94,24 +161,33 @@ class SparkLauncher:
     def start(self, size: int, ticket: Ticket) -> None:
         from pyspark import InheritableThread
 
-        self._size = size
         _launchers.add(self)
-        task = _task(ticket, self._environment, self._gpus, with_nvml=_gpus_per(self._context, "task") > 0)
+        schema = None if self._data is None else self._data.schema()
+        with_nvml = _gpus_per(self._context, "task") > 0
+        task = _task(ticket, self._environment, self._gpus, size, schema, with_nvml=with_nvml)
         self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
         self._thread.start()
 
     def _run(self, size: int, task: Callable[..., Any]) -> None:
         try:
             self._context.setJobGroup(self._group, f"sparkring: {self._title}", interruptOnCancel=True)
-            self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+            if self._data is None:
+                self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
+            else:
+                self._data.stage(size, task).collect()
         except Exception as error:  # whatever Spark says is told by problem()
             self._error = error
         finally:
             self._ended = True
 
-    def problem(self) -> LaunchError | None:
-        if not self._ended or self._error is None:
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        if self._thread is not None and wait_s > 0:
+            self._thread.join(wait_s)
+        if not self._ended:
             return None
+        if self._error is None:
+            # With nothing gone wrong it ends after the ranks, or without any.
+            return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
             here = ".".join(map(str, sys.version_info[:2]))
@@ -121,12 +197,23 @@ class SparkLauncher:
             )
         if "RuntimeError: sparkring: " in text:
             return MemberLost(_line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
-        return LaunchError(f"Spark ended the barrier stage: {_line_with(text, 'Error', 'Exception')}")
+        if self._data is not None and "SPARK-24820" in text:
+            return LaunchError(
+                f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
+                f"Spark runs in no barrier stage: make it `{self._data.name}.repartition({self._size})`, or let -n do "
+                "that, with another number of ranks."
+            )
+        if isinstance(self._error, LaunchError):
+            return self._error
+        _, failed, reason = text.partition("finished unsuccessfully.\n")
+        said = _last_before_java(reason) if failed else _line_with(text, *_REASONS)
+        return LaunchError(f"Spark ended the barrier stage: {said}")
 
     def waits_for(self) -> str:
         found = slots(self._context, apart_from=self._stages())
         if not found.busy:
-            return "Spark is starting the tasks"
+            first = f"makes what `{self._data.name}` comes from, and then starts" if self._data else "is starting"
+            return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
         return (
             f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
@@ -178,16 +265,60 @@ def _waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}
 
 
-def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it."""
+def _interruptibly(context: SparkContext, ask: Callable[[], int]) -> int:
+    """Run `ask` such that an interrupt ends the Spark jobs that it has started, too."""
+    from pyspark import InheritableThread
+
+    group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    answer: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, "sparkring: counts partitions", interruptOnCancel=True)
+            answer.set_result(ask())
+        except Exception as error:  # raised again by result()
+            answer.set_exception(error)
+
+    thread = InheritableThread(target=run, name="sparkring-count", daemon=True)
+    thread.start()
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        thread.join()
+
+
+def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
+    """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
+    if name not in namespace:
+        raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
+    found = namespace[name]
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        return Data(name, found, counted)
+    if ("pandas", "DataFrame") in roots:
+        raise OptionsError(
+            f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
+            f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
+        )
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")
+
+
+def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
+    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it.
+
+    `here`: processes on this machine would do as well.
+    """
     global _own
     try:
         import pyspark
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise LaunchError(
-            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`, "
-            f"or use -n -{size} for processes on this machine."
+            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
+            f"{_or_here(size, here)}."
         ) from error
     session = SparkSession.getActiveSession()
     context = pyspark.SparkContext._active_spark_context
@@ -196,8 +327,8 @@ def find_session(size: int, say: Callable[[str], None]) -> SparkSession:
     if session is not None:
         if getattr(session, "_sc", None) is None:
             raise LaunchError(
-                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession, "
-                f"or -n -{size} for processes on this machine."
+                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession"
+                f"{_or_here(size, here)}."
             )
         if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
             raise _stopped()
@@ -331,7 +462,7 @@ def _check_gpus(context: SparkContext, size: int, each: int) -> None:
     )
 
 
-def _check(context: SparkContext, size: int) -> None:
+def _check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
     """Everything that would make the barrier stage wait in vain, found before it is submitted."""
     setting = context.getConf().get
     if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
@@ -344,6 +475,11 @@ def _check(context: SparkContext, size: int) -> None:
     while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
         time.sleep(0.1)
         found = slots(context)
+    if found.total < size and data is not None:
+        raise SlotsError(
+            f"{size} partitions of `{data.name}` need {size} task slots, {found.total} in all, {found.busy} busy "
+            f"({context.master}). Use -n {max(found.total, 1)}, or add executors or cores."
+        )
     if found.total < size:
         more = (
             "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and makes a larger one"
@@ -352,8 +488,12 @@ def _check(context: SparkContext, size: int) -> None:
         )
         raise SlotsError(
             f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
-            f"{max(found.total, 1)}, {more}, or -n -{size} for processes on this machine."
+            f"{max(found.total, 1)}, {'' if here else 'or '}{more}{_or_here(size, here)}."
         )
+
+
+def _or_here(size: int, here: bool) -> str:
+    return f", or use -n -{size} for processes on this machine" if here else ""
 
 
 @functools.cache
@@ -387,14 +527,22 @@ def _archive(with_nvml: bool) -> bytes:
     return buffer.getvalue()
 
 
-def _task(ticket: Ticket, environment: dict[str, str], gpus: int | None, *, with_nvml: bool) -> Callable[..., Any]:
+def _task(
+    ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
+) -> Callable[..., Any]:
     """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
     source = pkgutil.get_data("sparkring.worker", "task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}
     exec(compile(source, "sparkring_task.py", "exec"), namespace)
-    task: Callable[..., Any] = namespace["task_for"](_archive(with_nvml), BOOT, ticket._asdict(), environment, gpus)
-    return task
+    make: Callable[..., Callable[..., Any]] = namespace["task_for"]
+    return make(_archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)
+
+
+def _last_before_java(text: str) -> str:
+    """The last line before the first Java stack: where a Python traceback says what happened."""
+    before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
+    return (before[-1] if before else "no reason given")[:400]
 
 
 def _line_with(text: str, *words: str) -> str:

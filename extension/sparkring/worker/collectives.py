@@ -7,6 +7,9 @@ a new ring.
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +23,36 @@ def release() -> None:
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_initialized():
-        _try(torch.group.WORLD.abort)
+        _try(torch.group.WORLD.abort)  # does it for NCCL, and for Gloo nothing
+        _try(_cut_accepted)
         _try(torch.destroy_process_group)
+
+
+def _cut_accepted() -> None:
+    """Cut the connections that others have made to this process: of each pair that Gloo has, one end accepted.
+
+    What this process itself has connected to (a data base, a store) is left alone. Destroying the group would do only
+    if nobody held it any more, and a DistributedDataParallel model does.
+    """
+    listening, established = set(), []
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        with sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                continue
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listening.add(sock.getsockname()[1])
+            else:
+                established.append(sock.dup())
+    for sock in established:
+        with sock:
+            if sock.getsockname()[1] in listening:
+                _try(lambda sock=sock: sock.shutdown(socket.SHUT_RDWR))  # type: ignore[misc]
 
 
 def _try(action: Callable[[], object]) -> None:

@@ -297,7 +297,7 @@ class Member:
         return {"state": state, "text": text.decode("utf-8", "replace")}
 
 
-def _fork_rank() -> RankProcess:
+def _fork_rank(ticket: Ticket) -> RankProcess:
     """Fork the rank. In the child this does not return: the process runs the rank and exits."""
     out_r, out_w = os.pipe()
     err_r, err_w = os.pipe()
@@ -309,7 +309,7 @@ def _fork_rank() -> RankProcess:
     pid = os.fork()
     if pid:
         theirs.release()
-        for fd in (out_w, err_w, stack_w):
+        for fd in (out_w, err_w, stack_w, *([ticket.rows] if ticket.rows >= 0 else [])):
             os.close(fd)
         os.set_blocking(stack_r, False)
         return RankProcess(pid, ours, out_r, err_r, stack_r)
@@ -322,17 +322,19 @@ def _fork_rank() -> RankProcess:
     for source, target in ((null, 0), (out_w, 1), (err_w, 2)):
         os.dup2(source, target)
         os.close(source)
+    if ticket.rows >= 0:
+        os.set_inheritable(ticket.rows, False)
     from sparkring.worker import rank
 
     # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
-    sys.exit(rank.main(theirs, stack_w))
+    sys.exit(rank.main(theirs, stack_w, ticket.context, ticket.rows))
 
 
 def main(found: dict[str, Any]) -> None:
     """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
-    rank = _fork_rank()  # first of all: it can import what it needs while we dial
+    rank = _fork_rank(ticket)  # first of all: it can import what it needs while we dial
     code = 1
     try:
         Member(ticket, rank, parent).run()

@@ -28,16 +28,17 @@ from sparkring.worker.network import free_port
 FLUSH_EVERY_S = 0.1
 
 
-def main(home: Connection, stack_fd: int) -> int:
-    """Run requests until told to leave; returns the exit code."""
-    return Rank(home, stack_fd).serve()
+def main(home: Connection, stack_fd: int, context: str = "", rows: int = -1) -> int:
+    """Run requests until told to leave; returns the exit code. `context` and `rows` as in the Ticket."""
+    return Rank(home, stack_fd, context, rows).serve()
 
 
 class Rank:
     """The rank's side of the protocol: `world`, `run`, `release`, `leave` come in; `done` and `failed` go out."""
 
-    def __init__(self, home: Connection, stack_fd: int) -> None:
+    def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
+        self.task = (context, rows)
         self.pid = os.getpid()
         # Importing a framework makes objects that stay: with Python's 700, a fifth of it goes on collections.
         gc.set_threshold(5_000, 10, 10)
@@ -158,6 +159,11 @@ class Rank:
             function, kwargs = packing.unpack_call(payload, buffers)
             return function(**kwargs)
         packing.unpack_names(payload, self.namespace, buffers)
+        if fields["barrier"]:
+            from sparkring.worker import barrier  # it imports pyspark
+
+            self.namespace.update(barrier.names(*self.task))
+            self.task = (self.task[0], -1)  # the rows are there once
         return run_cell(fields["source"], self.namespace, stacks.cell_name(self.cells))
 
     def report_value(self, value: Any, pull: list[str]) -> None:

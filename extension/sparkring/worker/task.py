@@ -1,7 +1,7 @@
-"""What a Spark task does: unpack sparkring, start a member, wait until it ends.
+"""What a Spark task does: unpack sparkring, start a member, give it the partition's rows, wait until it ends.
 
 Executors need not have sparkring: this file's text is compiled on the driver and its function
-pickled by value, so it uses the standard library and pyspark only, and no name from outside.
+pickled by value, so it uses the standard library and pyspark only (and, for rows, pyarrow), and no name from outside.
 Training runs in the member's child, never in Spark's Python worker, which is reused between tasks.
 """
 
@@ -12,60 +12,129 @@ from typing import Any
 
 
 def task_for(
-    archive: bytes, boot: str, ticket: dict[str, Any], environment: dict[str, str], gpus: int | None
+    archive: bytes,
+    boot: str,
+    ticket: dict[str, Any],
+    environment: dict[str, str],
+    gpus: int | None,
+    size: int,
+    schema: bytes | None,
+    rows_end: bytes,
 ) -> Callable[[Iterable[Any]], Iterator[int]]:
     """The function for mapPartitions: yields the member's exit code.
 
     The rank gets the GPUs that Spark gave to the task, or the first `gpus` of them.
+    With `schema`, a serialized Arrow one, it is the function for mapInArrow, and yields nothing: the partition's
+    batches go to the rank, and `rows_end` after the last.
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
         import json
         import os
+        import pickle
         import shutil
         import socket
         import subprocess
         import sys
         import tempfile
 
-        from pyspark import TaskContext
+        from pyspark import BarrierTaskContext
 
-        context = TaskContext.get()
-        assert context is not None
+        context = BarrierTaskContext.get()
+        tasks = len(context.getTaskInfos())
+        if tasks != size:  # the number of partitions may depend on what the data turned out to be
+            raise RuntimeError(
+                f"sparkring: the DataFrame came in {tasks} partitions, not {size}, for they depend on its data: use "
+                f"its .repartition({size})."
+            )
+
+        def feed(pipe: Any) -> None:
+            """Give the rank the rows as it reads them; one that has had enough closes its end."""
+            import pyarrow
+
+            try:
+                writer = None
+                for batch in rows:
+                    writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema)
+                    writer.write_batch(batch)
+                    pipe.flush()
+                if broke_off():
+                    raise RuntimeError("sparkring: Spark could not make the rows of this partition")
+                writer = writer or pyarrow.ipc.new_stream(pipe, pyarrow.ipc.read_schema(pyarrow.py_buffer(schema)))
+                writer.close()
+                pipe.write(rows_end)
+                pipe.close()
+            except BrokenPipeError:
+                pass
+
+        def broke_off() -> bool:
+            """Whether Spark failed while it made the rows. It then closes the stream, which passes for its end.
+
+            After a true end Spark's worker, some frames up, has something more to read.
+            """
+            frame: Any = sys._getframe()
+            while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):
+                frame = frame.f_back
+            return frame is not None and not frame.f_locals["infile"].peek(1)
+
         folder = tempfile.mkdtemp(prefix="sparkring-")
         path = os.path.join(folder, "sparkring.zip")
         with open(path, "wb") as file:
             file.write(archive)
         held = context.resources().get("gpu")
+        # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
+        shared = {
+            name: value
+            for name, value in vars(BarrierTaskContext).items()
+            if isinstance(value, (int, str)) and not name.startswith("__")
+        }
         found = {
             **ticket,
             "member": context.partitionId(),
             "first": [path],
             "cleanup": folder,
             "gpus": held.addresses[:gpus] if held else [],
+            "context": pickle.dumps((vars(context), shared)).hex(),
         }
+        pipe = None
+        passed = []
+        if schema is not None:
+            found["rows"], written = os.pipe()
+            pipe = os.fdopen(written, "wb")
+            passed = [found["rows"]]
         member = subprocess.Popen(
             [sys.executable, "-c", boot],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={**os.environ, **environment},
             start_new_session=True,
+            pass_fds=passed,
         )
         assert member.stdin is not None
         try:
+            for descriptor in passed:
+                os.close(descriptor)
             member.stdin.write(json.dumps(found).encode() + b"\n")
             member.stdin.flush()
             # stdin stays open: when Spark kills this worker, it closes, and the member ends.
+            if pipe is not None:
+                feed(pipe)
             code = member.wait()
             if code != 0:  # the others wait for it in vain: Spark then ends the whole stage
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
                 )
-            yield code
+            if pipe is None:
+                yield code
         finally:
             member.stdin.close()
             member.wait()
+            if pipe is not None:
+                try:  # not before the rank has ended: it would take this for the end of the rows
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
             shutil.rmtree(folder, ignore_errors=True)  # the member's own last act, unless it was killed
 
     return run_member

@@ -16,11 +16,16 @@ BOOT = (
     "from sparkring.worker.member import main; main(ticket)"
 )
 
+# Follows the last row: a stream that breaks off must not pass for a short partition.
+ROWS_END = b"end of rows"
+
 
 class Ticket(NamedTuple):
     """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
 
     `gpus` are the addresses of the GPUs that the rank has for itself.
+    From a Spark task: `context` is what its BarrierTaskContext holds, packed by worker/task.py, and `rows` the open
+    descriptor from which its rank reads the rows of its partition, or -1.
     """
 
     member: int
@@ -31,6 +36,8 @@ class Ticket(NamedTuple):
     last: list[str]
     cleanup: str = ""
     gpus: Sequence[str] = ()
+    context: str = ""
+    rows: int = -1
 
     def line(self) -> bytes:
         """The ticket as one line of JSON."""

@@ -1,0 +1,279 @@
+"""%%barrier: the cell in the tasks of a Spark barrier stage, with Spark's own context and each task's rows."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import os
+import signal
+
+import psutil
+import pytest
+
+from sparkring.errors import LaunchError, OptionsError, RunFailed, RunTimeout, SlotsError
+
+WIDE = 2_000_000  # 16 MB of longs: far more than pipes and sockets hold
+
+
+@pytest.fixture
+def barrier(tasks):
+    """Runs a barrier cell on `frame`, on as many ranks as it has partitions unless `n` says otherwise."""
+
+    def run(source, frame=None, n=0, **options):
+        namespace = {"digits": frame, **options.pop("namespace", {})}
+        data = "digits" if frame is not None else ""
+        return tasks.run(source, n, namespace=namespace, framework="barrier", data=data, **options)
+
+    return run
+
+
+# ── The context ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_context_is_sparks(barrier):
+    """What BarrierTaskContext offers works, whichever way the cell gets at it, and rank i is task i."""
+    values = barrier(
+        """
+        from pyspark import BarrierTaskContext, TaskContext
+
+        assert BarrierTaskContext.get() is context and TaskContext.get() is context
+        context.barrier()
+        hosts = [info.address for info in context.getTaskInfos()]
+        (rank, context.partitionId(), context.attemptNumber(), context.resources(), len(hosts), hosts[rank] != "",
+         context.allGather(f"from {rank}"), size, list(rows))
+        """,
+        n=3,
+    ).values
+    gathered = ["from 0", "from 1", "from 2"]
+    assert values == [(rank, rank, 0, {}, 3, True, gathered, 3, []) for rank in range(3)]
+
+
+def test_the_barrier_is_one(barrier):
+    """No rank passes it before the last has come."""
+    values = barrier(
+        """
+        import time
+        time.sleep(1.0 if rank == 1 else 0.0)
+        came = time.time()
+        context.barrier()
+        came, time.time()
+        """,
+        n=2,
+    ).values
+    assert min(left for _, left in values) >= max(came for came, _ in values)
+
+
+def test_context_and_rows_are_the_ranks_own(barrier, spark):
+    """Variables of these names in the notebook, even such as cannot travel, do not stand in the way."""
+    values = barrier("context.partitionId(), list(rows)", n=2, namespace={"context": spark, "rows": [1, 2]}).values
+    assert values == [(0, []), (1, [])]
+
+
+# ── Rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        "sum(1 for row in rows if row.id == row['id'] == row.asDict()['id'])",
+        "sum(len(frame) for frame in rows.pandas())",
+        "sum(batch.num_rows for batch in rows.arrow())",
+        "len(rows.to_pandas())",
+        "1 + sum(1 for row in rows) if next(rows) else 0",
+    ],
+)
+def test_rows_in_every_form(barrier, spark, count):
+    assert barrier(count, spark.range(0, 30_000, 1, 3)).values == [10_000] * 3
+
+
+def test_rank_i_has_partition_i(barrier, spark):
+    values = barrier("[row.id for row in rows]", spark.range(0, 8, 1, 4)).values
+    assert values == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_values_are_what_spark_collects(barrier, spark):
+    """Nested ones too, and times as a clock in the session's zone shows them."""
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        rich = spark.sql("""
+            SELECT timestamp'2020-01-01 10:00:00' t, date'2020-01-02' d, cast(1.5 AS decimal(5, 2)) n, 'ö' s,
+                   struct(1 AS a, array(struct(2 AS b)) AS l) r, map('k', struct(3 AS c)) m, cast(NULL AS int) z
+        """)
+        ((row,), frame) = (barrier(source, rich).value for source in ("list(rows)", "rows.to_pandas()"))
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert (row.t, row.d, row.n) == (
+        datetime.datetime(2020, 1, 1, 10),
+        datetime.date(2020, 1, 2),
+        decimal.Decimal("1.50"),
+    )
+    assert (row.s, row.r.l[0].b, row.m["k"].c, row.z) == ("ö", 2, 3, None)
+    assert list(frame.columns) == list("tdnsrmz")
+    assert str(frame.t[0]) == "2020-01-01 10:00:00"
+
+
+def test_rows_can_be_read_once(barrier, spark):
+    """A second pass is an error that says so, not an empty one."""
+    with pytest.raises(RunFailed, match="`rows` can be read once, and have been read row by row"):
+        barrier("list(rows)\nlist(rows)", spark.range(0, 4, 1, 2))
+    with pytest.raises(RunFailed, match="and are being read as Arrow batches"):
+        barrier("batches = rows.arrow()\nnext(batches)\nrows.to_pandas()", spark.range(0, 4, 1, 1))
+
+
+def test_empty_partitions(barrier, spark):
+    """They have columns all the same."""
+    frame = spark.range(0, 6, 1, 3).filter("id > 3")
+    assert barrier("len(list(rows)), size", frame).values == [(0, 3), (0, 3), (2, 3)]
+    assert barrier("found = rows.to_pandas()\nlen(found), list(found)", frame).values[0] == (0, ["id"])
+
+
+def test_other_numbers_of_ranks_than_partitions(barrier, spark):
+    """The rows are shared out anew, each to one rank."""
+    values = barrier("[row.id for row in rows]", spark.range(0, 90, 1, 2), n=3).values
+    assert sorted(itertools.chain(*values)) == list(range(90))
+    assert all(values)
+
+
+def test_a_frame_that_comes_from_a_shuffle(barrier, spark):
+    """Its partitions are as many as Spark makes of it when it runs."""
+    frame = spark.range(1000).selectExpr("id % 7 AS k").groupBy("k").count()
+    for n in (0, 2):
+        assert sum(barrier("len(rows.to_pandas())", frame, n=n).values) == 7
+
+
+# ── Ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("reads", ["rank", "(next(rows), rank)[1]", "next(rows.arrow()) and rank"])
+def test_rows_that_nobody_reads(barrier, spark, reads):
+    """A rank that has had enough ends well, however much is left; the next cell finds every slot free."""
+    assert barrier(reads, spark.range(0, WIDE, 1, 4)).values == [0, 1, 2, 3]
+    assert barrier("sum(batch.num_rows for batch in rows.arrow())", spark.range(0, 8, 1, 4)).values == [2] * 4
+
+
+def test_rows_wait_for_the_rank(barrier, spark):
+    """They are not lost on one that takes its time."""
+    values = barrier(
+        "import time\ntime.sleep(1)\nsum(len(f) for f in rows.pandas())", spark.range(0, WIDE, 1, 2)
+    ).values
+    assert values == [WIDE // 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import os; os._exit(3)", "exited with code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+    ],
+)
+def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark, end, said):
+    """It is told as ever, and the others, which wait for it at a barrier, end too."""
+    with pytest.raises(RunFailed, match=rf"rank 1 .*{said}"):
+        barrier(f"next(rows)\nif rank == 1:\n    {end}\ncontext.barrier()", spark.range(0, WIDE, 1, 2))
+    assert barrier("rank", spark.range(0, 4, 1, 4)).values == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
+def test_rows_that_spark_cannot_make(barrier, spark, reads):
+    """Half a partition never passes for a whole one: the run fails, and says what Spark said."""
+    frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
+    with pytest.raises(RunFailed, match="bad sector"):
+        barrier(reads, frame)
+
+
+def test_a_killed_worker_takes_its_rank_along(barrier, spark):
+    """As when Spark kills it: the rank does not take the end of its pipe for the end of its rows."""
+    with pytest.raises(RunFailed):
+        barrier(
+            """
+            import os, pathlib, psutil, signal
+            next(rows)
+            if rank == 1:
+                psutil.Process().parent().parent().send_signal(signal.SIGKILL)
+            sum(1 for _ in rows)
+            context.barrier()
+            """,
+            spark.range(0, WIDE, 1, 2),
+        )
+
+
+def test_interrupt(barrier, tasks, spark):
+    """While ranks read, or wait at a barrier."""
+
+    def interrupt(record):
+        if "up" in "".join(line.text for line in record.recent):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    tasks.view.on_refresh = interrupt
+    with pytest.raises(KeyboardInterrupt, match="2 ranks ended"):
+        barrier(
+            "next(rows)\nif rank == 0: print('up')\nelse: context.barrier()\nwhile True: pass",
+            spark.range(9, WIDE, 1, 2),
+        )
+
+
+def test_timeout(barrier, spark):
+    with pytest.raises(RunTimeout, match=r"rank 1: waiting, cell line 3"):
+        barrier("import time\ncontext.barrier() if rank else time.sleep(1000)", spark.range(0, 9, 1, 2), timeout_s=10.0)
+
+
+def test_sparks_workers_stay_clean(barrier, tasks, spark):
+    """The cell runs in a process of its own, which is gone when the task has ended."""
+    first = barrier("import os\nos.environ['DIRTY'] = '1'\nos.getpid()", n=2).values
+    assert barrier("import os\nos.environ.get('DIRTY')", n=2).values == [None, None]
+    assert not any(map(psutil.pid_exists, first))
+
+
+# ── What cannot be run ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([1], "`digits` is a `list`, and not a Spark DataFrame"),
+        ("pandas", r"`digits` is a pandas DataFrame.*spark.createDataFrame\(digits\)"),
+    ],
+)
+def test_data_that_is_no_spark_dataframe(barrier, found, said):
+    if found == "pandas":
+        found = pytest.importorskip("pandas").DataFrame({"a": [1]})
+    with pytest.raises(OptionsError, match=said):
+        barrier("rank", found)
+
+
+def test_data_that_is_not_there(tasks):
+    with pytest.raises(OptionsError, match="the notebook has no variable `digit`"):
+        tasks.run("rank", 0, framework="barrier", data="digit")
+
+
+def test_more_partitions_than_slots(barrier, spark):
+    with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, 4 in all.* -n 4"):
+        barrier("rank", spark.range(0, 9, 1, 9))
+
+
+def test_too_few_slots_point_to_no_local_processes(barrier):
+    with pytest.raises(SlotsError, match="needs 99 task slots, 4 in all") as caught:
+        barrier("rank", n=99)
+    assert "-n -99" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda frame: frame.union(frame), r"make it `digits.repartition\(4\)`, or let -n"),
+        (lambda frame: frame.coalesce(1), r"make it `digits.repartition\(1\)`"),
+        (lambda frame: frame.selectExpr("interval '1' year AS i"), "YearMonthIntervalType.*not supported"),
+        (lambda frame: frame.withColumnRenamed("id", "a.b"), "UNRESOLVED_COLUMN"),
+        (lambda frame: frame.limit(0), "is empty"),
+    ],
+    ids=["union", "coalesce", "column", "name", "empty"],
+)
+def test_frames_that_spark_refuses(barrier, spark, make, said):
+    """In one line, and with what to do where that is known."""
+    frame = make(spark.range(0, 4, 1, 2))
+    with pytest.raises((LaunchError, OptionsError), match=said) as caught:
+        barrier("rank", frame)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
