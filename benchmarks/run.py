@@ -65,7 +65,8 @@ def main() -> int:
     effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
 
     begun, rows, broken = time.monotonic(), [], []
-    with tempfile.TemporaryDirectory(prefix="sparkring-benchmarks-") as home:
+    # Below the user's home, as the runs of users are: what lies in /tmp may be in memory, or among too many files.
+    with tempfile.TemporaryDirectory(prefix=".sparkring-benchmarks-", dir=Path.home()) as home:
         os.environ["SPARKRING_HOME"] = os.environ["IPYTHONDIR"] = home
         for name in wanted.only or BENCHMARKS:
             started = time.monotonic()
