@@ -92,7 +92,7 @@ class Row:
             self.ours.shown(self.unit),
             self.peer_name,
             self.peer.shown(self.unit) if self.peer else "did not work" if self.peer_name else "",
-            f"{ratio:.2f}×" if ratio is not None else "",
+            "" if ratio is None else f"{ratio:.2f}×" if ratio >= 0.1 else f"{ratio:.2g}×",
             self.goal.shown(self.unit) if self.goal else "",
             "" if self.goal is None else "unknown" if found is None else self.goal.verdict(found),
         )
