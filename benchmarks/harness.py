@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sparkring import runner
 from sparkring.capture import capture
@@ -92,7 +92,7 @@ class Row:
             self.ours.shown(self.unit),
             self.peer_name,
             self.peer.shown(self.unit) if self.peer else "did not work" if self.peer_name else "",
-            f"{ratio:.2f}×" if ratio is not None else "",
+            "" if ratio is None else f"{ratio:.2f}×" if ratio >= 0.1 else f"{ratio:.2g}×",
             self.goal.shown(self.unit) if self.goal else "",
             "" if self.goal is None else "unknown" if found is None else self.goal.verdict(found),
         )
@@ -201,6 +201,48 @@ def ours(source: str, np: int, marker: str) -> Measured:
     ended = time.perf_counter()
     assert view.at is not None, f"no line with {marker!r} came"
     return {"first": view.at - begun, "total": ended - begun}
+
+
+@functools.cache
+def notebook() -> Any:
+    """An IPython shell as in a terminal, with the extension loaded; it keeps no history, which is the user's."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "sparkring")
+    return shell
+
+
+def run_cell(source: str, shown: TextIO | None = None) -> Any:
+    """Run a cell in the notebook as the user does; what it shows goes to `shown`, else nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        stream = shown or nowhere
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            done = notebook().run_cell(source)
+    done.raise_error()
+    return done.result
+
+
+@contextlib.contextmanager
+def on_gang(np: int) -> Iterator[None]:
+    """Meanwhile a warm gang is up; a cell has run on it."""
+    run_cell(f"%gang start -n {np}")
+    try:
+        run_cell(f"%%horovod -n {np}\npass")
+        yield
+    finally:
+        run_cell(f"%gang stop {'local' if np < 0 else 'spark'}")
+
+
+ARRAY_MB = 100
+
+
+def new_array() -> Any:
+    """An array of ARRAY_MB that no one has seen yet."""
+    import numpy
+
+    return numpy.full(ARRAY_MB * 125_000, time.time())
 
 
 # ── Peers ─────────────────────────────────────────────────────────────────────

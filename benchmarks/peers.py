@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from harness import Ear, Measured, cell, spark_session
+from harness import Ear, Measured, cell, new_array, notebook, spark_session
 
 
 def horovod_on_spark(marker: str) -> Measured:
@@ -22,14 +24,19 @@ def horovod_on_spark(marker: str) -> Measured:
     return _seconds(ear, begun)
 
 
-def torch_distributor(marker: str, *, local: bool) -> Measured:
+def torch_distributor_sum(*, local: bool) -> Measured:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     spark_session()
-    ear, begun = Ear(marker), time.perf_counter()
-    with _printing_to(ear):
-        TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(_torch_line)
-    return _seconds(ear, begun)
+    names: dict[str, Any] = {"__name__": "__main__"}  # of a notebook: it travels by value, as ours does
+    exec(cell("torch_sum"), names)
+    begun = time.perf_counter()
+    with _printing_to(Ear("nothing")):
+        found = TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(names["torch_sum"])
+    seconds = time.perf_counter() - begun
+    if found != [2.0] * 3:
+        raise RuntimeError(f"it returned {found}")
+    return {"total": seconds}
 
 
 def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> None:
@@ -44,6 +51,49 @@ def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> No
     except Exception:  # of several kinds; that it came is what is measured
         return
     raise RuntimeError("no error came")
+
+
+class Engines:
+    """Two engines of ipyparallel, started when they are first asked for; close() ends them."""
+
+    def __init__(self) -> None:
+        self._cluster: Any = None
+
+    @functools.cached_property
+    def client(self) -> Any:
+        import ipyparallel
+
+        self._cluster = ipyparallel.Cluster(n=2, log_level=logging.ERROR)
+        self._cluster.start_cluster_sync()
+        client = self._cluster.connect_client_sync()
+        client.wait_for_engines(2, interactive=False)
+        return client
+
+    def magic(self) -> str:
+        """What a cell for the engines begins with, once they are up."""
+        notebook()
+        self.client.activate()
+        return "%%px --stream"
+
+    def array(self) -> Measured:
+        """Push an array to both engines, and pull one from the first: MB/s."""
+        engines, array = self.client[:], new_array()
+        megabytes = array.nbytes / 1e6
+        begun = time.perf_counter()
+        engines.push({"sent": array}, block=True)
+        pushed = time.perf_counter()
+        engines.execute("made = sent + 1", block=True)
+        pull = time.perf_counter()
+        found = self.client[0].pull("made", block=True)
+        pulled = time.perf_counter()
+        if found[-1] != array[-1] + 1:
+            raise RuntimeError(f"it pulled {found[-1]}")
+        return {"push": megabytes / (pushed - begun), "pull": megabytes / (pulled - pull)}
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self.client.close()
+            self._cluster.stop_cluster_sync()
 
 
 @contextlib.contextmanager
@@ -66,14 +116,6 @@ def _seconds(ear: Ear, begun: float) -> Measured:
 
 def _as_cell(name: str) -> None:
     exec(cell(name), {"__name__": "__main__"})
-
-
-def _torch_line() -> None:
-    import torch.distributed
-
-    torch.distributed.init_process_group("gloo")
-    print("hello from rank", torch.distributed.get_rank(), flush=True)
-    torch.distributed.destroy_process_group()
 
 
 def _die(note: str) -> None:

@@ -33,6 +33,7 @@ import loading  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
 import values  # noqa: E402
+import warm  # noqa: E402
 from harness import Effort, Row, say, table  # noqa: E402
 
 BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
@@ -45,8 +46,13 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "latency": latency.lines,
     "loading": loading.extension,
     "value": values.large,
+    "warm": warm.cells,
+    "kernel": warm.kernel_cells,
+    "arrays": warm.arrays,
+    "lines": warm.lines,
+    "torchrun": warm.torch,
 }
-PACKAGES = ("sparkring", "horovod", "tensorflow-cpu", "torch", "pyspark", "ipython", "numpy")
+PACKAGES = ("sparkring", "horovod", "tensorflow-cpu", "torch", "pyspark", "ipython", "ipyparallel", "numpy")
 RESULTS = HERE / "RESULTS.md"
 
 
@@ -59,8 +65,9 @@ def main() -> int:
     effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
 
     begun, rows, broken = time.monotonic(), [], []
-    with tempfile.TemporaryDirectory(prefix="sparkring-benchmarks-") as home:
-        os.environ["SPARKRING_HOME"] = home
+    # Below the user's home, as the runs of users are: what lies in /tmp may be in memory, or among too many files.
+    with tempfile.TemporaryDirectory(prefix=".sparkring-benchmarks-", dir=Path.home()) as home:
+        os.environ["SPARKRING_HOME"] = os.environ["IPYTHONDIR"] = home
         for name in wanted.only or BENCHMARKS:
             started = time.monotonic()
             print(f"▸ {name}", flush=True)

@@ -5,38 +5,31 @@ from __future__ import annotations
 import functools
 
 from harness import US, Case, Effort, Goal, Row, Turns, cell, horovodrun, ours, script, spark_session
-from peers import horovod_on_spark, torch_distributor
+from peers import horovod_on_spark
 
 MARKER = "hello from rank"
 WITH_TENSORFLOW = Goal(0.55, ratio=True)
 ON_SPARK = f"{US} on Spark"
-WITH_TORCH = f"{US} with PyTorch"
 
 
 def frameworks(effort: Effort) -> list[Row]:
     local: dict[str, Case] = {
         US: functools.partial(ours, cell("tensorflow_line"), -2, MARKER),
         "horovodrun": functools.partial(horovodrun, script("tensorflow_line"), marker=MARKER),
-        WITH_TORCH: functools.partial(ours, cell("torch_line"), -2, MARKER),
-        "TorchDistributor, local": functools.partial(torch_distributor, MARKER, local=True),
     }
     on_spark: dict[str, Case] = {
         US: functools.partial(ours, cell("tensorflow_line"), 2, MARKER),
         "horovod.spark.run": functools.partial(horovod_on_spark, MARKER),
-        WITH_TORCH: functools.partial(ours, cell("torch_line"), 2, MARKER),
-        "TorchDistributor": functools.partial(torch_distributor, MARKER, local=False),
     }
     spark_session()
     rows = []
     for where, cases in (("local ranks", local), ("Spark tasks", on_spark)):
         turns = Turns(effort.runs, cases)
-        _, tensorflow_peer, _, torch_peer = cases
-        what = f"Horovod with {{}}, 2 {where}: start to {{}}"
+        _, peer = cases
+        what = f"Horovod with TensorFlow, 2 {where}: start to"
         rows += [
-            turns.row(what.format("TensorFlow", "first line"), "s", "first", tensorflow_peer, goal=WITH_TENSORFLOW),
-            turns.row(what.format("TensorFlow", "end"), "s", "total", tensorflow_peer),
-            turns.row(what.format("PyTorch", "first line"), "s", "first", torch_peer, us=WITH_TORCH),
-            turns.row(what.format("PyTorch", "end"), "s", "total", torch_peer, us=WITH_TORCH),
+            turns.row(f"{what} first line", "s", "first", peer, goal=WITH_TENSORFLOW),
+            turns.row(f"{what} end", "s", "total", peer),
         ]
     return rows
 

@@ -859,11 +859,29 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
 # ── Calls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_large_buffers_travel_beside_the_payload() -> None:
+    """A large array is not copied into the payload; names that share it still do, and it can be written to."""
+    import numpy
+
+    large = numpy.arange(1_000_000.0)
+    captured = capture("a, b, c", notebook(a=large, b={"same": large}, c=large[:10]))
+    assert len(captured.payload) < 2_000
+    assert [buffer.nbytes for buffer in captured.buffers] == [large.nbytes]
+    assert {row.name: row.size_bytes for row in captured.names}["a"] >= large.nbytes
+    rank: dict[str, Any] = {}
+    unpack_names(captured.payload, rank, [bytearray(buffer) for buffer in captured.buffers])
+    assert rank["a"] is rank["b"]["same"]
+    assert (rank["a"] == large).all()
+    assert (rank["c"] == large[:10]).all()
+    rank["a"][0] = 7.0
+    assert large[0] == 0.0
+
+
 def test_calls(tmp_path: Path) -> None:
     """A function and its arguments travel together, sharing what they share."""
     namespace = notebook("def train(data, rate=0.1, **more): return data, rate, more['same'] is data, base\nbase = 5")
     data = [1]
-    function, kwargs = unpack_call(pack_call(namespace["train"], {"data": data, "same": data}, None))
+    function, kwargs = unpack_call(pack_call(namespace["train"], {"data": data, "same": data}, None).payload)
     assert function(**kwargs) == ([1], 0.1, True, 5)
 
 
@@ -871,7 +889,7 @@ def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
     """With the notebook's namespace given, its functions have the rank's `__main__` as their globals."""
     namespace = notebook("def step(): global n; n += 1\ndef train():\n    step()\n    return n\nn = 1")
     path = tmp_path / "payload"
-    path.write_bytes(pack_call(namespace["train"], {}, namespace))
+    path.write_bytes(pack_call(namespace["train"], {}, namespace).payload)
     code = f"""
     import pathlib
     from sparkring.packing import unpack_call
@@ -884,7 +902,7 @@ def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
 
 def test_importable_functions_are_called_by_reference() -> None:
     """A function of a module is sent as its name."""
-    assert unpack_call(pack_call(textwrap.dedent, {"text": " x"}, None)) == (textwrap.dedent, {"text": " x"})
+    assert unpack_call(pack_call(textwrap.dedent, {"text": " x"}, None).payload) == (textwrap.dedent, {"text": " x"})
 
 
 @pytest.mark.parametrize("with_namespace", [True, False])
@@ -900,7 +918,7 @@ def test_calls_that_cannot_travel(with_namespace: bool) -> None:
 
 def test_an_argument_with_the_functions_name() -> None:
     """A function may have an argument of its own name."""
-    function, kwargs = unpack_call(pack_call(sorted, {"sorted": 1}, None))
+    function, kwargs = unpack_call(pack_call(sorted, {"sorted": 1}, None).payload)
     assert (function, kwargs) == (sorted, {"sorted": 1})
 
 

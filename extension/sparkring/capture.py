@@ -47,7 +47,7 @@ class Captured:
     """What a cell takes from the notebook.
 
     names: every name, first those that cannot travel, then the largest first: what there is to act on is on top.
-    payload: for `unpack_names`.
+    payload, buffers: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
     binds: the names that the cell binds when it runs to its end.
     """
@@ -56,6 +56,7 @@ class Captured:
     payload: bytes
     left_out: tuple[CapturedName, ...]
     binds: frozenset[str] = frozenset()
+    buffers: tuple[memoryview, ...] = ()
 
     @property
     def sent(self) -> list[str]:
@@ -121,7 +122,7 @@ def capture(
         _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
     undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
     left_out = tuple(row for row in cannot if not row.required)
-    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound)
+    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers)
 
 
 def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedName:

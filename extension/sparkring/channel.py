@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import mmap
 import os
 import socket
 import struct
@@ -36,6 +37,8 @@ HANDSHAKE_TIMEOUT_S = 10.0
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
 CHUNK_BYTES = 1 << 20
+RELAY_BYTES = 256 * 1024  # passed on at a time: it stays in the processor's cache
+PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may grant less
 
 Buffer = bytes | bytearray | memoryview
 
@@ -110,26 +113,29 @@ class Connection:
         """Wait for a frame's header; its body must be taken next."""
         prefix = self._exactly(PREFIX.size)
         header_bytes, body_bytes = PREFIX.unpack(prefix)
-        raw = self._exactly(header_bytes)
+        raw = bytes(self._exactly(header_bytes))
         fields = json.loads(raw)
         kind, sizes = fields.pop("kind"), fields.pop("sizes")
         if sum(sizes) != body_bytes:
             raise ChannelClosed("a frame's parts do not add up to its body")
-        return Head(kind, fields, sizes, bytes(prefix + raw))
+        return Head(kind, fields, sizes, bytes(prefix) + raw)
 
     def receive_body(self, head: Head) -> list[Buffer]:
         """Read the parts of the frame whose header was just received."""
         return [self._exactly(size) for size in head.sizes]
 
     def pass_on(self, head: Head, other: Connection) -> None:
-        """Hand the frame whose header was just received to `other`, without holding it in memory."""
+        """Hand the frame whose header was just received to `other`, without holding a large one in memory."""
         left = sum(head.sizes)
+        # A small one goes on in one piece, so that its reader wakes once.
+        small = bytes(self._exactly(left)) if left <= RELAY_BYTES else b""
         with other._send_lock:
             try:
-                other._sock.sendall(head.raw)
-                buffer = memoryview(bytearray(min(left, CHUNK_BYTES)))
+                other._sock.sendall(head.raw + small)
+                left -= len(small)
+                buffer = memoryview(bytearray(min(left, RELAY_BYTES)))
                 while left:
-                    got = self._sock.recv_into(buffer[: min(left, CHUNK_BYTES)])
+                    got = self._sock.recv_into(buffer[: min(left, RELAY_BYTES)])
                     if not got:
                         raise ChannelClosed("the peer went in the middle of a frame")
                     other._sock.sendall(buffer[:got])
@@ -158,8 +164,8 @@ class Connection:
         """The address of the other end, as seen from here."""
         return self._peer
 
-    def _exactly(self, size: int) -> bytearray:
-        data = bytearray(size)
+    def _exactly(self, size: int) -> bytearray | memoryview:
+        data: bytearray | memoryview = bytearray(size) if size <= CHUNK_BYTES else _blank(size)
         view, filled = memoryview(data), 0
         while filled < size:
             try:
@@ -173,9 +179,16 @@ class Connection:
         return data
 
 
+def _blank(size: int) -> memoryview:
+    """Memory for something large; a bytearray would be written twice, first with zeros."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 def pair() -> tuple[Connection, Connection]:
     """Two connected ends for a parent and the child that it forks."""
     left, right = socket.socketpair()
+    for end in (left, right):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PAIR_BYTES)
     return Connection(left), Connection(right)
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from sparkring import events
-from sparkring.channel import ChannelClosed, Connection, Frame, Listener
+from sparkring.channel import Buffer, ChannelClosed, Connection, Frame, Listener
 from sparkring.ends import exit_failure
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.events import Event, Failure
@@ -235,7 +235,7 @@ class Gang:
         for member in list(self._connections):
             self._tell(member, kind, fields)
 
-    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[bytes] = ()) -> None:
+    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[Buffer] = ()) -> None:
         try:
             self._connections[member].send(kind, fields, parts)
         except ChannelClosed:
@@ -326,13 +326,14 @@ class Gang:
                 "barrier": request.framework == "barrier",
                 "environment": environment,
             }
-            if len(request.payload) <= SMALL_BYTES:
-                self._tell(member, "run", fields, [request.payload])
+            parts: list[Buffer] = [request.payload, *request.buffers]
+            if sum(map(len, parts)) <= SMALL_BYTES:
+                self._tell(member, "run", fields, parts)
             else:
-                self._send(member, fields, [request.payload])
+                self._send(member, fields, parts)
             self._untold.append(events.RankStarted(now, *self.place_of(rank)))
 
-    def _send(self, member: int, fields: dict[str, Any], parts: list[bytes]) -> None:
+    def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:
         """Send to several members at once, while they go on telling."""
         sender = threading.Thread(
             target=self._tell, args=(member, "run", fields, parts), name="sparkring-send", daemon=True

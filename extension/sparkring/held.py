@@ -26,6 +26,7 @@ class Held:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
+        self._now: dict[str, _Print] = {}  # taken since beside(): one of a large value takes a while
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -36,23 +37,33 @@ class Held:
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
         """The names of which the value on `ranks` is the one to use, asked for one by one."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
+        self._now.clear()
         return self
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str) or not self._ranks_with.get(name, set()) >= self._asked_for:
             return False
-        return name not in self._notebook or self._seen.get(name) == _Print.of(self._notebook[name])
+        if name not in self._notebook:
+            return True
+        seen = self._seen.get(name)
+        return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """`ranks` have bound `names`, or were sent them: what the notebook has under them now is not newer."""
         for name in names:
-            now = _Print.of(self._notebook[name]) if name in self._notebook else None
+            now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
             if self._seen.get(name) != now:
                 there.clear()  # the other ranks have an older one
             there.update(ranks)
             if now is not None:
                 self._seen[name] = now
+
+    def _print(self, name: str) -> _Print:
+        value = self._notebook[name]
+        if name not in self._now or not self._now[name].is_of(value):
+            self._now[name] = _Print.of(value)
+        return self._now[name]
 
 
 class _Print:
@@ -69,6 +80,10 @@ class _Print:
         except TypeError:
             identity = id(value)
         return cls(identity, _content(value))
+
+    def is_of(self, value: Any) -> bool:
+        """Whether it was taken of this very object."""
+        return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Print) or self._content != other._content:

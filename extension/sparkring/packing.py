@@ -14,12 +14,13 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
+from sparkring.channel import Buffer
 from sparkring.errors import CaptureError
 from sparkring.names import global_names
 from sparkring.travel import (
@@ -33,6 +34,8 @@ from sparkring.travel import (
     kind_of,
     kind_of_type,
 )
+
+APART_BYTES = 1 << 20
 
 
 def rank_namespace() -> Namespace:
@@ -56,13 +59,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace."""
 
     def __init__(self, stream: io.BytesIO, namespace: Namespace | None, hidden: Collection[str]) -> None:
-        super().__init__(stream, protocol=5)
+        super().__init__(stream, protocol=5, buffer_callback=self._within)
+        self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
         self._namespace, self._hidden = namespace, hidden
         self._kinds: dict[type, Kind | None] = {}
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = _RankNamespace()
+
+    def _within(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer goes into the stream; large ones travel beside it, so that they are not copied first."""
+        raw = buffer.raw()
+        if raw.nbytes >= APART_BYTES:
+            self.buffers.append(raw)
+        return raw.nbytes < APART_BYTES
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
@@ -95,11 +106,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Packed:
-    """`payload` holds the values that could be packed, `sizes` their bytes by name, `problems` says why of the rest."""
+    """`payload` holds the values that could be packed, `sizes` their bytes by name, `problems` says why of the rest.
+
+    `buffers` belong to the payload: the large ones among them, as they lie in memory.
+    """
 
     payload: bytes
     sizes: dict[str, int] = field(default_factory=dict)
     problems: dict[str, Problem] = field(default_factory=dict)
+    buffers: tuple[memoryview, ...] = ()
 
 
 def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Collection[str] = ()) -> Packed:
@@ -115,19 +130,19 @@ def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Col
         names = tuple(name for name in values if name not in problems)
         pickler.dump(names)
         for name in names:
-            start = stream.tell()
+            start, before = stream.tell(), len(pickler.buffers)
             try:
                 pickler.dump(values[name])
             except Exception as error:  # whatever the user's own __reduce__ raises
                 # The memo now points at bytes that were never written: begin again without this one.
                 problems[name] = diagnose(name, values[name], error, pickler.last)
                 break
-            sizes[name] = stream.tell() - start
+            sizes[name] = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
         else:
-            return Packed(stream.getvalue(), sizes, problems)
+            return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers))
 
 
-def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None) -> bytes:
+def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None) -> Packed:
     """Pack a function and its arguments; with a notebook's `namespace`, its functions share the rank's `__main__`.
 
     Raises CaptureError if one of them cannot travel.
@@ -139,12 +154,12 @@ def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: N
     packed = pack({name: function, **kwargs}, namespace, hidden)
     if packed.problems:
         raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
-    return packed.payload
+    return packed
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, payload: bytes, namespace: Namespace) -> None:
-        super().__init__(io.BytesIO(payload))
+    def __init__(self, payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> None:
+        super().__init__(io.BytesIO(payload), buffers=buffers)
         self._namespace = namespace
 
     def find_class(self, module: str, name: str) -> Any:
@@ -153,8 +168,8 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _load(payload: bytes, namespace: Namespace) -> Iterator[tuple[str, Any]]:
-    unpickler = _Unpickler(payload, namespace)
+def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
+    unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
         for name in unpickler.load():
@@ -171,16 +186,16 @@ def _load(payload: bytes, namespace: Namespace) -> Iterator[tuple[str, Any]]:
         namespace["__builtins__"] = own_builtins  # cloudpickle leaves its own there
 
 
-def unpack_names(payload: bytes, namespace: Namespace) -> None:
+def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
     """On a rank: load the values that `capture` packed into `namespace`, its `__main__.__dict__`.
 
     Raises CaptureError, naming the value, if one cannot be loaded here, such as when a module is missing.
     """
-    for name, value in _load(payload, namespace):
+    for name, value in _load(payload, namespace, buffers):
         namespace[name] = value
 
 
-def unpack_call(payload: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
+def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
     """On a rank: load what `pack_call` packed; errors as `unpack_names`."""
-    (_, function), *kwargs = _load(payload, rank_namespace())
+    (_, function), *kwargs = _load(payload, rank_namespace(), buffers)
     return function, dict(kwargs)

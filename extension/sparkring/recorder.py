@@ -53,7 +53,7 @@ class Recorder:
         finally:
             self._folder.close()
         self._show(self._view.close)
-        runs.prune()
+        runs.prune(slack=runs.SLACK)
         return self.record
 
 

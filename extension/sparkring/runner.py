@@ -50,7 +50,9 @@ def run_cell(
     `namespace` is the notebook's, for options that name something in it. RunFailed, LaunchError or KeyboardInterrupt
     if it did not end well.
     """
-    request = Request("cell", captured.payload, framework, source, options.pull, options.autolog, options.env)
+    request = Request(
+        "cell", captured.payload, framework, source, options.pull, options.autolog, options.env, captured.buffers
+    )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
     if options.data:
@@ -78,9 +80,10 @@ def run_function(
 ) -> RunResult:
     """Run `function(**kwargs)` on a ring of ranks; errors as for run_cell()."""
     title = options.name or getattr(function, "__qualname__", type(function).__name__)
-    payload = pack_call(function, kwargs, namespace)
-    request = Request("call", payload, framework, autolog=options.autolog)
-    large = {title: len(payload)} if len(payload) > LARGE_BYTES else {}
+    packed = pack_call(function, kwargs, namespace)
+    request = Request("call", packed.payload, framework, autolog=options.autolog, buffers=packed.buffers)
+    size_bytes = sum(packed.sizes.values())
+    large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     return _run(request, options, title, _source_of(function), large)
 
 

@@ -27,6 +27,7 @@ from sparkring.events import Event, Notice, Output, RunFinished, RunStarted, fro
 from sparkring.record import RunRecord, replay
 
 KEEP = 100
+SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
 EVENTS = "events.jsonl"
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
 
@@ -110,7 +111,7 @@ def new_id() -> str:
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.randbelow(16):x}"
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.token_hex(1)[0]}"
 
 
 def log_name(rank: int) -> str:
@@ -202,8 +203,13 @@ def last(path: Path) -> RunFinished | None:
     return None
 
 
-def prune(keep: int = KEEP) -> None:
-    """Remove all but the newest `keep` runs, and no run that may still be going on."""
+def prune(keep: int = KEEP, slack: int = 0) -> None:
+    """Remove all but the newest `keep` runs, and no run that may still be going on; `slack` more may gather first."""
+    try:
+        if len(os.listdir(home())) <= keep + slack:
+            return
+    except OSError:
+        return
     for path in saved()[keep:]:
         try:
             age_s = time.time() - (path / EVENTS).stat().st_mtime

@@ -22,6 +22,7 @@ class Request(NamedTuple):
     pull: tuple[str, ...] = ()
     autolog: bool = True
     environment: tuple[tuple[str, str], ...] = ()
+    buffers: tuple[memoryview, ...] = ()  # of the payload
 
 
 class Value(NamedTuple):

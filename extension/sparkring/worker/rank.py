@@ -154,10 +154,11 @@ class Rank:
     def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
         from sparkring import packing
 
+        payload, *buffers = frame.parts
         if fields["what"] == "call":
-            function, kwargs = packing.unpack_call(bytes(frame.parts[0]))
+            function, kwargs = packing.unpack_call(payload, buffers)
             return function(**kwargs)
-        packing.unpack_names(bytes(frame.parts[0]), self.namespace)
+        packing.unpack_names(payload, self.namespace, buffers)
         if fields["barrier"]:
             from sparkring.worker import barrier  # it imports pyspark
 
