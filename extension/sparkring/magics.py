@@ -21,7 +21,6 @@ from sparkring.views import show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
 
 _HELP = """Run the cell on {what}.
 
@@ -151,6 +150,9 @@ class SparkringMagics(Magics):
             for each in warm.stop(wanted.where):
                 print(f"{each.describe()}: {'was gone already' if each.lost else 'stopped'}")
         elif wanted.action == "stacks":
+            lost = next((each for each in warm.every() if each.ended and each.wanted.np == warm.default_np()), None)
+            if lost:
+                raise OptionsError(f"the {lost.describe()} is gone: {lost.ended}. The next cell starts a fresh one.")
             show_table(summary.STACK_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
         else:
             headers = ("gang", "ranks", "framework", "state", "up", "cells", "hosts")
@@ -217,7 +219,10 @@ class SparkringMagics(Magics):
     def _launch(self, magic: str, line: str, cell: str, *, framework: str = "", ranks: tuple[int, ...] = ()) -> Any:
         from sparkring import runner
 
-        options = opts.parse(magic, line, opts.Options(np=warm.default_np() or -1))
+        np = warm.default_np() or -1
+        options = opts.parse(magic, line, opts.Options(np=np))
+        if ranks and options.np != np:
+            raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {np}; leave -n out.")
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
@@ -227,27 +232,13 @@ class SparkringMagics(Magics):
                 f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
                 f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
             )
-        taking_part = ranks or tuple(range(abs(options.np)))
-        try:
-            captured = capture(
-                source,
-                namespace,
-                provided=PROVIDED,
-                also=options.push,
-                held=gang.held.beside(namespace, taking_part) if gang else (),
-                on_ranks=gang.held.names if gang else (),
-                dry_run=options.dry_run,
-            )
-        except CaptureError as error:
-            if gang and gang.news:  # what it misses may have been on the ranks that are gone
-                raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
-            raise
         if options.dry_run:
-            show_captured(captured.names)
+            provided = runner.PROVIDED
+            show_captured(capture(source, namespace, provided=provided, also=options.push, dry_run=True).names)
             return None
-        result = runner.run_cell(
+        return runner.run_in(
+            namespace,
             source,
-            captured,
             options,
             framework=framework or _LAUNCH_MAGICS[magic].framework,
             title=options.name or _title(cell),
@@ -255,8 +246,6 @@ class SparkringMagics(Magics):
             warm=gang,
             ranks=ranks,
         )
-        namespace.update(result.pulled)
-        return result
 
 
 def _row(gang: warm.WarmGang) -> tuple[str, ...]:

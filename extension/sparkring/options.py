@@ -246,8 +246,9 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
         low, dash, high = part.partition("-")
         if part == "all":
             found |= set(range(size))
-        elif low.isdigit() and (high.isdigit() if dash else True):
-            found |= set(range(int(low), int(high or low) + 1))
+        elif low.isdecimal() and (high.isdecimal() if dash else True):
+            # One beyond the last is enough to be told.
+            found |= set(range(int(low), min(int(high or low), size) + 1)) or {size}
         else:
             raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")
     if not found or max(found) >= size:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkring import events, runs
-from sparkring.capture import LARGE_BYTES, Captured
+from sparkring.capture import LARGE_BYTES, Captured, capture
 from sparkring.drive import Drive
-from sparkring.errors import ResultError, SparkringError
+from sparkring.errors import CaptureError, ResultError, SparkringError
 from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts
 from sparkring.launchers import every_slot, open_launcher
@@ -23,6 +23,8 @@ from sparkring.result import RunResult
 from sparkring.turn import Request
 from sparkring.views import View, open_view, summary
 from sparkring.warm import WarmGang
+
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
 
 last_result: RunResult | None = None
 
@@ -43,15 +45,51 @@ def run_cell(
 
     RunFailed, LaunchError or KeyboardInterrupt if it did not end well.
     """
-    request = Request("cell", captured.payload, framework, source, options.pull, options.autolog, options.env)
+    sent = tuple(captured.sent)
+    request = Request("cell", captured.payload, framework, source, options.pull, options.autolog, options.env, sent)
     large = {name.name: name.size_bytes or 0 for name in captured.large}
-    try:
-        result = _run(request, options, title, code, large, view, warm, ranks)
-    finally:
-        if warm is not None:
-            warm.held.bound(captured.sent, ranks or range(warm.gang.size))
+    result = _run(request, options, title, code, large, view, warm, ranks)
     if warm is not None:
-        warm.held.bound({*captured.binds, *result.pulled}, ranks or range(warm.gang.size))
+        warm.held.bound(captured.binds, ranks or range(warm.gang.size))
+    return result
+
+
+def run_in(
+    namespace: dict[str, Any],
+    source: str,
+    options: Options,
+    *,
+    framework: str,
+    title: str,
+    code: str,
+    view: View | None = None,
+    warm: WarmGang | None = None,
+    ranks: Sequence[int] = (),
+) -> RunResult:
+    """Run a cell of the notebook whose names are in `namespace`, and put there what it pulls.
+
+    CaptureError if something that it reads is not there or cannot travel; else errors as for run_cell().
+    """
+    taking_part = ranks or range(options.size)
+    try:
+        captured = capture(
+            source,
+            namespace,
+            provided=PROVIDED,
+            also=options.push,
+            held=warm.held.beside(namespace, taking_part) if warm else (),
+            on_ranks=warm.held.names if warm else (),
+        )
+    except CaptureError as error:
+        if warm and warm.news:  # what it misses may have been on the ranks that are gone
+            raise CaptureError("\n".join([str(error), *warm.news]), line=error.line) from None
+        raise
+    result = run_cell(
+        source, captured, options, framework=framework, title=title, code=code, view=view, warm=warm, ranks=ranks
+    )
+    namespace.update(result.pulled)
+    if warm:
+        warm.held.bound(result.pulled, taking_part)
     return result
 
 

@@ -20,7 +20,7 @@ def release() -> None:
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_initialized():
-        _try(torch.group.WORLD.abort)
+        _try(lambda: torch.group.WORLD.abort())
         _try(torch.destroy_process_group)
 
 
