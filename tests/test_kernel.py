@@ -691,10 +691,11 @@ def test_cells_on_a_gang(gang: Kernel) -> None:
     assert gang.run("%%ranks 1\nmodel['steps'] += 1\nmodel").done().result == "rank 1: {'steps': 10}"
     # Other magics and another number of ranks.
     assert gang.run("%%torchrun\nimport os\nos.environ['RANK']").done().result == "rank 0: '0'\nrank 1: '1'"
-    assert "value=0" in gang.run("%%horovod -n -1\nos = 0\nos").done().result or gang.value("_.values") == "[0]"
+    gang.run("%%horovod -n -1\n'os' in globals()").done()
+    assert gang.value("_.values") == "[False]"
     shown = gang.run("%gang").done().displayed
-    assert re.search(r"warm gang of 2 ranks on this machine +2 +plain +idle", shown)
-    assert re.search(r"^0 .* idle", gang.run("%gang --stacks").done().displayed, re.MULTILINE)
+    assert re.search(r"warm gang of 2 ranks on this machine +-2 +plain +idle", shown)
+    assert re.search(r"^ *0 .* idle", gang.run("%gang --stacks").done().displayed, re.MULTILINE)
     assert "stopped" in gang.run("%gang stop").done().printed
     assert "no gang is up" in gang.run("%gang").done().printed + gang.run("%gang").displayed
 
@@ -750,7 +751,8 @@ def test_a_rank_killed_between_cells_is_told(gang: Kernel, wait_until: Callable[
 
 
 @pytest.mark.parametrize("how", ["%reset -f", "%unload_ext sparkring", "restart"])
-def test_what_ends_a_gang(kernel: Kernel, wait_until: Callable[..., Any], how: str) -> None:
+def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[..., Any], how: str) -> None:
+    kernel = kernels()
     kernel.run("%gang start -n -2").done()
     ranks = [int(line.split()[0]) for line in kernel.ranks()]
     assert ranks
@@ -766,7 +768,9 @@ def test_what_ends_a_gang(kernel: Kernel, wait_until: Callable[..., Any], how: s
 
 
 @pytest.mark.slow
-def test_a_job_that_starves_behind_a_gang_is_explained(kernels: Callable[..., Kernel]) -> None:
+def test_a_job_that_starves_behind_a_gang_is_explained(
+    kernels: Callable[..., Kernel], wait_until: Callable[..., Any]
+) -> None:
     kernel = kernels()
     kernel.run("""
         import os
@@ -780,7 +784,7 @@ def test_a_job_that_starves_behind_a_gang_is_explained(kernels: Callable[..., Ke
         spark = builder.getOrCreate()
     """).done()
     kernel.run("%gang start -n 2").done()
-    assert "warm gang of 2: 2" in kernel.run("%slots").done().displayed
+    wait_until(lambda: "warm gang of 2: 2" in kernel.run("%slots").done().displayed, "Spark has counted the tasks")
     assert "on Spark" in kernel.run("%gang").done().displayed
     interrupts: list[bool] = []
 

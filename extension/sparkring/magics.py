@@ -155,7 +155,7 @@ class SparkringMagics(Magics):
                 raise OptionsError(f"the {lost.describe()} is gone: {lost.ended}. The next cell starts a fresh one.")
             show_table(summary.STACK_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
         else:
-            headers = ("gang", "ranks", "framework", "state", "up", "cells", "hosts")
+            headers = ("gang", "-n", "framework", "state", "up", "cells", "hosts")
             show_table(headers, [_row(each) for each in warm.every()], empty="no gang is up: %gang start -n -4")
 
     @line_magic

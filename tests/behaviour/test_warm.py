@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -307,11 +308,12 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
-def test_ranks_that_all_work_at_one_place_are_no_stall(shared_gang):
+def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
     """Silence alone is no reason for a notice."""
+    local_gang.start(2)
     with pytest.raises(RunTimeout):
-        shared_gang.cell("import time\ntime.sleep(60)", stall_s=0.5, timeout_s=3)
-    assert not shared_gang.view.record.notices
+        local_gang.cell("import time\ntime.sleep(60)", stall_s=0.5, timeout_s=3)
+    assert not local_gang.view.record.notices
 
 
 # ── Between cells ─────────────────────────────────────────────────────────────
@@ -413,8 +415,9 @@ def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
         pid = new_gang.pids()[victim]
 
         def kill(record, pid=pid, at=at):
-            if time.monotonic() >= at and psutil.pid_exists(pid):
-                psutil.Process(pid).kill()
+            if time.monotonic() >= at:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
 
         new_gang.view.on_refresh = kill
         error = failed(new_gang, "import time\nfor _ in range(1000):\n    print(rank)\n    time.sleep(0.05)")
@@ -437,14 +440,14 @@ STUBBORN = {
 
 
 @pytest.mark.parametrize("what", STUBBORN)
-def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(new_gang, what):
+def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(local_gang, what):
     """After the grace the gang is ended, which the interrupt says, with the ranks at fault."""
-    new_gang.start()
+    local_gang.start(3)
     cell, why = STUBBORN[what]
-    said = interrupted(new_gang, cell)
+    said = interrupted(local_gang, cell)
     assert "The gang is gone" in said
     assert why in said
-    assert new_gang.values("rank") == [0, 1, 2]
+    assert local_gang.values("rank") == [0, 1, 2]
 
 
 def test_one_interrupt_that_is_lost(local_gang):
@@ -595,8 +598,7 @@ def cell(source, gang, namespace=None):
 HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 
-@pytest.mark.parametrize("where", ["local", "spark"])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
     """Whether it exits or is killed: no rank lives on, nor what a rank has started."""
     found = driver(f"""{WARM}
