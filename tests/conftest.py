@@ -593,6 +593,14 @@ def local_gang(watch: Watch) -> Iterator[WarmRing]:
     warm.stop("local")
 
 
+@pytest.fixture
+def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
+    """The same of Spark tasks, for what only they do."""
+    warm.stop("spark")
+    yield WarmRing("spark", watch.mark)
+    warm.stop("spark")
+
+
 # ── Drivers of their own ──────────────────────────────────────────────────────────────────────────────────────────────
 
 _PRELUDE = f"""

@@ -291,10 +291,10 @@ def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
 def test_stacks_between_cells(shared_gang):
     """Ranks without a cell are told as idle, even where a thread of an earlier cell goes on."""
     shared_gang.cell(
-        "import threading, time\nif rank == 0:\n    threading.Thread(target=time.sleep, args=(2,)).start()"
+        "import threading, time\nif rank == 0:\n    threading.Thread(target=lambda: time.sleep(2)).start()"
     )
     table = summary.stacks_table(shared_gang.gang.stacks())
-    assert [row[2] for row in table] == ["idle"] * 3
+    assert [row[2:4] for row in table] == [("idle", "")] * 3
 
 
 def test_a_stall_is_told(shared_gang):
@@ -513,37 +513,32 @@ def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
     assert not warm.every()
 
 
-def test_two_gangs_at_once(new_gang, local_gang):
+def test_two_gangs_at_once(spark_gang, local_gang):
     """One here and one on Spark, each with its own variables."""
-    if new_gang.where == "local":
-        pytest.skip("one of the two is on Spark")
-    for gang in (new_gang, local_gang):
+    for gang in (spark_gang, local_gang):
         gang.start(2)
         gang.cell(f"where = {gang.where!r}, rank")
-    for gang in (new_gang, local_gang):
+    for gang in (spark_gang, local_gang):
         assert gang.values("where") == [(gang.where, 0), (gang.where, 1)]
 
 
 # ── Spark ─────────────────────────────────────────────────────────────────────
 
 
-def test_held_slots_are_shown_and_a_starving_job_is_explained(new_gang, spark, wait_until):
+def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark, wait_until):
     """A job that waits behind the gang is told of by itself, once; it ends when the gang does."""
-    if new_gang.where == "local":
-        pytest.skip("only Spark has slots to hold")
-    new_gang.start(4)
-    assert "4" in slots_table()[-1]
-    assert "warm gang of 4: 4" in slots_table()[-1][-1]
+    spark_gang.start(4)
+    wait_until(lambda: "warm gang of 4: 4" in slots_table()[-1][-1], "Spark has counted the tasks")
     counted: list[int] = []
     job = threading.Thread(target=lambda: counted.append(spark.range(10).count()), name="the user's job")
     job.start()
-    wait_until(lambda: new_gang.told, "the starving job is noticed")
-    assert re.search(r"stage \d+ .* waits for task slots: the warm gang of 4 holds 4 of 4", new_gang.told[0])
-    assert "%gang stop" in new_gang.told[0]
+    wait_until(lambda: spark_gang.told, "the starving job is noticed")
+    assert re.search(r"stage \d+ .* waits for task slots: the warm gang of 4 holds 4 of 4", spark_gang.told[0])
+    assert "%gang stop" in spark_gang.told[0]
     warm.stop("spark")
     job.join()
     assert counted == [10]
-    assert len(new_gang.told) == 1
+    assert len(spark_gang.told) == 1
 
 
 def test_the_end_of_the_session(driver):
