@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sparkring import runner
-from sparkring.capture import capture
 from sparkring.options import Options
 from sparkring.record import RunRecord
 from sparkring.runner import RunResult
@@ -189,9 +188,8 @@ def run(
     source: str, np: int, view: View, *, framework: str = "horovod", env: Mapping[str, str] | None = None
 ) -> RunResult:
     """Run a cell as the magic does, its capture included."""
-    captured = capture(source, {}, provided=("rank", "size", "local_rank"))
     options = Options(np=np, env=tuple((env or {}).items()))
-    return runner.run_cell(source, captured, options, framework=framework, title="benchmark", code=source, view=view)
+    return runner.run_cell(source, {}, options, framework=framework, title="benchmark", code=source, view=view)
 
 
 def ours(source: str, np: int, marker: str) -> Measured:

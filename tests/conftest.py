@@ -26,14 +26,13 @@ import psutil
 import pytest
 
 import sparkring
-from sparkring.capture import capture
-from sparkring.magics import RESERVED
-from sparkring.options import Options
+from sparkring import warm
+from sparkring.options import GangOptions, Options
 from sparkring.record import RunRecord
-from sparkring.runner import RunResult, run_cell
+from sparkring.result import RunResult
+from sparkring.runner import run_cell
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 
@@ -458,23 +457,80 @@ class Ring:
         **options: Any,
     ) -> RunResult:
         """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
-        cell = textwrap.dedent(source).strip("\n")
-        code = "\n" + cell
-        namespace = {} if namespace is None else namespace
-        on_refresh = self.view.on_refresh
-        self.view = Recording()
-        self.view.on_refresh = on_refresh
+        code = self._prepared(source)
         options["env"] = (*options.get("env", ()), (MARK, self._mark))
         return run_cell(
             code,
-            capture(code, namespace, provided=PROVIDED, reserved=RESERVED.get(framework, ())),
+            {} if namespace is None else namespace,
             Options(np=self.np(n), **options),
             framework=framework,
             title="test",
-            code=f"%%{framework} -n {self.np(n)}\n{cell}",
-            namespace=namespace,
+            code=f"%%{framework} -n {self.np(n)}{code}",
             view=view or self.view,
         )
+
+    def _prepared(self, source: str) -> str:
+        """The cell as IPython would have it; `self.view` is a new one for it."""
+        on_refresh = self.view.on_refresh
+        self.view = Recording()
+        self.view.on_refresh = on_refresh
+        return "\n" + textwrap.dedent(source).strip("\n")
+
+
+class WarmRing(Ring):
+    """Runs cells on a warm gang at one place, one after another, as a notebook does.
+
+    `notebook` holds the notebook's variables, `told` what the notebook was told between cells.
+    """
+
+    def __init__(self, where: str, mark: str) -> None:
+        super().__init__(where, mark)
+        self.notebook: dict[str, Any] = {"__name__": "__main__"}
+        self.told: list[str] = []
+
+    def start(self, n: int = 3, *, framework: str = "plain", idle_s: float = 3600.0, mark: bool = True) -> WarmRing:
+        """Start the gang, which must not be there yet."""
+        env = ((MARK, self._mark),) if mark else ()
+        warm.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
+        return self
+
+    @property
+    def gang(self) -> warm.WarmGang:
+        """The gang that is, or was last, at this place."""
+        return next(gang for gang in warm.every() if gang.where == self.place)
+
+    @property
+    def place(self) -> str:
+        return "local" if self.where == "local" else "spark"
+
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [self.gang.gang.place_of(rank)[2] for rank in range(self.gang.gang.size)]
+
+    def define(self, source: str) -> None:
+        """Run code in the notebook."""
+        exec(textwrap.dedent(source), self.notebook)
+
+    def cell(self, source: str, *ranks: int, framework: str = "plain", **options: Any) -> RunResult:
+        """Run a cell on the gang, on `ranks` if some are named; what it pulls is in `notebook` then."""
+        gang = warm.find(self.gang.wanted.np, self.told.append)
+        assert gang is not None
+        code = self._prepared(source)
+        return run_cell(
+            code,
+            self.notebook,
+            Options(np=gang.wanted.np, **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework}{code}",
+            view=self.view,
+            warm=gang,
+            ranks=ranks,
+        )
+
+    def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
+        """What the cell's last expression is on each rank that takes part."""
+        return self.cell(source, *ranks, **options).values
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -503,11 +559,52 @@ def tasks(spark: Any, watch: Watch) -> Ring:
     return Ring("spark", watch.mark)
 
 
+@pytest.fixture(scope="module")
+def lasting_gangs() -> Iterator[None]:
+    """Gangs that the tests of a module share end with it."""
+    yield
+    warm.stop()
+
+
+@pytest.fixture
+def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
+    """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
+    found = WarmRing(ring.where, watch.mark)
+    if not any(gang.where == found.place and not gang.ended for gang in warm.every()):
+        # Horovod's meeting point lasts as long as the gang.
+        watch.except_for(lambda: found.start(mark=False).cell("rank", framework="horovod"))
+    return found
+
+
+@pytest.fixture
+def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
+    """For a test that starts a gang of its own, and may lose it."""
+    found = WarmRing(ring.where, watch.mark)
+    warm.stop(found.place)
+    yield found
+    warm.stop(found.place)
+
+
+@pytest.fixture
+def local_gang(watch: Watch) -> Iterator[WarmRing]:
+    """The same of processes on this machine, where the launcher makes no difference."""
+    warm.stop("local")
+    yield WarmRing("local", watch.mark)
+    warm.stop("local")
+
+
+@pytest.fixture
+def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
+    """The same of Spark tasks, for what only they do."""
+    warm.stop("spark")
+    yield WarmRing("spark", watch.mark)
+    warm.stop("spark")
+
+
 # ── Drivers of their own ──────────────────────────────────────────────────────────────────────────────────────────────
 
-_PRELUDE = f"""
+_PRELUDE = """
 import os, signal, sys, textwrap, time
-from sparkring.capture import capture
 from sparkring.options import Options
 from sparkring.runner import run_cell
 
@@ -515,7 +612,7 @@ class View:
     said = 0
     def refresh(self, record):
         for line in record.recent[len(record.recent) - (record.recent_count - self.said):]:
-            print(f"[{{line.rank}}]", line.text, flush=True)
+            print(f"[{line.rank}]", line.text, flush=True)
         self.said = record.recent_count
         self.record = record
     close = refresh
@@ -526,14 +623,14 @@ def run(source, np, namespace=None, **options):
     global view
     view = View()
     code = chr(10) + textwrap.dedent(source).strip()
-    return run_cell(code, capture(code, namespace or {{}}, provided={PROVIDED!r}), Options(np=np, **options),
+    return run_cell(code, namespace or {}, Options(np=np, **options),
                     framework="plain", title="test", code="%%plain" + code, view=view)
 
 def spark(master, **settings):
     from pyspark.sql import SparkSession
     builder = SparkSession.builder.master(master)
-    settings = {{"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL", **settings}}
+    settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL", **settings}
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -473,7 +473,7 @@ NOT_USABLE = {
     "an option without its value": ("%%horovod --timeout\n1", r"OptionsError: .*--timeout.*expected one argument.*"),
     "a time that is none": (
         "%%horovod --timeout soon\n1",
-        r"OptionsError: .*'soon' is not a time in seconds above 0.*",
+        r"OptionsError: .*'soon' is not a time above 0.*",
     ),
     "a choice that is none": ("%%horovod --logs some\n1", r"OptionsError: .*'some'.*all.*rank0.*callbacks.*"),
     "a variable without a value": ("%%horovod --env KEY\n1", r"OptionsError: .*'KEY' is not of the form KEY=VALUE.*"),
@@ -689,6 +689,163 @@ def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wa
     assert pids <= family
     kernel.process.kill()
     wait_until(lambda: not any(map(psutil.pid_exists, family)), "all that the kernel started has ended", 10.0)
+
+
+# ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+GANG_LINES = {
+    "%gang start": r"OptionsError: %gang start takes a number of ranks: .*",
+    "%gang start -n 0": r"OptionsError: %gang start takes a number of ranks: .*",
+    "%gang nonsense": r"OptionsError: %gang does not take 'nonsense': .*",
+    "%gang --stacks": r"OptionsError: %gang --stacks needs a gang that is up and free: .*",
+    "%%ranks 0\n1": r"OptionsError: %%ranks needs a gang that is up and free: .*",
+}
+WITH_A_GANG = {
+    "%gang start -n -2": r"OptionsError: a warm gang of 2 ranks on this machine is up: %gang stop ends it\.",
+    "%%ranks\n1": r"OptionsError: %%ranks takes the ranks first, .*",
+    "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
+    "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",
+    "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, with -n -2; .*",
+    "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have theirs already\. .*",
+    "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have theirs already\. .*",
+}
+
+
+def complaint(kernel: Kernel, code: str) -> str:
+    """The one line of error in which a cell ends."""
+    cell = kernel.run(code)
+    assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
+    return str(cell.error.traceback[0])
+
+
+@pytest.fixture
+def gang(kernel: Kernel) -> Iterator[Kernel]:
+    """The shared kernel with two warm ranks."""
+    assert "up after" in kernel.run("%gang start -n -2 --framework plain").done().printed
+    yield kernel
+    kernel.run("%gang stop").done()
+
+
+def test_cells_on_a_gang(gang: Kernel) -> None:
+    gang.run("rate, model = 0.5, {'steps': 0}").done()
+    pids = gang.run("%%ranks all\nimport os\nmodel['steps'] += 1\nos.getpid()").done().result
+    assert gang.run("%%ranks all\nos.getpid()").done().result == pids
+    assert gang.run("%%ranks all\nmodel['steps'] += 1\nmodel, rate").done().result == "ranks 0, 1: ({'steps': 2}, 0.5)"
+    gang.run("rate = 0.25").done()
+    assert gang.run("%%ranks 1 --pull model\nmodel['steps'] = 9\nrate").done().result == "rank 1: 0.25"
+    assert gang.value("model") == "{'steps': 9}"
+    # What was pulled is not newer than the ranks' own.
+    assert gang.run("%%ranks 1\nmodel['steps'] += 1\nmodel").done().result == "rank 1: {'steps': 10}"
+    # Other magics and another number of ranks.
+    assert gang.run("%%torchrun\nimport os\nos.environ['RANK']").done().result == "rank 0: '0'\nrank 1: '1'"
+    gang.run("%%horovod -n -1\n'os' in globals()").done()
+    assert gang.value("_.values") == "[False]"
+    shown = gang.run("%gang").done().displayed
+    assert re.search(r"warm gang of 2 ranks on this machine +-2 +plain +idle", shown)
+    assert re.search(r"^ *0 .* idle", gang.run("%gang --stacks").done().displayed, re.MULTILINE)
+    assert "stopped" in gang.run("%gang stop").done().printed
+    assert "no gang is up" in gang.run("%gang").done().printed + gang.run("%gang").displayed
+
+
+def test_lines_that_a_gang_cannot_use(kernel: Kernel) -> None:
+    for code, wanted in GANG_LINES.items():
+        assert re.fullmatch(wanted, complaint(kernel, code))
+    kernel.run("%gang start -n -2").done()
+    for code, wanted in WITH_A_GANG.items():
+        assert re.fullmatch(wanted, complaint(kernel, code))
+    kernel.run("%gang stop local").done()
+
+
+def test_help_and_tab_of_gangs(kernel: Kernel) -> None:
+    (page,) = kernel.run("%gang?").done().reply["payload"]
+    for word in ("%gang start -n -4", "%gang --stacks", "--idle", "--framework"):
+        assert word in page["data"]["text/plain"]
+    (page,) = kernel.run("%%ranks?").done().reply["payload"]
+    assert "%%ranks 0,2-3" in page["data"]["text/plain"]
+    assert sorted(complete(kernel, "%gang st")) == ["start", "stop"]
+    assert complete(kernel, "%gang start --id") == ["--idle"]
+    assert complete(kernel, "%%ranks 0,1 --pul") == ["--pull"]
+
+
+def test_stop_ends_the_cell_and_keeps_the_gang(gang: Kernel) -> None:
+    gang.run("%%ranks all\nimport time\nkept = rank").done()
+    sent = gang.send("%%ranks all\nprint('ready')\ntime.sleep(600)")
+    following = gang.send("reached = True")
+    interrupts: list[bool] = []
+
+    def interrupt(output: nbformat.NotebookNode) -> None:
+        text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        if "ready" in text and not interrupts:
+            interrupts.append(True)
+            gang.manager.interrupt_kernel()
+
+    cell = gang.receive(sent, interrupt)
+    assert cell.error.ename == "KeyboardInterrupt"
+    assert "The gang goes on" in cell.error.evalue
+    assert gang.receive(following).status == "aborted"
+    assert gang.run("%%ranks all\nkept").done().result == "rank 0: 0\nrank 1: 1"
+
+
+def test_a_rank_killed_between_cells_is_told(gang: Kernel, wait_until: Callable[..., Any]) -> None:
+    cell = gang.run("%%ranks all --pull pid\nimport os\npid, weights = os.getpid(), 1").done()
+    psutil.Process(int(gang.value("pid"))).kill()
+    wait_until(lambda: "rank 0: killed by SIGKILL" in gang.run("%gang").done().displayed, "%gang tells")
+    assert "is gone" in complaint(gang, "%gang --stacks")
+    cell = gang.run("%%ranks all\nweights")
+    assert "reads `weights`" in cell.error.evalue
+    assert "the one before is gone" in cell.error.evalue
+    assert gang.run("%%ranks all\nrank").done().result == "rank 0: 0\nrank 1: 1"
+
+
+@pytest.mark.parametrize("how", ["%reset -f", "%unload_ext sparkring", "restart"])
+def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[..., Any], how: str) -> None:
+    kernel = kernels()
+    kernel.run("%gang start -n -2").done()
+    ranks = [int(line.split()[0]) for line in kernel.ranks()]
+    assert ranks
+    if how == "restart":
+        kernel.manager.restart_kernel()
+        kernel.client.wait_for_ready(DEADLINE_S)
+        kernel.process = psutil.Process(kernel.manager.provisioner.pid)
+    else:
+        kernel.run(how).done()
+    wait_until(lambda: not any(map(psutil.pid_exists, ranks)), "the ranks have ended")
+    kernel.run("%load_ext sparkring").done()
+    assert "no gang is up" in kernel.run("%gang").done().printed + kernel.run("%gang").displayed
+
+
+@pytest.mark.slow
+def test_a_job_that_starves_behind_a_gang_is_explained(
+    kernels: Callable[..., Kernel], wait_until: Callable[..., Any]
+) -> None:
+    kernel = kernels()
+    kernel.run("""
+        import os
+        from sparkring.launchers.spark import find_java
+        if find_java():
+            os.environ["JAVA_HOME"] = find_java()
+        from pyspark.sql import SparkSession
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        for name in ("host", "bindAddress"):
+            builder = builder.config(f"spark.driver.{name}", "127.0.0.1")
+        spark = builder.getOrCreate()
+    """).done()
+    kernel.run("%gang start -n 2").done()
+    wait_until(lambda: "warm gang of 2: 2" in kernel.run("%slots").done().displayed, "Spark has counted the tasks")
+    assert "on Spark" in kernel.run("%gang").done().displayed
+    interrupts: list[bool] = []
+
+    def interrupt(output: nbformat.NotebookNode) -> None:
+        if "waits for task slots: the warm gang of 2 holds 2 of 2" in output.get("text", "") and not interrupts:
+            interrupts.append(True)
+            kernel.manager.interrupt_kernel()
+
+    cell = kernel.receive(kernel.send("spark.range(10).count()"), interrupt)
+    assert cell.status == "error"
+    assert interrupts
+    kernel.run("%gang stop").done()
+    assert kernel.value("spark.range(10).count()") == "10"
+    kernel.run("spark.stop()").done()
 
 
 # ── Other kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,18 @@ import pytest
 
 from sparkring import options
 from sparkring.errors import OptionsError
-from sparkring.options import LogsWanted, Options, completions, parse, parse_logs
+from sparkring.options import (
+    GangOptions,
+    GangWanted,
+    LogsWanted,
+    Options,
+    completions,
+    gang_completions,
+    parse,
+    parse_gang,
+    parse_logs,
+    parse_ranks,
+)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +162,115 @@ def test_only_barrier_takes_data():
     """The other magics' ranks would get no rows."""
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
-    assert completions("barrier", " --da") == ["--data"]
-    assert "barrier task" in options.help_table("barrier")
+    assert completions(options.launch_parser("barrier"), " --da") == ["--data"]
+    assert "barrier task" in options.help_table(options.launch_parser("barrier"))
+
+
+FRAMEWORKS = ("horovod", "tensorflow", "torch")
+
+# ── Warm gangs ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", GangWanted("show")),
+        ("--stacks", GangWanted("stacks")),
+        ("stop", GangWanted("stop")),
+        (" stop spark ", GangWanted("stop", where="spark")),
+        ("start -n -4", GangWanted("start", GangOptions(-4, "horovod", 3600.0, ()))),
+        (
+            "start --np 2 --idle 0.5 --framework torch --env A=1 --gpus 0  # and a comment",
+            GangWanted("start", GangOptions(2, "torch", 30.0, (("A", "1"),), 0)),
+        ),
+    ],
+)
+def test_gang_lines(line, expected):
+    """%gang starts, stops, shows, and says where the ranks stand."""
+    assert parse_gang(line, FRAMEWORKS) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("start", "takes a number of ranks"),
+        ("start -n 0", "takes a number of ranks"),
+        ("start -n two", "'two' is not a whole number"),
+        ("start -n -2 --idle 0", "above 0"),
+        ("start -n -2 --idle never", "not a time"),
+        ("start -n -2 --framework mpi", "invalid choice: 'mpi'"),
+        ("start -n -2 --gpus some", "not a number from 0 on"),
+        ("start -n -2 extra", "unrecognized arguments: extra"),
+        ("nonsense", "does not take 'nonsense'"),
+        ("stop here", "does not take 'stop here'"),
+        ("--stacks now", "does not take"),
+        ("'open", "No closing quotation"),
+    ],
+)
+def test_bad_gang_lines(line, word):
+    """What %gang cannot use is named in one OptionsError, on one line."""
+    with pytest.raises(OptionsError) as caught:
+        parse_gang(line, FRAMEWORKS)
+    assert str(caught.value).startswith("%gang")
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("0", ((0,), "")),
+        ("0,2-3", ((0, 2, 3), "")),
+        ("3,1,1", ((1, 3), "")),
+        ("all", ((0, 1, 2, 3), "")),
+        ("1-2 --pull x", ((1, 2), "--pull x")),
+        (" 0-3  --quiet", ((0, 1, 2, 3), " --quiet")),
+    ],
+)
+def test_ranks_lines(line, expected):
+    """%%ranks takes the ranks, then options."""
+    assert parse_ranks(line, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("", "takes the ranks first"),
+        ("x", "takes the ranks first"),
+        ("--pull x", "takes the ranks first"),
+        ("0,,1", "takes the ranks first"),
+        ("-1", "takes the ranks first"),
+        ("1-", "takes the ranks first"),
+        ("²", "takes the ranks first"),
+        ("4", "the gang has ranks 0 to 3"),
+        ("7", "the gang has ranks 0 to 3"),
+        ("3-1", "the gang has ranks 0 to 3"),
+        ("5-9", "the gang has ranks 0 to 3"),
+        ("0-99999999999999", "the gang has ranks 0 to 3"),
+    ],
+)
+def test_bad_ranks_lines(line, word):
+    """Ranks that are none, or that the gang does not have, are an OptionsError."""
+    with pytest.raises(OptionsError, match=word):
+        parse_ranks(line, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (" ", {"start", "stop", "--stacks"}),
+        (" st", {"start", "stop"}),
+        (" start", {"start"}),
+        (" start ", {"-n", "--np", "--framework", "--idle", "--env", "--gpus"}),
+        (" start --id", {"--idle"}),
+        (" start -n -2 --framework t", {"torch", "tensorflow"}),
+        (" stop", {"stop"}),
+        (" stop ", {"local", "spark"}),
+        (" stop l", {"local"}),
+        (" --s", {"--stacks"}),
+        (" nonsense", set()),
+    ],
+)
+def test_gang_completions(line, expected):
+    """Tab on a %gang line offers what can stand there."""
+    assert set(gang_completions(line, FRAMEWORKS)) == expected

@@ -103,12 +103,14 @@ def capture(
     for name, via in used.items():
         if name not in hidden | IMPLICIT and name not in wanted:
             wanted[name] = _Wanted(wanted[via].required, via=via)
-    wanted = {name: want for name, want in wanted.items() if name in also or name not in held}
+    there = {name for name in wanted if name not in also and name in held}
+    wanted = {name: want for name, want in wanted.items() if name not in there}
     missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
     if not dry_run:
         _raise(missing)
 
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
+    hidden |= there  # functions would bring the notebook's along
     packed = pack(values, namespace, hidden)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
     if rebound:  # helpers use them, but find there what the cell makes of them

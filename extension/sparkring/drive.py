@@ -21,6 +21,7 @@ FAILURE_GRACE_S = 0.1
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # what a warm gang's ranks get to come back from an interrupt, before the gang is given up
 RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
+REPEAT_AFTER_S = 2.0  # or it has lost its interrupt, to a callback or to the first moment of its cell
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
@@ -114,7 +115,7 @@ class Drive:
 
     def _come_back(self, grace_s: float) -> bool:
         """Interrupt what the ranks do; False if some did not come back in time, or died."""
-        began = time.monotonic()
+        began, repeated = time.monotonic(), False
         self.interrupts.seen = False
         self.gang.interrupt()
         while self.turn.running and not self.gang.deaths:
@@ -125,6 +126,9 @@ class Drive:
             if self.warm and not self._released and waited_s > RELEASE_AFTER_S:
                 self._released = True
                 self.gang.release()
+            if self.warm and not repeated and waited_s > REPEAT_AFTER_S:
+                repeated = True
+                self.gang.interrupt()
         return not (self.turn.running or self.gang.deaths)
 
     def _kept(self) -> str:

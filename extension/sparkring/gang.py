@@ -69,6 +69,7 @@ class Gang:
         self._leaving = False
         self._stopping = False
         self._senders: dict[int, threading.Thread] = {}
+        self._outbox: dict[int, list[tuple[str, dict[str, Any] | None, Sequence[Buffer]]]] = {}
         self._cleanup = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -184,7 +185,7 @@ class Gang:
         try:
             if not self.gone:
                 self._to_all("stop", {"signal": int(signal.SIGKILL), "grace_s": 0.0})
-            self.launcher.stop(3.0)
+            self.launcher.stop(0.5 if self._outbox else 3.0)  # a rank that takes nothing in hears nothing either
         finally:
             self._cleanup.close()
             self._inbox.put(_END)
@@ -236,6 +237,13 @@ class Gang:
             self._tell(member, kind, fields)
 
     def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[Buffer] = ()) -> None:
+        with self._lock:
+            if member in self._outbox:  # behind what is on its way; a frozen rank may never take that in
+                self._outbox[member].append((kind, fields, parts))
+                return
+        self._post(member, kind, fields, parts)
+
+    def _post(self, member: int, kind: str, fields: dict[str, Any] | None, parts: Sequence[Buffer]) -> None:
         try:
             self._connections[member].send(kind, fields, parts)
         except ChannelClosed:
@@ -335,11 +343,21 @@ class Gang:
 
     def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:
         """Send to several members at once, while they go on telling."""
-        sender = threading.Thread(
-            target=self._tell, args=(member, "run", fields, parts), name="sparkring-send", daemon=True
-        )
+        with self._lock:
+            self._outbox[member] = [("run", fields, parts)]
+        sender = threading.Thread(target=self._empty_outbox, args=(member,), name="sparkring-send", daemon=True)
         sender.start()
         self._senders[member] = sender
+
+    def _empty_outbox(self, member: int) -> None:
+        """In a thread of its own: send what waits for a member, until nothing does."""
+        while True:
+            with self._lock:
+                if not self._outbox[member]:
+                    del self._outbox[member]
+                    return
+                kind, fields, parts = self._outbox[member].pop(0)
+            self._post(member, kind, fields, parts)
 
     def _framework(self, name: str) -> Framework:
         if name not in self._frameworks:
@@ -354,6 +372,8 @@ class Gang:
         self._seats[rank] = self._seats[rank]._replace(port=fields["port"])
         if self.turn is not None:
             self.turn.names.update(fields["names_bound"])
+            if fields["loaded"]:
+                self.turn.loaded.add(rank)
 
     # ── ends ──────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,8 @@ import contextlib
 import re
 import textwrap
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.getipython import get_ipython
@@ -15,14 +16,12 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from sparkring import options as opts
 from sparkring import runs, warm
-from sparkring.capture import capture
 from sparkring.errors import CaptureError, OptionsError
+from sparkring.frameworks import FRAMEWORKS
 from sparkring.views import show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")
-RESERVED = {"barrier": ("context", "rows")}  # by magic: what its ranks define whatever the notebook does
 
 _HELP = """Run the cell on {what}.
 
@@ -59,87 +58,15 @@ Options of `%gang start`:
 """
 
 
-class _Launch(NamedTuple):
-    """A launch magic: the framework whose ranks it starts, and what its help says."""
-
-    framework: str
-    what: str
-    reads: str
-    example: str
-    line: str = "-n -2"
-
-
-_LAUNCH_MAGICS = {
-    "horovod": _Launch(
-        "horovod",
-        "a ring of Horovod ranks",
-        "model, x, y",
-        """
-        import horovod.tensorflow.keras as hvd
-        hvd.init()
-        print("rank", hvd.rank(), "of", hvd.size())
-        model.fit(x[rank::size], y[rank::size], callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
-        """,
-    ),
-    "torchrun": _Launch(
-        "torch",
-        "ranks that torch.distributed can join, with the environment that torchrun gives",
-        "model, train",
-        """
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-        dist.init_process_group("gloo")
-        train(DistributedDataParallel(model))
-        dist.destroy_process_group()
-        """,
-    ),
-    "tensorflow": _Launch(
-        "tensorflow",
-        "the workers of one TensorFlow cluster, each with its TF_CONFIG",
-        "make_model, x, y",
-        """
-        import tensorflow as tf
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        with strategy.scope():
-            model = make_model()
-        model.fit(x, y, epochs=3)
-        """,
-    ),
-    "barrier": _Launch(
-        "barrier",
-        "the tasks of a Spark barrier stage, where `context` is the BarrierTaskContext and `rows` the\n"
-        "rows of partition `rank` of --data: iterate over them, or take rows.pandas() or rows.arrow() in batches, or\n"
-        "rows.to_pandas() at once",
-        "make_model",
-        """
-        part = rows.to_pandas()
-        print("rank", rank, "has", len(part), "rows, all have", context.allGather(str(len(part))))
-        make_model().fit(part[["x1", "x2"]], part["y"])
-        """,
-        "-n 4 --data digits",
-    ),
-}
+# What a gang can carry from cell to cell; a barrier stage of its own is not among them.
+_CARRIED = tuple(name for name, each in FRAMEWORKS.items() if each.by_node)
+# The launch magics, by name: the framework whose ranks each starts, and what its help says.
+_LAUNCH = {each.lesson.magic: (name, each.lesson) for name, each in FRAMEWORKS.items() if each.lesson is not None}
 
 
 @magics_class
 class SparkringMagics(Magics):
     """The magics of sparkring."""
-
-    @cell_magic
-    def horovod(self, line: str, cell: str) -> Any:
-        return self._launch("horovod", line, cell)
-
-    @cell_magic
-    def torchrun(self, line: str, cell: str) -> Any:
-        return self._launch("torchrun", line, cell)
-
-    @cell_magic
-    def tensorflow(self, line: str, cell: str) -> Any:
-        return self._launch("tensorflow", line, cell)
-
-    @cell_magic
-    def barrier(self, line: str, cell: str) -> Any:
-        return self._launch("barrier", line, cell)
 
     @cell_magic
     def ranks(self, line: str, cell: str) -> Any:
@@ -155,11 +82,11 @@ class SparkringMagics(Magics):
         """
         found = self._gang("%%ranks")
         ranks, rest = opts.parse_ranks(line, found.gang.size)
-        return self._launch("ranks", rest, cell, framework=found.wanted.framework, ranks=ranks)
+        return self.launch("ranks", rest, cell, found.wanted.framework, ranks)
 
     @line_magic
     def gang(self, line: str) -> None:
-        wanted = opts.parse_gang(line)
+        wanted = opts.parse_gang(line, _CARRIED)
         if wanted.start is not None:
             begun = time.monotonic()
             found = warm.start(wanted.start, tell, tell)
@@ -170,9 +97,12 @@ class SparkringMagics(Magics):
             for each in warm.stop(wanted.where):
                 print(f"{each.describe()}: {'was gone already' if each.lost else 'stopped'}")
         elif wanted.action == "stacks":
+            lost = next((each for each in warm.every() if each.ended and each.wanted.np == warm.default_np()), None)
+            if lost:
+                raise OptionsError(f"the {lost.describe()} is gone: {lost.ended}. The next cell starts a fresh one.")
             show_table(summary.STACK_HEADERS, summary.stacks_table(self._gang("%gang --stacks").stacks()), empty="")
         else:
-            headers = ("gang", "ranks", "framework", "state", "up", "cells", "hosts")
+            headers = ("gang", "-n", "framework", "state", "up", "cells", "hosts")
             show_table(headers, [_row(each) for each in warm.every()], empty="no gang is up: %gang start -n -4")
 
     @line_magic
@@ -233,10 +163,14 @@ class SparkringMagics(Magics):
             raise OptionsError(f"{who} needs a gang that is up and free: %gang start -n -4 starts one.")
         return found
 
-    def _launch(self, magic: str, line: str, cell: str, *, framework: str = "", ranks: tuple[int, ...] = ()) -> Any:
+    def launch(self, magic: str, line: str, cell: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
+        """Run a cell under a launch magic, or %%ranks, with its line."""
         from sparkring import runner
 
-        options = opts.parse(magic, line, opts.Options(np=warm.default_np() or -1))
+        np = warm.default_np() or -1
+        options = opts.parse(magic, line, opts.Options(np=np))
+        if ranks and options.np != np:
+            raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {np}; leave -n out.")
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
@@ -247,38 +181,19 @@ class SparkringMagics(Magics):
                 f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
                 f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
             )
-        taking_part = ranks or tuple(range(abs(options.np)))
-        try:
-            captured = capture(
-                source,
-                namespace,
-                provided=PROVIDED,
-                reserved=RESERVED.get(magic, ()),
-                also=options.push,
-                held=gang.held.beside(namespace, taking_part) if gang else (),
-                on_ranks=gang.held.names if gang else (),
-                dry_run=options.dry_run,
-            )
-        except CaptureError as error:
-            if gang and gang.news:  # what it misses may have been on the ranks that are gone
-                raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
-            raise
         if options.dry_run:
-            show_captured(captured.names)
+            show_captured(runner.take_along(source, namespace, options, framework).names)
             return None
-        result = runner.run_cell(
+        return runner.run_cell(
             source,
-            captured,
+            namespace,
             options,
-            framework=framework or _LAUNCH_MAGICS[magic].framework,
+            framework=framework,
             title=options.name or _title(cell),
             code=f"%%{magic} {line}\n{cell}",
-            namespace=namespace,
             warm=gang,
             ranks=ranks,
         )
-        namespace.update(result.pulled)
-        return result
 
 
 def _row(gang: warm.WarmGang) -> tuple[str, ...]:
@@ -290,25 +205,34 @@ def _row(gang: warm.WarmGang) -> tuple[str, ...]:
     return gang.describe(), str(wanted.np), wanted.framework, state, up, str(gang.cells), hosts
 
 
-for _magic, _launch in _LAUNCH_MAGICS.items():
-    getattr(SparkringMagics, _magic).__doc__ = _HELP.format(
-        magic=_magic,
-        line=_launch.line,
-        what=_launch.what,
-        reads=_launch.reads,
-        example=textwrap.indent(textwrap.dedent(_launch.example).strip(), "    "),
-        options=opts.help_table(opts.launch_parser(_magic)),
+def _launch_magic(magics: SparkringMagics, magic: str) -> Callable[[str, str], Any]:
+    framework, lesson = _LAUNCH[magic]
+
+    def launch(line: str, cell: str) -> Any:
+        return magics.launch(magic, line, cell, framework)
+
+    launch.__doc__ = _HELP.format(
+        magic=magic,
+        line=lesson.line,
+        what=lesson.what,
+        reads=lesson.reads,
+        example=textwrap.indent(textwrap.dedent(lesson.example).strip(), "    "),
+        options=opts.help_table(opts.launch_parser(magic)),
     )
+    return launch
 
 
-SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser()))
+SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser(_CARRIED)))
 
 
 def load(shell: Any) -> None:
     """Register everything in an IPython shell."""
     from sparkring.compat import sparkdl
 
-    shell.register_magics(SparkringMagics)
+    magics = SparkringMagics(shell)
+    shell.register_magics(magics)
+    for magic in _LAUNCH:
+        shell.register_magic_function(_launch_magic(magics, magic), "cell", magic)
     sparkdl.install()
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
@@ -322,7 +246,7 @@ def unload(shell: Any) -> None:
         shell.events.unregister("post_run_cell", _stop_after_reset)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
-    for kind, names in (("cell", (*_LAUNCH_MAGICS, "ranks")), ("line", ("gang", "runs", "logs", "slots"))):
+    for kind, names in (("cell", (*_LAUNCH, "ranks")), ("line", ("gang", "runs", "logs", "slots"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 
@@ -338,12 +262,10 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
     """Tab on the line of a launch magic: its options, and the values of those that have a fixed set."""
     words: list[str] = []
     found = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
-    if found and found[1] in _LAUNCH_MAGICS:
+    if found and (found[1] in _LAUNCH or found[1] == "ranks"):
         words = opts.completions(opts.launch_parser(found[1]), found[2])
-    elif found and found[1] == "ranks":
-        words = opts.completions(opts.launch_parser("ranks"), found[2])
     elif found and found[1] == "gang":
-        words = opts.gang_completions(found[2])
+        words = opts.gang_completions(found[2], _CARRIED)
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
 

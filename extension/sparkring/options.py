@@ -235,11 +235,11 @@ class GangWanted:
     where: str = ""
 
 
-def parse_gang(line: str) -> GangWanted:
-    """What a `%gang` line asks for. OptionsError says what is wrong with it."""
+def parse_gang(line: str, frameworks: tuple[str, ...]) -> GangWanted:
+    """What a `%gang` line asks for; `frameworks` are those that a gang can carry. OptionsError says what is wrong."""
     words = _words("%gang", line)
     if words[:1] == ["start"]:
-        found = vars(gang_parser().parse_args(_joined(words[1:])))
+        found = vars(gang_parser(frameworks).parse_args(_joined(words[1:])))
         if not found["np"]:
             raise OptionsError("%gang start takes a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
         env = tuple(found["env"] or ())
@@ -255,15 +255,15 @@ def parse_gang(line: str) -> GangWanted:
 
 
 @functools.cache
-def gang_parser() -> argparse.ArgumentParser:
+def gang_parser(frameworks: tuple[str, ...]) -> argparse.ArgumentParser:
     """The parser of what follows `%gang start`."""
     parser = _Parser(prog="%gang start", add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--np", type=_whole, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks")
     parser.add_argument(
         "--framework",
-        choices=("horovod", "torch", "tensorflow", "plain"),
+        choices=frameworks,
         default="horovod",
-        help="what %%ranks cells are given; %%horovod, %%torchrun and %%tensorflow cells bring their own",
+        help="what %%ranks cells are given (default horovod); cells of other magics bring their own",
     )
     parser.add_argument(
         "--idle", type=_minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"
@@ -281,8 +281,9 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
         low, dash, high = part.partition("-")
         if part == "all":
             found |= set(range(size))
-        elif low.isdigit() and (high.isdigit() if dash else True):
-            found |= set(range(int(low), int(high or low) + 1))
+        elif low.isdecimal() and (high.isdecimal() if dash else True):
+            # One beyond the last is enough to be told.
+            found |= set(range(int(low), min(int(high or low), size) + 1)) or {size}
         else:
             raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")
     if not found or max(found) >= size:
@@ -344,11 +345,11 @@ def completions(parser: argparse.ArgumentParser, line: str) -> list[str]:
     ]
 
 
-def gang_completions(line: str) -> list[str]:
+def gang_completions(line: str, frameworks: tuple[str, ...]) -> list[str]:
     """What can stand at the end of `line`, a `%gang` line up to the cursor."""
     words = line.split()
     if words[:1] == ["start"] and (len(words) > 1 or line[-1:].isspace()):
-        return completions(gang_parser(), line.partition("start")[2])
+        return completions(gang_parser(frameworks), line.partition("start")[2])
     choices = ("local", "spark") if words[:1] == ["stop"] and line != " stop" else ("start", "stop", "--stacks")
     current = "" if line[-1:].isspace() else words[-1]
     return [word for word in choices if word.startswith(current)]

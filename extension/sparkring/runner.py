@@ -6,14 +6,15 @@ import operator
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring import events, runs
-from sparkring.capture import LARGE_BYTES, Captured
+from sparkring.capture import LARGE_BYTES, Captured, capture
 from sparkring.drive import Drive
-from sparkring.errors import ResultError, SparkringError
+from sparkring.errors import CaptureError, ResultError, SparkringError
+from sparkring.frameworks import FRAMEWORKS
 from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts
 from sparkring.launchers import every_slot, open_launcher
@@ -29,45 +30,79 @@ from sparkring.warm import WarmGang
 if TYPE_CHECKING:
     from sparkring.launchers.spark import Data
 
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
+
 last_result: RunResult | None = None
 
 
 def run_cell(
     source: str,
-    captured: Captured,
+    namespace: dict[str, Any],
     options: Options,
     *,
     framework: str,
     title: str,
     code: str,
-    namespace: Mapping[str, Any] | None = None,
     view: View | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> RunResult:
-    """Run a cell's source on a ring of ranks: on `ranks` (all if none is named) of a `warm` gang, or on fresh ones.
+    """Run a cell of the notebook whose names are in `namespace`, and put there what it pulls.
 
-    `namespace` is the notebook's, for options that name something in it. RunFailed, LaunchError or KeyboardInterrupt
-    if it did not end well.
+    It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones. CaptureError if something that it
+    reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt if it does not end well.
     """
+    taking_part = ranks or range(options.size)
+    captured = take_along(source, namespace, options, framework, warm, taking_part)
     request = Request(
-        "cell", captured.payload, framework, source, options.pull, options.autolog, options.env, captured.buffers
+        "cell",
+        captured.payload,
+        framework,
+        source,
+        options.pull,
+        options.autolog,
+        options.env,
+        captured.buffers,
+        tuple(captured.sent),
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
     if options.data:
         from sparkring.launchers.spark import find_data
 
-        data = find_data(options.data, namespace or {}, counted=not options.np)
+        data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
-    try:
-        result = _run(request, options, title, code, large, view, data, warm, ranks)
-    finally:
-        if warm is not None:
-            warm.held.bound(captured.sent, ranks or range(warm.gang.size))
+    result = _run(request, options, title, code, large, view, data, warm, ranks)
+    namespace.update(result.pulled)
     if warm is not None:
-        warm.held.bound({*captured.binds, *result.pulled}, ranks or range(warm.gang.size))
+        warm.held.bound({*captured.binds, *result.pulled}, taking_part)
     return result
+
+
+def take_along(
+    source: str,
+    namespace: dict[str, Any],
+    options: Options,
+    framework: str,
+    warm: WarmGang | None = None,
+    ranks: Sequence[int] = (),
+) -> Captured:
+    """What a cell takes from the notebook to the ranks, but for what those of a `warm` gang hold already."""
+    try:
+        return capture(
+            source,
+            namespace,
+            provided=PROVIDED,
+            reserved=FRAMEWORKS[framework].reserved,
+            also=options.push,
+            held=warm.held.beside(namespace, ranks) if warm else (),
+            on_ranks=warm.held.names if warm else (),
+            dry_run=options.dry_run,
+        )
+    except CaptureError as error:
+        if warm and warm.news:  # what it misses may have been on the ranks that are gone
+            raise CaptureError("\n".join([str(error), *warm.news]), line=error.line) from None
+        raise
 
 
 def run_function(

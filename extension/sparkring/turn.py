@@ -23,6 +23,7 @@ class Request(NamedTuple):
     autolog: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
+    sent: tuple[str, ...] = ()  # the names in the payload of a cell
 
 
 class Value(NamedTuple):
@@ -42,6 +43,7 @@ class Turn:
         self.values: dict[int, dict[str, Value]] = {}  # by rank and name; "" is the last expression
         self.missing: list[str] = []  # names to pull that the first of the ranks does not have
         self.names: set[str] = set()  # that the ranks have bound, as far as they have told
+        self.loaded: set[int] = set()  # the ranks that have taken in all that was sent, as far as they have told
         self.failures: dict[int, Failure] = {}
         self.stopped: set[int] = set()  # they came back from an interrupt
         self.interrupted = False
@@ -83,8 +85,11 @@ class Turn:
         return [RankFinished(time.time(), rank, frame.fields["repr"])]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """The rank has ended before its time, unless that is known, or of no matter any more."""
-        if rank not in self.running:
+        """The rank has ended before its time, unless that is known, or of no matter any more.
+
+        A rank that dies after it has finished is of matter: others may wait for it.
+        """
+        if rank not in self.running and rank not in self.values:
             return []
         if self.interrupted and (failure.interrupt or failure.follows):
             self.stopped.add(rank)  # it did as it was told

@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from sparkring import events
@@ -32,7 +33,8 @@ LEAVE_S = 2.0
 WARN_EVERY_S = 2.0
 SETTLE_S = 0.5  # after a death, wait this long for others of the same cause
 STOPPED = "it was stopped"
-KEPT_BYTES = 1_000_000  # of what ranks print between cells
+KEPT_BYTES = 500_000  # of what each rank prints between cells
+EVENT_BYTES = 100  # beside its text
 
 Tell = Callable[[str], None]
 
@@ -52,8 +54,7 @@ class WarmGang:
         self.cells = 0
         self.news: list[str] = []  # for the next cell's notices
         self._tell = tell
-        self._kept: list[Event] = []
-        self._kept_bytes = 0
+        self._kept = _Kept()
         self._mine = threading.Lock()  # whoever polls the gang
         self._resting = threading.Event()
         self._resting.set()
@@ -86,16 +87,16 @@ class WarmGang:
         self._resting.clear()
         self.gang.wake()
         with self._mine:
+            before = self.gang.turn
             try:
                 if self.ended:
                     raise LaunchError(
                         f"the {self.describe()} is gone: {self.ended}. Run the cell again for a fresh one."
                     )
-                kept, self._kept, self._kept_bytes = self._kept, [], 0
                 if recorder is not None:
                     for text in self.news:
                         recorder.notice(text)
-                    recorder.add(kept)
+                    recorder.add(self._kept.taken())
                     self.news.clear()
                     self.cells += 1
                 yield self.gang
@@ -110,31 +111,33 @@ class WarmGang:
                     self.ended = self.ended or _why(self.gang) or late
                 elif stuck:
                     self._end("its last cell ended in the middle")
-                elif turn is not None:
+                elif turn is not None and turn is not before:
+                    self.held.bound(turn.request.sent, turn.loaded)
                     self.held.bound(turn.names, turn.ranks)
                 self._resting.set()
 
     def stacks(self) -> RunRecord:
         """Where every rank stands now, as a record without a run."""
-        with self.take() as gang:
+        with Interrupts(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
             found = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
             gang.ask_for_stacks()
             until = time.monotonic() + STACKS_WAIT_S
             while time.monotonic() < until and any(rank.stack is None for rank in found.ranks):
-                found = replay(gang.poll(0.1), found)
+                heard = gang.poll(0.1)
+                self._keep(heard)
+                found = replay(heard, found)
         return found
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
-        if not self.ended:
-            with self.take() as gang:
-                gang.leave()
-                until = time.monotonic() + LEAVE_S
-                while not gang.gone and time.monotonic() < until:
-                    gang.poll(0.1)
-                self._end(STOPPED)
+        with contextlib.suppress(LaunchError), self.take() as gang:  # it may be gone already
+            gang.leave()
+            until = time.monotonic() + LEAVE_S
+            while not gang.gone and time.monotonic() < until:
+                gang.poll(0.1)
+            self._end(STOPPED)
         self._listener.join()
 
     def _free(self) -> bool:
@@ -175,17 +178,44 @@ class WarmGang:
         self._tell(f"the {self.describe()} is gone, and with it what the cells had bound there: {why}")
 
     def _keep(self, found: list[Event]) -> None:
-        """Keep what ranks print between cells for the next one; of a flood, the end."""
+        """Keep what ranks print between cells for the next one."""
+        self._kept.add(found)
+        text = "the ranks printed more between cells than is kept: the beginning of it is lost"
+        if self._kept.lossy and text not in self.news:
+            self.news.append(text)
+
+
+class _Kept:
+    """What ranks have printed and told; of a flood, the end, so that the one rank's does not wash away another's."""
+
+    def __init__(self) -> None:
+        self.lossy = False
+        self._by_rank: dict[int, deque[Event]] = {}
+        self._bytes: Counter[int] = Counter()
+
+    def add(self, found: list[Event]) -> None:
         for event in found:
             if isinstance(event, events.Output | events.Message | events.Metrics):
-                self._kept.append(event)
-                self._kept_bytes += len(event.data) if isinstance(event, events.Output) else 0
-        while self._kept_bytes > KEPT_BYTES:
-            dropped = self._kept.pop(0)
-            self._kept_bytes -= len(dropped.data) if isinstance(dropped, events.Output) else 0
-            text = "the ranks printed more between cells than is kept: the beginning of it is lost"
-            if text not in self.news:
-                self.news.append(text)
+                kept = self._by_rank.setdefault(event.rank, deque())
+                kept.append(event)
+                self._bytes[event.rank] += _bytes(event)
+                while self._bytes[event.rank] > KEPT_BYTES:
+                    self._bytes[event.rank] -= _bytes(kept.popleft())
+                    self.lossy = True
+
+    def taken(self) -> list[Event]:
+        """All of it, in its order; nothing is kept then."""
+        found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
+        self.lossy = False
+        self._by_rank.clear()
+        self._bytes.clear()
+        return found
+
+
+def _bytes(event: Event) -> int:
+    """About what it takes to keep an event."""
+    text = event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.Message) else ""
+    return EVENT_BYTES + len(text)
 
 
 _gangs: list[WarmGang] = []  # the last started comes last
@@ -208,18 +238,18 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     title = f"warm gang of {size}"
     launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), title, wanted.gpus, stays=True), say)
     gang = Gang(launcher, size)
-    try:
-        with Interrupts() as interrupts:
+    with Interrupts() as interrupts:
+        try:
             gang.start()
             _wait_until_up(gang, interrupts, say)
-    except BaseException:  # raised again: nothing of it must stay
-        gang.close()
-        raise
-    if there is not None:
-        _gangs.remove(there)
-    if not _gangs:
-        atexit.register(stop)
-    _gangs.append(WarmGang(wanted, gang, tell))
+        except BaseException:  # raised again: nothing of it must stay
+            gang.close()
+            raise
+        if there is not None:
+            _gangs.remove(there)
+        if not _gangs:
+            atexit.register(stop)
+        _gangs.append(WarmGang(wanted, gang, tell))
     return _gangs[-1]
 
 
@@ -260,14 +290,19 @@ def every() -> list[WarmGang]:
 
 
 def stop(where: str = "") -> list[WarmGang]:
-    """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there."""
+    """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there.
+
+    An interrupt meanwhile is raised when they have ended.
+    """
     found = [gang for gang in _gangs if where in ("", gang.where)]
-    for gang in found:
-        _gangs.remove(gang)
-    for gang in found:
-        gang.stop()
-    if not _gangs:
-        atexit.unregister(stop)
+    with Interrupts() as interrupts:
+        for gang in found:
+            gang.stop()
+            _gangs.remove(gang)
+        if not _gangs:
+            atexit.unregister(stop)
+    if interrupts.seen:
+        raise interrupted("when the gang had been stopped")
     return found
 
 

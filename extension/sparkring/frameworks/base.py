@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sparkring.place import World
 
@@ -22,15 +22,32 @@ class Seat(NamedTuple):
     port: int
 
 
+class Lesson(NamedTuple):
+    """The cell magic that starts ranks of a framework, and what its help says.
+
+    `what` completes "Run the cell on …"; `example` is a cell, `reads` are names of the notebook that it reads, and
+    `line` is what may stand behind the magic.
+    """
+
+    magic: str
+    what: str
+    example: str
+    reads: str
+    line: str = "-n -2"
+
+
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps the list of seats up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
-    of the partitions.
+    of the partitions. `lesson`: its magic; `reserved`: names that its ranks give to a cell, whatever the notebook has
+    under them.
     """
 
-    by_node = True
+    by_node: ClassVar[bool] = True
+    lesson: ClassVar[Lesson | None] = None
+    reserved: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         self.host = host

@@ -5,7 +5,7 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Framework, Lesson, Seat
 from sparkring.frameworks.rendezvous import Store
 from sparkring.place import World
 
@@ -16,6 +16,18 @@ GLOO_TIMEOUT_S = 600
 
 class Horovod(Framework):
     """A ring of Horovod ranks over Gloo."""
+
+    lesson = Lesson(
+        "horovod",
+        "a ring of Horovod ranks",
+        """
+        import horovod.tensorflow.keras as hvd
+        hvd.init()
+        print("rank", hvd.rank(), "of", hvd.size())
+        model.fit(x[rank::size], y[rank::size], callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        """,
+        "model, x, y",
+    )
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         super().__init__(host, bind_host, seats)

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import json
 
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Framework, Lesson, Seat
 from sparkring.place import World
 
 
 class TensorFlow(Framework):
     """Ranks that are workers of one cluster, each with a server of its own on the port of its seat."""
+
+    lesson = Lesson(
+        "tensorflow",
+        "the workers of one TensorFlow cluster, each with its TF_CONFIG",
+        """
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = make_model()
+        model.fit(x, y, epochs=3)
+        """,
+        "make_model, x, y",
+    )
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         super().__init__(host, bind_host, seats)

@@ -5,12 +5,25 @@ The variables are those of torch.distributed's "env://" initialisation and of to
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework
+from sparkring.frameworks.base import Framework, Lesson
 from sparkring.place import World
 
 
 class Torch(Framework):
     """Ranks that meet at rank 0, whose process group keeps the store itself: nothing of ours stays open."""
+
+    lesson = Lesson(
+        "torchrun",
+        "ranks that torch.distributed can join, with the environment that torchrun gives",
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        train(DistributedDataParallel(model))
+        dist.destroy_process_group()
+        """,
+        "model, train",
+    )
 
     def environment(self, world: World) -> dict[str, str]:
         interface = self.seats[world.rank].interface

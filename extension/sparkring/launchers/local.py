@@ -78,7 +78,7 @@ class LocalLauncher:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                pass
+                process.terminate()  # it may be busy with a rank that takes nothing in: this ends the rank
         for process in self._members:
             assert process.stdin is not None
             try:

@@ -11,7 +11,7 @@ from sparkring.record import LogLine, RankRecord, RunRecord, as_shown
 from sparkring.views import metrics
 from sparkring.views.lines import folded, is_noise, plain, visible
 from sparkring.views.metrics import Progress
-from sparkring.worker.stacks import CELL_NAME, GRAPH, cell_line, collective, innermost, is_cell
+from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, GRAPH, cell_line, collective, innermost, is_cell
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
@@ -258,7 +258,8 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        return f"line {frame.line} of another cell{function}"
+        which = "an earlier" if frame.filename == EARLIER_CELL else "another"
+        return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
 
 

@@ -23,7 +23,7 @@ def release() -> None:
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_initialized():
-        _try(torch.group.WORLD.abort)  # does it for NCCL, and for Gloo nothing
+        _try(lambda: torch.group.WORLD.abort())  # does it for NCCL, and for Gloo nothing
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
 

@@ -6,7 +6,7 @@ import linecache
 import traceback
 from typing import Any
 
-from sparkring.worker.stacks import CELL_NAME, is_cell
+from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, is_cell
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -104,7 +104,7 @@ def _as_told(filename: str, cell: str) -> str:
     """The current cell is CELL_NAME to the driver, whatever number it has on this rank."""
     if filename == cell:
         return CELL_NAME
-    return "<earlier cell>" if is_cell(filename) else filename
+    return EARLIER_CELL if is_cell(filename) else filename
 
 
 def _advice(error: BaseException) -> str:

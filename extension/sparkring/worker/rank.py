@@ -50,6 +50,7 @@ class Rank:
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
+        self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
@@ -121,6 +122,7 @@ class Rank:
         fields = frame.fields
         os.environ.update(fields["environment"])
         self.cells += 1
+        self.loaded = False
         try:
             try:
                 # Anew for each request: the cell before may have set its own.
@@ -146,10 +148,10 @@ class Rank:
             self.tell("failed", {"failure": failure, **self.news()})
 
     def news(self) -> dict[str, Any]:
-        """What the gang needs for the next request: the names that this one has bound, and a port that is free."""
+        """What the gang needs for the next request: the names that are there now, and a port that is free."""
         bound = [name for name in self.namespace if name not in self.names_told]
         self.names_told.update(bound)
-        return {"names_bound": bound, "port": free_port(self.address)}
+        return {"names_bound": bound, "loaded": self.loaded, "port": free_port(self.address)}
 
     def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
         from sparkring import packing
@@ -164,6 +166,7 @@ class Rank:
 
             self.namespace.update(barrier.names(*self.task))
             self.task = (self.task[0], -1)  # the rows are there once
+        self.loaded = True
         return run_cell(fields["source"], self.namespace, stacks.cell_name(self.cells))
 
     def report_value(self, value: Any, pull: list[str]) -> None:

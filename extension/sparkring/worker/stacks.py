@@ -12,6 +12,7 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
+EARLIER_CELL = "<earlier cell>"  # what the driver is told of the names of those before it
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
@@ -85,12 +86,12 @@ def is_cell(filename: str) -> bool:
 
 
 def cell_line(text: str) -> int:
-    """The innermost line of the cell in a stack as faulthandler prints it; 0 if it is not on it."""
+    """The innermost line of the cell on the main thread's stack as faulthandler prints it; 0 if it is not on it."""
     newest, line = 0, 0
-    for found in _FRAME.finditer(text):
-        cell = _CELL.fullmatch(found["file"])
+    for frame in _main_thread(text):
+        cell = _CELL.fullmatch(frame.file)
         if cell and int(cell[1] or 1) > newest:  # functions of earlier cells may be on the stack too
-            newest, line = int(cell[1] or 1), int(found["line"])
+            newest, line = int(cell[1] or 1), frame.line
     return line
 
 
@@ -113,7 +114,7 @@ def collective(text: str) -> str:
     frames = _main_thread(text)
     graph = False
     for at, frame in enumerate(frames):
-        if frame.file == CELL_NAME:
+        if is_cell(frame.file):
             break  # what lies further out waits for the cell's own code
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)

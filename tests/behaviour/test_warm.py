@@ -1,0 +1,655 @@
+"""Warm gangs: what their ranks keep from cell to cell, and how cells and gangs end, on every launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from sparkring import warm
+from sparkring.errors import CaptureError, OptionsError, ResultError, RunFailed, RunTimeout
+from sparkring.launchers import slots_table
+from sparkring.views import summary
+
+FOREVER = "import time\nwhile True:\n    time.sleep(0.05)"
+
+
+def failed(gang, cell: str, *ranks: int, **options) -> RunFailed:
+    """The RunFailed with which `cell` ends."""
+    with pytest.raises(RunFailed) as caught:
+        gang.cell(cell, *ranks, **options)
+    return caught.value
+
+
+def interrupt_when(gang, holds) -> None:
+    """Have the next cell interrupted once `holds(record)`; each cell has a view of its own."""
+    sent = []
+
+    def look(record) -> None:
+        if not sent and holds(record):
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    gang.view.on_refresh = look
+
+
+def printed(record, text: str) -> int:
+    """How many ranks have printed `text`."""
+    return sum(any(line.text == text for line in rank.tail) for rank in record.ranks)
+
+
+def interrupted(gang, cell: str, *ranks: int, **options) -> str:
+    """What the KeyboardInterrupt says, and the record, with which a cell ends when every rank has printed `ready`."""
+    count = len(ranks) or gang.gang.gang.size
+    interrupt_when(gang, lambda record: printed(record, "ready") == count)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gang.cell(cell, *ranks, **options)
+    gang.view.on_refresh = lambda record: None
+    return str(caught.value)
+
+
+def interrupt_after(delay_s: float, action: Callable[[], object]) -> str:
+    """What the KeyboardInterrupt says with which `action` must end when an interrupt comes after so long."""
+    # As in a kernel; pyspark's own handler would cancel every job.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        stop.start()
+        action()
+    except KeyboardInterrupt as error:
+        return str(error)
+    finally:
+        stop.join()
+        signal.signal(signal.SIGINT, before)
+    pytest.fail("there was no KeyboardInterrupt")
+
+
+def freeze(pid: int) -> None:
+    """Stop a process as a debugger does, and wait until it has stopped."""
+    psutil.Process(pid).suspend()
+    until = time.monotonic() + 60
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# ── What stays ────────────────────────────────────────────────────────────────
+
+
+def test_variables_persist(shared_gang):
+    """What a cell binds is there for the next one, in the same processes; so are functions and their globals."""
+    first = shared_gang.values("import os\ncount = rank\ndef more():\n    global count\n    count += 1\nos.getpid()")
+    assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
+
+
+def test_some_ranks(shared_gang):
+    """A cell on some ranks leaves the others alone; what it binds is there, and nowhere else."""
+    assert shared_gang.values("only = rank * 10\nonly", 0, 2) == [0, 20]
+    assert [rank.state for rank in shared_gang.view.record.ranks] == ["finished", "idle", "finished"]
+    assert shared_gang.values("only", 2) == [20]
+    error = failed(shared_gang, "only")
+    assert "rank 1" in str(error)
+    assert "NameError" in str(error)
+    assert shared_gang.values("'only' in globals()") == [True, False, True]
+
+
+def test_trained_state_survives(shared_gang):
+    """An object that a cell has changed on the ranks is not replaced by the notebook's, which has stayed the same."""
+    shared_gang.define("class Model:\n    def __init__(self): self.steps = 0\nmodel, rate = Model(), 0.25")
+    assert shared_gang.values("model.steps += 3\nmodel.steps * rate") == [0.75] * 3
+    assert shared_gang.values("model.steps += 1\nmodel.steps * rate") == [1.0] * 3
+    shared_gang.define("rate = 2.5")
+    assert shared_gang.values("model.steps * rate") == [10.0] * 3
+    shared_gang.define("model.steps = 100")
+    assert shared_gang.values("model.steps") == [100] * 3
+
+
+def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_gang):
+    """It is sent, and finds the ranks' own state, not the notebook's of before."""
+    shared_gang.define("class Model:\n    steps = 0\nmodel = Model()\ndef train():\n    model.steps += 1")
+    assert shared_gang.values("train()\ntrain()\nmodel.steps") == [2] * 3
+    shared_gang.define("def train():\n    model.steps += 10\n    return model.steps")
+    assert shared_gang.values("train()") == [12] * 3
+    shared_gang.define("def step(): return train()")
+    assert shared_gang.values("step()") == [22] * 3
+
+
+def test_globals_of_a_held_function_that_change(shared_gang):
+    """They are sent, though neither the function nor the cell has changed."""
+    shared_gang.define("rates = [0.5]\ndef rate(): return rates[-1]")
+    assert shared_gang.values("rate()") == [0.5] * 3
+    shared_gang.define("rates.append(0.75)")
+    assert shared_gang.values("rate()") == [0.75] * 3
+
+
+def test_push_and_pull(shared_gang):
+    """Push sends the notebook's value though the ranks' is newer; pull brings rank 0's, or the first's that run."""
+    shared_gang.define("x = [1]")
+    assert shared_gang.values("x.append(rank)\nx", pull=("x",)) == [[1, 0], [1, 1], [1, 2]]
+    assert shared_gang.notebook["x"] == [1, 0]
+    assert shared_gang.values("x") == [[1, 0], [1, 1], [1, 2]]
+    assert shared_gang.values("x", push=("x",)) == [[1, 0]] * 3
+    shared_gang.cell("y = rank", 1, 2, pull=("y",))
+    assert shared_gang.notebook["y"] == 1
+    with pytest.raises(ResultError, match="rank 0 has no variable `nothing`"):
+        shared_gang.cell("rank", pull=("nothing",))
+
+
+def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
+    """Looking where the ranks stand makes no value of the notebook an old one."""
+    shared_gang.cell("chosen = 1")
+    shared_gang.define("chosen = 2")
+    shared_gang.gang.stacks()
+    assert shared_gang.values("chosen") == [2] * 3
+
+
+def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
+    """What a rank has not taken in does not count as held."""
+    shared_gang.define("""
+        import os
+        class Picky:
+            def __reduce__(self): return (load, (os.environ.get("FLAW"),))
+        def load(flaw): return 1 // int(flaw)
+        a, b = Picky(), [1]
+    """)
+    os.environ["FLAW"] = "0"
+    try:
+        assert "ZeroDivisionError" in str(failed(shared_gang, "a, b"))
+        os.environ["FLAW"] = "1"
+        assert shared_gang.values("a, b") == [(1, [1])] * 3
+    finally:
+        del os.environ["FLAW"]
+
+
+def test_values_show_once_for_equal_ranks(shared_gang):
+    """What the notebook shows of the ranks' values."""
+    from IPython.lib.pretty import pretty
+
+    assert pretty(shared_gang.cell("7")) == "ranks 0–2: 7"
+    assert pretty(shared_gang.cell("rank // 2")) == "ranks 0, 1: 0\nrank 2: 1"
+
+
+# ── Errors, interrupts, time limits: the cell ends, the gang stays ────────────
+
+
+def test_an_exception_ends_the_cell_alone(shared_gang):
+    """The others are interrupted, the error is told with its line, and all that was bound is still there."""
+    pids = shared_gang.values("import os, time\nkept = rank\nos.getpid()")
+    error = failed(shared_gang, "if rank == 1:\n    raise ValueError('bad shape')\ntime.sleep(600)")
+    assert error.record.failed_rank == 1
+    assert "→ 3      raise ValueError('bad shape')" in str(error)
+    assert "The gang goes on" in str(error)
+    assert shared_gang.values("[kept, os.getpid()]") == [[rank, pid] for rank, pid in enumerate(pids)]
+
+
+def test_an_error_in_a_function_of_an_earlier_cell(shared_gang):
+    """The place is told as an earlier cell, and where the current one called it with its own line."""
+    shared_gang.cell("\n\n\ndef divide(x):\n    return 1 / x")
+    text = str(failed(shared_gang, "a = 0\ndivide(a)"))
+    assert "an earlier cell" in text
+    assert "called from cell line 3: divide(a)" in text
+
+
+def test_exits_that_are_exceptions(shared_gang):
+    """sys.exit() in a cell ends the cell, not the rank."""
+    assert "called sys.exit(2)" in str(failed(shared_gang, "import sys\nsys.exit(2)"))
+    assert shared_gang.values("rank") == [0, 1, 2]
+
+
+def test_interrupt_keeps_the_gang(shared_gang):
+    """Stop ends the cell; the ranks keep what they have, half-way values included."""
+    shared_gang.cell("import time\nsteps = 0")
+    said = interrupted(shared_gang, "print('ready')\nwhile True:\n    steps += 1\n    time.sleep(0.01)")
+    assert "3 ranks stopped" in said
+    assert "The gang goes on" in said
+    assert all(steps > 0 for steps in shared_gang.values("steps"))
+
+
+def test_interrupt_of_some_ranks(shared_gang):
+    """Only those that run the cell are interrupted."""
+    assert "1 rank stopped" in interrupted(shared_gang, f"print('ready')\n{FOREVER}", 1)
+    assert shared_gang.values("rank") == [0, 1, 2]
+
+
+def test_interrupt_at_any_time(shared_gang):
+    """However far the cell has come, Stop ends it at once or it was over; the gang stays in every case."""
+    pids = shared_gang.pids()
+    for step in range(12):
+        interrupt_after(0.002 * step, lambda: shared_gang.cell(FOREVER))
+    assert shared_gang.pids() == pids
+
+
+def test_timeout_keeps_the_gang(shared_gang):
+    """The time limit says where each rank was, and the gang goes on."""
+    with pytest.raises(RunTimeout) as caught:
+        shared_gang.cell("import time\nif rank == 0:\n    time.sleep(60)\nelse:\n    time.sleep(61)", timeout_s=1)
+    assert "rank 0 waits at cell line 4" in str(caught.value)
+    assert "The gang goes on" in str(caught.value)
+    assert shared_gang.values("rank") == [0, 1, 2]
+
+
+STEP = """
+import torch
+import horovod.torch as hvd
+hvd.init()
+sums = [hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, name="total").item()]
+"""
+LONELY = {
+    "horovod": (
+        STEP,
+        "print('ready')\nif rank == 0:\n    hvd.allreduce(torch.ones(3), name='lonely')",
+        "hvd.shutdown()",
+    ),
+    "torch": (
+        "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "x = torch.tensor(float(rank))\ndist.all_reduce(x)\nsums = [x.item()]",
+        "print('ready')\nif rank == 0:\n    dist.all_reduce(torch.ones(3))",
+        "dist.destroy_process_group()",
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", LONELY)
+def test_a_collective_in_every_cell(shared_gang, framework):
+    """Ranks make a ring in each of several cells, and leave a collective that one will never join when told to."""
+    make, wait, leave = LONELY[framework]
+    for _ in range(2):
+        assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
+    if framework == "horovod":  # once more, without an end in between
+        assert shared_gang.values(f"{make}\nsums", framework=framework) == [[3.0]] * 3
+    else:
+        shared_gang.cell(make, framework=framework)
+    said = interrupted(
+        shared_gang, f"{wait}\nelse:\n    {FOREVER.replace(chr(10), chr(10) + '    ')}", framework=framework
+    )
+    assert "The gang goes on" in said
+    assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
+
+
+def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
+    """The exception is told, not what it causes in the others."""
+    shared_gang.cell(STEP, framework="horovod")
+    cell = "if rank == 1:\n    raise ValueError('bad shape')\nhvd.allreduce(torch.ones(3), name='lonely')"
+    error = failed(shared_gang, cell, framework="horovod")
+    assert error.record.failure.summary == "ValueError: bad shape"
+    assert "The gang goes on" in str(error)
+    assert shared_gang.values(f"{STEP}\nhvd.shutdown()\nsums", framework="horovod") == [[3.0]] * 3
+
+
+# ── Where every rank is ───────────────────────────────────────────────────────
+
+
+def test_stacks_between_cells(shared_gang):
+    """Ranks without a cell are told as idle, even where a thread of an earlier cell goes on."""
+    shared_gang.cell(
+        "import threading, time\nif rank == 0:\n    threading.Thread(target=lambda: time.sleep(2)).start()"
+    )
+    table = summary.stacks_table(shared_gang.gang.stacks())
+    assert [row[2:4] for row in table] == [("idle", "")] * 3
+
+
+def test_a_stall_is_told(shared_gang):
+    """When one has finished and the others are silent, a notice says who waits where; line numbers are this cell's."""
+    shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
+    interrupt_when(shared_gang, lambda record: any("nothing heard" in notice.text for notice in record.notices))
+    with pytest.raises(KeyboardInterrupt):
+        shared_gang.cell("if rank != 2:\n    wait()", stall_s=1.0)
+    shared_gang.view.on_refresh = lambda record: None
+    (notice,) = shared_gang.view.record.notices
+    assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
+
+
+def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
+    """Silence alone is no reason for a notice."""
+    local_gang.start(2)
+    with pytest.raises(RunTimeout):
+        local_gang.cell("import time\ntime.sleep(60)", stall_s=0.5, timeout_s=3)
+    assert not local_gang.view.record.notices
+
+
+# ── Between cells ─────────────────────────────────────────────────────────────
+
+
+def test_output_between_cells_comes_with_the_next(shared_gang, wait_until):
+    """What a thread prints while no cell runs is shown by the next one, also when the ranks' places are asked."""
+    shared_gang.cell("""
+        import threading
+        go = threading.Event()
+        def later():
+            go.wait()
+            print("from", rank, "later")
+        threading.Thread(target=later).start()
+    """)
+    shared_gang.cell("threading.Timer(0.3, go.set).start()")
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        shared_gang.gang.stacks()
+    shared_gang.cell("rank")
+    assert sorted(line.text for line in shared_gang.view.record.recent) == [f"from {rank} later" for rank in range(3)]
+
+
+@pytest.mark.parametrize("how", ["print('x' * 999)", "report.log_to_driver('y' * 999)"])
+def test_a_flood_between_cells_is_bounded(shared_gang, wait_until, how):
+    """Of megabytes the end is kept, and a notice says that the beginning is not."""
+    shared_gang.cell(f"""
+        import threading, time
+        from sparkring import report
+        def flood():
+            time.sleep(0.3)
+            for _ in range(5_000):
+                {how}
+            print("the end of", rank)
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+    """)
+    gang = shared_gang.gang
+    wait_until(lambda: "more between cells than is kept" in "".join(gang.news), "the flood is noticed")
+    shared_gang.cell("flooding.join()")
+    assert "more between cells than is kept" in shared_gang.view.record.notices[0].text
+    assert [printed(shared_gang.view.record, f"the end of {rank}") for rank in range(3)] == [1, 1, 1]
+
+
+# ── Gangs that end ────────────────────────────────────────────────────────────
+
+
+def test_a_rank_that_dies_in_a_cell(new_gang):
+    """It is named, the gang is gone; the next cell gets a fresh one and says so, and a lost name is explained."""
+    new_gang.start()
+    new_gang.cell("import os, signal, time\nweights = 1")
+    error = failed(new_gang, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
+    assert (error.record.failed_rank, error.record.failure.summary) == (1, "killed by SIGKILL")
+    assert "The gang is gone" in str(error)
+    assert "rank 1 died" in str(error)
+    assert new_gang.gang.lost
+    with pytest.raises(CaptureError, match="weights"):
+        new_gang.cell("weights")
+    assert "rank 1: killed by SIGKILL" in new_gang.gang.news[0]
+    assert new_gang.values("rank") == [0, 1, 2]
+    assert "a fresh gang" in new_gang.view.record.notices[0].text
+
+
+def test_ranks_killed_between_cells(new_gang, wait_until):
+    """The notebook is told at once which ranks died, and the next cell says that their state is gone."""
+    new_gang.start().cell("weights = 1")
+    for pid in new_gang.pids()[:2]:
+        psutil.Process(pid).kill()
+    wait_until(lambda: new_gang.told, "the notebook is told")
+    assert re.search(r"gang of 3 ranks .* is gone, .*ranks? 0.*: killed by SIGKILL", new_gang.told[-1])
+    assert new_gang.values("rank") == [0, 1, 2]
+    assert "a fresh gang" in new_gang.view.record.notices[0].text
+
+
+def test_a_rank_that_dies_after_it_has_finished(new_gang):
+    """While others still run the cell, the death of one that is through with it ends it all the same."""
+    new_gang.start()
+    killed = []
+
+    def kill(record):
+        if not killed and record.ranks[0].state == "finished":
+            killed.append(True)
+            psutil.Process(record.ranks[0].pid).kill()
+
+    new_gang.view.on_refresh = kill
+    error = failed(new_gang, f"if rank:\n{textwrap.indent(FOREVER, '    ')}", timeout_s=30)
+    new_gang.view.on_refresh = lambda record: None
+    assert (error.record.failed_rank, error.record.failure.summary) == (0, "killed by SIGKILL")
+    assert new_gang.values("rank") == [0, 1, 2]
+
+
+def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
+    """Whichever rank is killed, whenever, is the one that is named, and the next cell works."""
+    new_gang.start()
+    chance = random.Random(11)
+    for _ in range(20 if new_gang.where == "local" else 4):
+        assert new_gang.values("rank") == [0, 1, 2]
+        victim, at = chance.randrange(3), time.monotonic() + chance.uniform(0, 0.2)
+        pid = new_gang.pids()[victim]
+
+        def kill(record, pid=pid, at=at):
+            if time.monotonic() >= at:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
+
+        new_gang.view.on_refresh = kill
+        error = failed(new_gang, "import time\nfor _ in range(1000):\n    print(rank)\n    time.sleep(0.05)")
+        new_gang.view.on_refresh = lambda record: None
+        assert (error.record.failed_rank, error.record.failure.summary) == (victim, "killed by SIGKILL")
+        assert new_gang.gang.lost
+
+
+STUBBORN = {
+    "swallows every interrupt": (
+        "import time\nprint('ready')\nwhile True:\n    try:\n        time.sleep(1)\n"
+        "    except KeyboardInterrupt:\n        pass",
+        "ranks 0–2 did not come back",
+    ),
+    "is frozen": (
+        f"import os, signal, time\nprint('ready')\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}",
+        "rank 1 did not come back",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STUBBORN)
+def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(local_gang, what):
+    """After the grace the gang is ended, which the interrupt says, with the ranks at fault."""
+    local_gang.start(3)
+    cell, why = STUBBORN[what]
+    said = interrupted(local_gang, cell)
+    assert "The gang is gone" in said
+    assert why in said
+    assert local_gang.values("rank") == [0, 1, 2]
+
+
+def test_one_interrupt_that_is_lost(local_gang):
+    """A rank that swallows one interrupt, as callbacks do, is interrupted again and keeps its state."""
+    local_gang.start(2)
+    said = interrupted(local_gang, f"kept = 1\ntry:\n    print('ready')\n    import time\n    time.sleep(60)\n"
+                                   f"except KeyboardInterrupt:\n    pass\n{FOREVER}")  # fmt: skip
+    assert "The gang goes on" in said
+    assert local_gang.values("kept") == [1, 1]
+
+
+def test_a_frozen_rank_is_named(local_gang, monkeypatch):
+    """The notice about a stall and the table of places both say it; so does a time limit with much to send."""
+    local_gang.start(2)
+    freeze(local_gang.pids()[1])
+    record = local_gang.gang.stacks()
+    assert "frozen" in record.ranks[1].stack.state
+    interrupt_when(local_gang, lambda record: any("rank 1 is frozen" in notice.text for notice in record.notices))
+    with pytest.raises(KeyboardInterrupt, match="rank 1 did not come back"):
+        local_gang.cell(FOREVER, stall_s=1.0)
+    local_gang.view.on_refresh = lambda record: None
+    local_gang.cell("1")
+    freeze(local_gang.pids()[1])
+    local_gang.notebook["large"] = bytes(30_000_000)
+    monkeypatch.setattr("sparkring.drive.RETURN_GRACE_S", 1.0)
+    with pytest.raises(RunTimeout):
+        local_gang.cell("len(large)", timeout_s=1)
+
+
+def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
+    """After each of them every process has ended; that nothing else stays is seen to after every test."""
+    new_gang.start()
+    pids = new_gang.pids()
+    (stopped,) = warm.stop(new_gang.place)
+    assert not stopped.lost
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+    new_gang.start(idle_s=1.0)
+    pids = new_gang.pids()
+    wait_until(lambda: new_gang.told, "the idle limit ends it")
+    assert "no cell ran on it for 1" in new_gang.told[-1]
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
+
+
+def test_a_second_gang_at_the_same_place(new_gang):
+    """It is refused with the way out; after a loss it takes the place of the lost one."""
+    new_gang.start(2)
+    with pytest.raises(OptionsError, match="%gang stop ends it"):
+        new_gang.start(2)
+    failed(new_gang, "import os\nos._exit(3)")
+    new_gang.start(3)
+    assert len([gang for gang in warm.every() if gang.where == new_gang.place]) == 1
+    assert new_gang.values("rank") == [0, 1, 2]
+
+
+def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
+    """However far it has come, nothing stays of a start; a stop goes on to its end."""
+    for step in range(6):
+        interrupt_after(0.05 * step, lambda: (local_gang.start(2), time.sleep(60)))
+        warm.stop("local")
+    local_gang.start(2)
+    freeze(local_gang.pids()[1])  # so that it takes its time
+    assert "when the gang had been stopped" in interrupt_after(0.5, lambda: warm.stop("local"))
+    assert not warm.every()
+
+
+def test_two_gangs_at_once(spark_gang, local_gang):
+    """One here and one on Spark, each with its own variables."""
+    for gang in (spark_gang, local_gang):
+        gang.start(2)
+        gang.cell(f"where = {gang.where!r}, rank")
+    for gang in (spark_gang, local_gang):
+        assert gang.values("where") == [(gang.where, 0), (gang.where, 1)]
+
+
+# ── Spark ─────────────────────────────────────────────────────────────────────
+
+
+def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark, wait_until):
+    """A job that waits behind the gang is told of by itself, once; it ends when the gang does."""
+    spark_gang.start(4)
+    wait_until(lambda: "warm gang of 4: 4" in slots_table()[-1][-1], "Spark has counted the tasks")
+    counted: list[int] = []
+    job = threading.Thread(target=lambda: counted.append(spark.range(10).count()), name="the user's job")
+    job.start()
+    wait_until(lambda: spark_gang.told, "the starving job is noticed")
+    assert re.search(r"stage \d+ .* waits for task slots: the warm gang of 4 holds 4 of 4", spark_gang.told[0])
+    assert "%gang stop" in spark_gang.told[0]
+    warm.stop("spark")
+    job.join()
+    assert counted == [10]
+    assert len(spark_gang.told) == 1
+
+
+def test_the_end_of_the_session(driver):
+    """A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not."""
+    text = driver("""
+        from sparkring import warm
+        from sparkring.errors import LaunchError
+        from sparkring.options import GangOptions
+        session = spark("local[2]")
+        say = lambda text: print("SAID", text, flush=True)
+        gang = warm.start(GangOptions(2, "plain", 3600.0, ()), say, say)
+        session.stop()
+        while not gang.ended:
+            time.sleep(0.05)
+        try:
+            warm.find(2, say)
+        except LaunchError as error:
+            print("ERROR", error)
+        import threading
+        warm.stop()
+        print("LEFT", [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkring")])
+    """).wait()
+    assert re.search(r"SAID the warm gang of 2 ranks on Spark is gone", text), text
+    assert "ERROR the SparkSession has been stopped" in text
+    assert "LEFT []" in text
+
+
+def test_a_session_of_our_own_has_slots_to_spare(driver):
+    """The notebook's jobs run beside a gang for which the session was made."""
+    text = driver("""
+        from pyspark.sql import SparkSession
+        from sparkring import warm
+        from sparkring.options import GangOptions
+        warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
+        print("COUNT", SparkSession.getActiveSession().range(10).count())
+    """).wait()
+    assert "COUNT 10" in text, text
+
+
+# ── Drivers that end, and long lives ──────────────────────────────────────────
+
+WARM = """
+from sparkring import warm
+from sparkring.runner import run_cell
+from sparkring.options import GangOptions
+
+def cell(source, gang, namespace=None):
+    code = chr(10) + textwrap.dedent(source).strip()
+    return run_cell(code, {} if namespace is None else namespace, Options(np=gang.wanted.np), framework="plain",
+                    title="test", code=code, view=View(), warm=gang)
+"""
+HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
+
+
+@pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
+def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
+    """Whether it exits or is killed: no rank lives on, nor what a rank has started."""
+    found = driver(f"""{WARM}
+if {where == "spark"}:
+    session = spark("local[2]")
+gang = warm.start(GangOptions({2 if where == "spark" else -2}, "plain", 3600.0, ()), print, print)
+cell('import os, subprocess; away = subprocess.Popen(["sleep", "600"], start_new_session=True)', gang)
+print("PIDS", *[gang.gang.place_of(rank)[2] for rank in range(2)], *cell("away.pid", gang).values, flush=True)
+{HOW[how]}
+""")
+    pids = list(map(int, found.until_said(r"^PIDS (.*)$")[1].split()))
+    found.wait()
+    assert len(pids) == 4
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "ranks and what they started have ended")
+    wait_until(lambda: not found.family(), "members, and Spark, have ended")
+
+
+@pytest.mark.slow
+def test_hundreds_of_cells_leave_nothing(driver):
+    """Descriptors and threads are as before on both sides, and neither the driver nor a rank has grown by 20 MB."""
+    text = driver(f"""{WARM}
+import gc, json, threading, psutil
+gang = warm.start(GangOptions(-2, "plain", 3600.0, ()), print, print)
+
+def state(of=psutil.Process()):
+    gc.collect()
+    return [of.num_fds(), of.num_threads(), of.memory_info().rss]
+
+def states():
+    return [state(), *(state(psutil.Process(gang.gang.place_of(rank)[2])) for rank in range(2))]
+
+def cells(count):
+    notebook = {{"data": list(range(1000))}}
+    exec("def total(): return sum(data)", notebook)
+    for number in range(count):
+        notebook["data"][0] = number
+        assert cell("x = [total()] * 100; rank", gang, notebook).values == [0, 1]
+
+cells(50)
+before = states()
+cells(500)
+print("STATES", json.dumps([before, states()]))
+""").wait()
+    assert "STATES" in text, text
+    import json
+
+    for before, after in zip(*json.loads(text.rpartition("STATES")[2]), strict=True):
+        assert after[:2] == before[:2]
+        assert after[2] - before[2] < 20e6
+
+
+@pytest.mark.slow
+def test_tensorflow_in_a_later_cell(local_gang):
+    """Its multi-worker strategy can be made after other cells, and again."""
+    local_gang.start(2, framework="tensorflow")
+    assert local_gang.values("rank", framework="plain") == [0, 1]
+    for _ in range(2):
+        cell = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync"
+        assert local_gang.values(cell, framework="tensorflow") == [2, 2]

@@ -1,0 +1,142 @@
+"""Which value of a name counts: the notebook's, or that of a warm gang's ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkring.held import Held
+
+ALL = range(4)
+
+
+class Thing:
+    """An object of the notebook's own class, but for the module's name."""
+
+    def __init__(self) -> None:
+        self.rate = 0.1
+        self.layers: list[Any] = []
+
+
+Thing.__module__ = "__main__"
+
+
+def sent(value: Any) -> tuple[Held, dict[str, Any]]:
+    """What the ranks hold after `x = value` was sent to them, and the notebook."""
+    held, notebook = Held(), {"x": value}
+    held.beside(notebook, ALL)
+    held.bound(["x"], ALL)
+    return held, notebook
+
+
+VALUES: dict[str, Any] = {
+    "a number": 0.5,
+    "a text": "abc",
+    "a list": [1, [2]],
+    "a dict": {"a": [1]},
+    "an array": np.zeros(4),
+    "a view of an array": np.zeros((4, 4))[:, 1],
+    "an object": Thing(),
+    "a class": Thing,
+    "a function": lambda: 1,
+    "none": None,
+    "what cannot be pickled": [lambda: 1],
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_what_has_not_changed_is_held(what):
+    """The ranks' value counts as long as the notebook's stays the same."""
+    held, notebook = sent(VALUES[what])
+    assert "x" in held.beside(notebook, ALL)
+    assert "x" in held.beside(notebook, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([1], lambda x: x.append(2)),
+        ([[1]], lambda x: x[0].append(2)),
+        ({"a": {"b": 1}}, lambda x: x["a"].update(b=2)),
+        ({1}, lambda x: x.add(2)),
+        (bytearray(b"ab"), lambda x: x.extend(b"c")),
+        (np.zeros(4), lambda x: x.__setitem__(2, 1.0)),
+        (np.zeros((4, 4))[:, 1], lambda x: x.__setitem__(2, 1.0)),
+        (Thing(), lambda x: setattr(x, "rate", 0.2)),
+        (Thing(), lambda x: x.layers.append(1)),
+    ],
+)
+def test_a_change_in_place_makes_the_notebooks_the_newer(value, change):
+    """Data, and plain attributes of the notebook's own objects, are compared by content."""
+    held, notebook = sent(value)
+    change(value)
+    assert "x" not in held.beside(notebook, ALL)
+    held.bound(["x"], ALL)
+    assert "x" in held.beside(notebook, ALL)
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (1000, 1001),
+        ([1], [1]),
+        (np.zeros(2), np.zeros(2)),
+        (Thing(), Thing()),
+        (lambda: 1, lambda: 1),
+        (1, True),
+        (1, 1.0),
+        (None, 0),
+    ],
+)
+def test_a_name_that_is_bound_anew_is_the_newer(value, other):
+    """Even to an equal value: the cell that did so meant it."""
+    held, notebook = sent(value)
+    notebook["x"] = other
+    assert "x" not in held.beside(notebook, ALL)
+
+
+def test_an_object_that_is_gone_is_not_taken_for_another():
+    """An identity that is used again is not the same object."""
+    held, notebook = sent(Thing())
+    for _ in range(100):
+        notebook["x"] = Thing()
+        assert "x" not in held.beside(notebook, ALL)
+
+
+def test_what_only_some_ranks_have():
+    """A name counts as held where all ranks that are asked for have it."""
+    held, notebook = sent(1)
+    notebook["y"] = 1
+    held.bound(["y"], [0])
+    assert "y" in held.beside(notebook, [0])
+    assert "y" not in held.beside(notebook, [0, 1])
+    held.bound(["y"], [1])
+    assert "y" in held.beside(notebook, [0, 1])
+
+
+def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
+    """What was sent to rank 0 alone must be sent again to all."""
+    held, notebook = sent(1000)
+    notebook["x"] = 2000
+    held.bound(["x"], [0])
+    assert "x" in held.beside(notebook, [0])
+    assert "x" not in held.beside(notebook, ALL)
+
+
+def test_a_name_of_the_ranks_alone():
+    """It counts until the notebook has one of that name."""
+    held, notebook = sent(1)
+    held.bound(["trained"], ALL)
+    assert "trained" in held.beside(notebook, ALL)
+    notebook["trained"] = None
+    assert "trained" not in held.beside(notebook, ALL)
+    assert held.names == {"x", "trained"}
+
+
+def test_a_name_that_the_notebook_has_deleted():
+    """The ranks still have theirs."""
+    held, notebook = sent([1])
+    del notebook["x"]
+    assert "x" in held.beside(notebook, ALL)
