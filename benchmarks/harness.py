@@ -306,7 +306,7 @@ def spark_session() -> Any:
     """One warm session for all that runs on Spark: local[4], on loopback, without the UI."""
     from pyspark.sql import SparkSession
 
-    from sparkring.launchers.spark import find_java
+    from sparkring.launchers.spark.session import find_java
 
     say("starting Spark …")
     java = find_java()

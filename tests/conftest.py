@@ -241,7 +241,7 @@ class Cluster(NamedTuple):
 
 
 def _java() -> None:
-    from sparkring.launchers.spark import find_java
+    from sparkring.launchers.spark.session import find_java
 
     home = find_java()
     if home:

@@ -28,7 +28,7 @@ from sparkring.views import View, open_view, summary
 from sparkring.warm import WarmGang
 
 if TYPE_CHECKING:
-    from sparkring.launchers.spark import Data
+    from sparkring.launchers.spark.data import Data
 
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
 
@@ -68,7 +68,7 @@ def run_cell(
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
     if options.data:
-        from sparkring.launchers.spark import find_data
+        from sparkring.launchers.spark.data import find_data
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())

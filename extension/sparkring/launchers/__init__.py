@@ -16,7 +16,8 @@ def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
     """The launcher for what is wanted. LaunchError if that cannot work."""
     if wanted.np < 0:
         return LocalLauncher(wanted.environment, wanted.size, wanted.gpus)
-    from sparkring.launchers.spark import SparkLauncher, find_session
+    from sparkring.launchers.spark.launcher import SparkLauncher
+    from sparkring.launchers.spark.session import find_session
 
     session = wanted.data.session() if wanted.data else find_session(wanted.size, say, here=wanted.here)
     return SparkLauncher(session, wanted)
@@ -24,7 +25,8 @@ def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
 
 def every_slot() -> int:
     """The number of ranks that np=0 stands for."""
-    from sparkring.launchers.spark import find_session, slots
+    from sparkring.launchers.spark.session import find_session
+    from sparkring.launchers.spark.slots import slots
 
     found = slots(find_session(0, print).sparkContext)
     if found.total == 0:
@@ -42,9 +44,9 @@ def slots_table() -> list[tuple[str, ...]]:
         told = (str(gpu) + (f", {gpu.used_bytes / 1e9:.0f} GB used" if gpu.used_bytes else "") for gpu in found)
         rows.append(("GPUs here (n < 0)", str(len(found)), str(busy), "; ".join(told)))
     if "pyspark" in sys.modules:
-        from sparkring.launchers import spark
+        from sparkring.launchers.spark.slots import current_slots
 
-        slots = spark.current_slots()
+        slots = current_slots()
         if slots is not None:
             hosts = ", ".join(sorted(set(slots.hosts)))
             details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)

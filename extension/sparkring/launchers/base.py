@@ -8,7 +8,7 @@ from sparkring.errors import LaunchError
 from sparkring.worker.ticket import Ticket
 
 if TYPE_CHECKING:
-    from sparkring.launchers.spark import Data
+    from sparkring.launchers.spark.data import Data
 
 
 class Wanted(NamedTuple):

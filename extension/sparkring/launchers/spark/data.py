@@ -1,0 +1,111 @@
+"""A notebook's DataFrame, of which each rank is given one partition."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.errors import LaunchError, OptionsError
+from sparkring.launchers.spark.session import stopped
+from sparkring.launchers.spark.words import REASONS, line_with
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Data(NamedTuple):
+    """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
+
+    `counted`: there is a rank for each partition; else it may have another number of them than there are ranks.
+    """
+
+    name: str
+    frame: DataFrame
+    counted: bool
+
+    def session(self) -> SparkSession:
+        """Its session, which has not been stopped."""
+        found = self.frame.sparkSession
+        if getattr(found, "_sc", None) is None:
+            raise LaunchError(f"`{self.name}` is of a Spark Connect session, and barrier stages need a classic one.")
+        if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
+            raise stopped()
+        return found
+
+    def partitions(self) -> int:
+        """How many there are. Spark may have to run the stages before the last to know."""
+        self.session()
+        try:
+            # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
+            return int(self.frame.select("*").rdd.getNumPartitions())
+        except Exception as error:  # whatever is wrong with the DataFrame comes to light here
+            raise LaunchError(f"Spark cannot make `{self.name}`: {line_with(str(error), *REASONS)}") from error
+
+    def ranks(self) -> int:
+        """How many to run where nobody says: one for each partition."""
+        found = _interruptibly(self.session().sparkContext, self.partitions)
+        if found == 0:
+            raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
+        return found
+
+    def schema(self) -> bytes:
+        """Its columns, as Arrow says it."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            return bytes(to_arrow_schema(self.frame.schema).serialize())
+        except Exception as error:  # pyspark has more than one class for it
+            raise LaunchError(
+                f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "
+                "Cast it, or select the other columns."
+            ) from error
+
+    def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
+        """The barrier stage of `size` tasks over its partitions, not yet run."""
+        as_it_is = self.counted or self.partitions() == size
+        frame = self.frame if as_it_is else self.frame.repartition(size)
+        return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
+def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
+    """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
+    if name not in namespace:
+        raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
+    found = namespace[name]
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        return Data(name, found, counted)
+    if ("pandas", "DataFrame") in roots:
+        raise OptionsError(
+            f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
+            f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
+        )
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")
+
+
+def _interruptibly(context: SparkContext, ask: Callable[[], int]) -> int:
+    """Run `ask` such that an interrupt ends the Spark jobs that it has started, too."""
+    from pyspark import InheritableThread
+
+    group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    answer: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, "sparkring: counts partitions", interruptOnCancel=True)
+            answer.set_result(ask())
+        except Exception as error:  # raised again by result()
+            answer.set_exception(error)
+
+    thread = InheritableThread(target=run, name="sparkring-count", daemon=True)
+    thread.start()
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        thread.join()

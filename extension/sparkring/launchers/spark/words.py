@@ -1,0 +1,20 @@
+"""Java-sized messages, cut to what says something."""
+
+from __future__ import annotations
+
+REASONS = ("Error", "Exception")  # a line with one of these in it says why
+
+
+def line_with(text: str, *words: str) -> str:
+    """The first line of a Java-sized message that says something, cut to a readable length."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    for line in lines[1:] if len(lines) > 1 else lines:
+        if any(word in line for word in words):
+            return line[:400]
+    return (lines[0] if lines else "no reason given")[:400]
+
+
+def last_before_java(text: str) -> str:
+    """The last line before the first Java stack: where a Python traceback says what happened."""
+    before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
+    return (before[-1] if before else "no reason given")[:400]
