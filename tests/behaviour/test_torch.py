@@ -49,3 +49,38 @@ def test_two_groups_one_after_another(local):
         framework="torch",
     )
     assert result.values == [[1, 3], [1, 3]]
+
+
+def test_fully_sharded(local):
+    """FSDP shares the parameters out among the ranks, and trains one model on data that differ."""
+    first, second = local.run(
+        """
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        mesh = init_device_mesh("cpu", (size,))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.randn(64, 8, generator=torch.Generator().manual_seed(rank))
+        losses = []
+        for step in range(20):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        whole = [parameter.full_tensor().flatten().tolist() for parameter in model.parameters()]
+        mine = sum(parameter.to_local().numel() for parameter in model.parameters())
+        dist.destroy_process_group()
+        [losses[0], losses[-1], mine, whole]
+        """,
+        framework="torch",
+    ).values
+    assert first[3] == second[3]
+    assert first[2] + second[2] == 8 * 16 + 16 + 16 + 1
+    assert all(end < start / 5 for start, end, *_ in (first, second))
