@@ -34,6 +34,7 @@ from sparkring.runner import run_cell
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+SETTLE_S = 1.0  # what is still there then stays
 DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 
 
@@ -143,12 +144,14 @@ def traces() -> Traces:
     zombies = {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
     connections = me.net_connections("inet")
     to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
+    leads_to = {c.fd: f"socket: {c.status} to {c.raddr.port if c.raddr else '?'}" for c in connections}
     descriptors: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own
             target = os.readlink(f"/proc/self/fd/{name}")
             if int(name) not in to_spark:
-                descriptors[re.sub(r"\d+", "N", target) if target.startswith(("socket:", "pipe:")) else target] += 1
+                kind = re.sub(r"\d+", "N", target) if target.startswith(("socket:", "pipe:")) else target
+                descriptors[leads_to.get(int(name), kind)] += 1
     return Traces(
         children | zombies,
         {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("sparkring-")},
@@ -212,10 +215,10 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     found = Watch(os.environ[MARK])
     yield found
-    left = traces().beside(found.before)
-    if any(left):
-        gc.collect()  # what only waits for it is not left behind
-        left = traces().beside(found.before)
+    deadline = time.monotonic() + SETTLE_S
+    while any(left := traces().beside(found.before)) and time.monotonic() < deadline:
+        gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
+        time.sleep(0.05)
     marks = set(marked(found.mark)) - lasting.pids()
     complaints = {
         "processes": told(left.children | marks),

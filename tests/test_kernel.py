@@ -473,7 +473,7 @@ NOT_USABLE = {
     "an option without its value": ("%%horovod --timeout\n1", r"OptionsError: .*--timeout.*expected one argument.*"),
     "a time that is none": (
         "%%horovod --timeout soon\n1",
-        r"OptionsError: .*'soon' is not a time above 0.*",
+        r"OptionsError: .*'soon' is not a time in seconds above 0.*",
     ),
     "a choice that is none": ("%%horovod --logs some\n1", r"OptionsError: .*'some'.*all.*rank0.*callbacks.*"),
     "a variable without a value": ("%%horovod --env KEY\n1", r"OptionsError: .*'KEY' is not of the form KEY=VALUE.*"),

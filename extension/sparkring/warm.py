@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from sparkring import events
 from sparkring.drive import STACKS_WAIT_S, what_it_waits_for
@@ -196,10 +197,13 @@ class _Kept:
     def add(self, found: list[Event]) -> None:
         for event in found:
             if isinstance(event, events.Output | events.Message | events.Metrics):
+                if isinstance(event, events.Output) and len(event.data) > KEPT_BYTES:
+                    event = replace(event, data=event.data[-KEPT_BYTES:])
+                    self.lossy = True
                 kept = self._by_rank.setdefault(event.rank, deque())
                 kept.append(event)
                 self._bytes[event.rank] += _bytes(event)
-                while self._bytes[event.rank] > KEPT_BYTES:
+                while self._bytes[event.rank] > KEPT_BYTES and len(kept) > 1:
                     self._bytes[event.rank] -= _bytes(kept.popleft())
                     self.lossy = True
 
