@@ -72,7 +72,12 @@ def run_cell(
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
-    result = _run(request, options, title, code, large, view, data, warm, ranks)
+    try:
+        result = _run(request, options, title, code, large, view, data, warm, ranks)
+    except ResultError:  # the cell ran all the same
+        if warm is not None:
+            warm.held.bound(captured.binds, taking_part)
+        raise
     namespace.update(result.pulled)
     if warm is not None:
         warm.held.bound({*captured.binds, *result.pulled}, taking_part)

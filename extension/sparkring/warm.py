@@ -279,10 +279,13 @@ def find(np: int, say: Tell) -> WarmGang | None:
     if found is None or found.wanted.np != np or found.busy:
         return None
     if found.ended:
+        place = _gangs.index(found)
         try:
             fresh = start(found.wanted, say, found._tell)
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which is gone.)") from error
+        _gangs.remove(fresh)
+        _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
         fresh.news.append(f"a fresh gang: the one before is gone, with what the cells had bound on it: {found.ended}")
         return fresh
     return found
