@@ -400,9 +400,12 @@ class Gang:
                 return []
             host = self._hellos[member]["host"]
             raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
+        rank = self._rank_of[member]
+        if rank in self._exited:
+            return []  # it has said goodbye
         said = f"{how} (the member on {self.worlds[member].node} is gone)"
         reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
-        return self._died(self._rank_of[member], Failure("lost", f"lost: {said}", advice=str(reason or "")))
+        return self._died(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
         """What no frame tells: a launch that fails, members that fall silent."""
