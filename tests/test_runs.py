@@ -141,6 +141,18 @@ def test_pruning_keeps_the_newest_and_what_is_going_on():
     assert [path.name for path in runs.saved()] == ["run-5", "run-4", "run-0"]
 
 
+def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
+    """Many of them do not wash away a training run of yesterday; the newest stay, whatever they are."""
+    monkeypatch.setattr(runs, "NEWEST", 3)
+    save("run-00", story("run-00"))
+    for number in range(1, 12):
+        name = f"run-{number:02}"
+        begun = events.RunStarted(1.0, name, "x", "x", 2, "local", "plain", "all", warm=number != 5)
+        save(name, [begun, events.RunFinished(1.01, "finished")])
+    runs.prune(keep=5)
+    assert [path.name for path in runs.saved()] == ["run-11", "run-10", "run-09", "run-05", "run-00"]
+
+
 def test_a_full_disk_is_told_once(monkeypatch):
     """The first write that fails gives a notice; after that nothing is written and nothing raised."""
     folder = runs.RunFolder("full")

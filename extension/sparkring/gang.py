@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -62,6 +63,7 @@ class Gang:
         self._member_of: dict[int, int] = {}
         self._seats: list[Seat] = []  # by rank
         self._frameworks: dict[str, Framework] = {}
+        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each: members tell changes only
         self._early: list[tuple[int, Frame]] = []
         self._untold: list[Event] = []  # what poll() is to return before anything else
         self._exited: set[int] = set()
@@ -275,7 +277,8 @@ class Gang:
             case "metrics":
                 return [events.Metrics(now, rank, **fields)]
             case "gpu":
-                return [events.GpuUsed(now, rank, **fields)]
+                self._gpus[rank, fields["address"]] = events.GpuUsed(now, rank, **fields)
+                return [self._gpus[rank, fields["address"]]]
             case "done" if self.turn is not None:
                 self._heard_of(rank, fields)
                 return self.turn.finished(rank, frame)
@@ -340,6 +343,7 @@ class Gang:
             else:
                 self._send(member, fields, parts)
             self._untold.append(events.RankStarted(now, *self.place_of(rank)))
+        self._untold += [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in turn.ranks]
 
     def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:
         """Send to several members at once, while they go on telling."""

@@ -27,6 +27,8 @@ from sparkring.events import Event, Notice, Output, RunFinished, RunStarted, fro
 from sparkring.record import RunRecord, replay
 
 KEEP = 100
+NEWEST = 20  # these are kept, whatever they are
+QUICK_S = 1.0
 SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
 EVENTS = "events.jsonl"
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
@@ -204,16 +206,30 @@ def last(path: Path) -> RunFinished | None:
 
 
 def prune(keep: int = KEEP, slack: int = 0) -> None:
-    """Remove all but the newest `keep` runs, and no run that may still be going on; `slack` more may gather first."""
+    """Remove runs until `keep` are left, and none that may still be going on; `slack` more may gather first.
+
+    Quick cells of warm gangs go first: a hundred of them must not wash away yesterday's training.
+    """
     try:
         if len(os.listdir(home())) <= keep + slack:
             return
     except OSError:
         return
-    for path in saved()[keep:]:
+    every = saved()
+    left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
+    quick = [path for path in oldest_first if _was_quick(path)]
+    for path in (*quick, *(path for path in oldest_first if path not in quick)):
+        if left <= keep:
+            return
         try:
             age_s = time.time() - (path / EVENTS).stat().st_mtime
             if last(path) is not None or age_s > ABANDONED_AFTER_S:
                 shutil.rmtree(path)
+                left -= 1
         except OSError:
             pass  # another kernel prunes as well
+
+
+def _was_quick(path: Path) -> bool:
+    begun, ended = first(path), last(path)
+    return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S
