@@ -137,10 +137,9 @@ class Gang:
         if self.turn is not None and self.turn.decides_in_s is not None:
             timeout_s = min(timeout_s, self.turn.decides_in_s)
         try:
-            item = self._inbox.get(timeout=timeout_s) if not found else self._inbox.get_nowait()
-            for _ in range(QUEUE_FRAMES):
-                found += self._take(*item)
-                item = self._inbox.get_nowait()
+            found += self._take(*(self._inbox.get_nowait() if found else self._inbox.get(timeout=timeout_s)))
+            for _ in range(QUEUE_FRAMES):  # and no more: ranks that print on and on must not keep us here
+                found += self._take(*self._inbox.get_nowait())
         except queue.Empty:
             pass
         found += self._watch()

@@ -11,6 +11,7 @@ import hashlib
 import pickle
 import sys
 import weakref
+import zlib
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
@@ -102,12 +103,11 @@ def _content(value: Any) -> bytes:
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
         value = {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)}
-    found = hashlib.sha256()
     buffers: list[pickle.PickleBuffer] = []
     try:
-        found.update(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-        for buffer in buffers:
-            found.update(buffer.raw())
+        found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
+        for buffer in buffers:  # the arrays' own: what matters here is that it takes three times less
+            found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
     except Exception:  # something in it cannot be pickled: then its identity has to do
         return b""
     return found.digest()
