@@ -244,16 +244,17 @@ import horovod.torch as hvd
 hvd.init()
 sums = [hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, name="total").item()]
 """
+SOON = "import threading\nthreading.Timer(0.5, print, ('ready',)).start()"  # when the rank is in the line below it
 LONELY = {
     "horovod": (
         STEP,
-        "print('ready')\nif rank == 0:\n    hvd.allreduce(torch.ones(3), name='lonely')",
+        f"{SOON}\nif rank == 0:\n    hvd.allreduce(torch.ones(3), name='lonely')",
         "hvd.shutdown()",
     ),
     "torch": (
         "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "x = torch.tensor(float(rank))\ndist.all_reduce(x)\nsums = [x.item()]",
-        "print('ready')\nif rank == 0:\n    dist.all_reduce(torch.ones(3))",
+        f"{SOON}\nif rank == 0:\n    dist.all_reduce(torch.ones(3))",
         "dist.destroy_process_group()",
     ),
 }
@@ -273,6 +274,7 @@ def test_a_collective_in_every_cell(shared_gang, framework):
         shared_gang, f"{wait}\nelse:\n    {FOREVER.replace(chr(10), chr(10) + '    ')}", framework=framework
     )
     assert "The gang goes on" in said
+    assert "their collectives were ended" in said
     assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
 
 
