@@ -70,7 +70,7 @@ class Drive:
 
     def _finished(self) -> RunResult:
         if not self.warm:
-            self._let_go()
+            self._let_go(LEAVE_GRACE_S)
         values, pulled, problems = bring_back(self.turn)
         done = self.recorder.close("failed" if problems else "finished", "; ".join(problems))
         return RunResult(values, pulled, done, tuple(problems))
@@ -110,7 +110,7 @@ class Drive:
         if self.warm and back:
             return self._kept()
         if back:
-            self._let_go()
+            self._let_go(INTERRUPT_GRACE_S)
         return self._given_up()
 
     def _come_back(self, grace_s: float) -> bool:
@@ -153,13 +153,13 @@ class Drive:
             "The next cell starts a fresh one."
         )
 
-    def _let_go(self) -> None:
-        """Let the ranks of a cold gang end by themselves."""
+    def _let_go(self, grace_s: float) -> None:
+        """Let the ranks of a cold gang end by themselves, and kill those that have not by then."""
         self.gang.leave()
-        self._until_gone(LEAVE_GRACE_S)
+        self._until_gone(grace_s)
         if not self.gang.gone:
             self.recorder.notice(
-                f"some ranks did not end within {LEAVE_GRACE_S:.0f} s after the cell (a thread or an atexit "
+                f"some ranks did not end within {grace_s:.0f} s after the cell (a thread or an atexit "
                 "function that hangs?) and were killed"
             )
         self.gang.close()

@@ -333,7 +333,7 @@ class Gang:
                 "source": request.source,
                 "pull": list(request.pull) if rank == turn.ranks[0] else [],
                 "autolog": request.autolog,
-                "barrier": request.framework == "barrier",
+                "barrier": framework.in_task,
                 "environment": environment,
             }
             parts: list[Buffer] = [request.payload, *request.buffers]

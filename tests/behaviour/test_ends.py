@@ -65,6 +65,21 @@ def test_interrupt(driver, where):
     assert not alive(pids)
 
 
+def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
+    """A rank that comes back from Stop, and then cannot end, has the interrupt's grace and not that of a good end."""
+    found = driver("""
+        try:
+            run('import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); '
+                'print("up", flush=True); time.sleep(1000)', -2)
+        except KeyboardInterrupt:
+            print("NOTICES:", *(notice.text for notice in view.record.notices))
+    """)
+    for rank in (0, 1):
+        found.until_said(rf"^\[{rank}\] up$")
+    found.process.send_signal(signal.SIGINT)
+    assert "did not end within 1 s after the cell" in found.wait()
+
+
 def test_interrupts_that_repeat(driver):
     """Pressing Stop again and again changes nothing about how it ends."""
     found, pids = started(driver, WHERE[0])

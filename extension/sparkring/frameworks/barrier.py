@@ -24,4 +24,5 @@ class Barrier(Plain):
     )
 
     by_node = False
+    in_task = True
     reserved = ("context", "rows")

@@ -41,11 +41,12 @@ class Framework(ABC):
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps the list of seats up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
-    of the partitions. `lesson`: its magic; `reserved`: names that its ranks give to a cell, whatever the notebook has
-    under them.
+    of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
+    magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them.
     """
 
     by_node: ClassVar[bool] = True
+    in_task: ClassVar[bool] = False
     lesson: ClassVar[Lesson | None] = None
     reserved: ClassVar[tuple[str, ...]] = ()
 
