@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 Stream = Literal["stdout", "stderr"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
+DataKind = Literal["parquet", "petastorm", "tfrecord"]
 FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
 
 
@@ -138,6 +139,53 @@ class GpuUsed:
 
 
 @dataclass(frozen=True)
+class DataOpened:
+    """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
+
+    `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
+    ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
+    is a digest of what the files were when they were opened. What is not known is '' or 0.
+    """
+
+    time: float
+    rank: int
+    reader: int
+    name: str
+    kind: DataKind
+    columns: tuple[str, ...] = ()
+    where: str = ""
+    version: str = ""
+    files: int = 0
+    row_groups: int = 0
+    rows: int = 0
+    size_bytes: int = 0
+    batch_size: int = 0
+
+
+@dataclass(frozen=True)
+class DataRead:
+    """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
+
+    `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
+    waited for batches in this epoch. What is not known is None or ''.
+    """
+
+    time: float
+    rank: int
+    reader: int
+    epoch: int
+    rows: int
+    steps: int
+    size_bytes: int
+    rows_planned: int | None = None
+    steps_planned: int | None = None
+    waited_s: float = 0.0
+    elapsed_s: float = 0.0
+    place: str = ""
+    done: bool = False
+
+
+@dataclass(frozen=True)
 class RankFinished:
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
@@ -208,6 +256,8 @@ Event = (
     | Message
     | Metrics
     | GpuUsed
+    | DataOpened
+    | DataRead
     | RankFinished
     | RankFailed
     | RankStopped
@@ -232,8 +282,9 @@ def from_json(found: dict[str, Any]) -> Event:
     known = {f.name: found[f.name] for f in fields(kind) if f.name in found}
     if kind is RankFailed:
         known["failure"] = failure_from_json(known["failure"])
-    if kind is RunStarted and "ranks" in known:
-        known["ranks"] = tuple(known["ranks"])
+    for name in ("ranks", "columns"):  # in JSON they are lists
+        if name in known:
+            known[name] = tuple(known[name])
     event: Event = kind(**known)
     return event
 

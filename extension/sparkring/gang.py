@@ -278,6 +278,10 @@ class Gang:
             case "gpu":
                 self._gpus[rank, fields["address"]] = events.GpuUsed(now, rank, **fields)
                 return [self._gpus[rank, fields["address"]]]
+            case "data":
+                return [events.DataOpened(now, rank, **{**fields, "columns": tuple(fields["columns"])})]
+            case "read":
+                return [events.DataRead(now, rank, **fields)]
             case "done" if self.turn is not None:
                 self._heard_of(rank, fields)
                 return self.turn.finished(rank, frame)

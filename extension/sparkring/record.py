@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sparkring.events import (
+    DataOpened,
+    DataRead,
     Event,
     Failure,
     GpuUsed,
@@ -34,6 +36,7 @@ from sparkring.events import (
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
+EPOCHS_KEPT = 100  # of each reader of a rank
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
 STACK_HOLDS_S = 1.0  # else a rank that prints all the time would never stand anywhere
@@ -48,6 +51,14 @@ class LogLine(NamedTuple):
     rank: int
     stream: Stream | Literal["message"]
     text: str
+
+
+class Reading(NamedTuple):
+    """One reader of a rank: what it reads, how far it is, and how its last epochs ended."""
+
+    opened: DataOpened
+    now: DataRead | None = None
+    ended: tuple[DataRead, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ class RankRecord:
     failure: Failure | None = None
     stack: StackTaken | None = None
     gpus: tuple[GpuUsed, ...] = ()  # the last that was heard of each
+    readings: tuple[Reading, ...] = ()
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, those that have not ended yet included."""
@@ -183,6 +195,11 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, replace(rank, gpus=tuple(known.values())))
+        case DataOpened():
+            rank = _heard(record.ranks[event.rank], event.time)
+            return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
+        case DataRead():
+            return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
         case RankFinished():
             rank = record.ranks[event.rank]
             done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
@@ -269,6 +286,16 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
         size_bytes=rank.size_bytes + len(event.data),
     )
     return _with_lines(record, rank, lines, count)
+
+
+def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:
+    def after(reading: Reading) -> Reading:
+        if reading.opened.reader != event.reader:
+            return reading
+        ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
+        return reading._replace(now=event, ended=ended)
+
+    return replace(rank, readings=tuple(after(reading) for reading in rank.readings))
 
 
 def _exited(record: RunRecord, event: RankExited) -> RunRecord:

@@ -22,6 +22,12 @@ def connect(tell: Tell) -> None:
     _tell = tell
 
 
+def tell(kind: str, fields: dict[str, Any]) -> None:
+    """Tell the driver something that the gang knows by `kind`; where there is no driver, nobody."""
+    if _tell is not None:
+        _tell(kind, fields)
+
+
 def log(
     *,
     step: int | None = None,
@@ -39,13 +45,12 @@ def log(
     if _tell is not None:
         found = {"step": step, "epoch": epoch, "steps": steps, "epochs": epochs}
         counts = {name: None if value is None else int(value) for name, value in found.items()}
-        _tell("metrics", {"values": values, **counts})
+        tell("metrics", {"values": values, **counts})
 
 
 def log_epoch(epoch: int, epochs: int | None, values: dict[str, float]) -> None:
     """Report the metrics of a whole epoch (counted from 1); used by callbacks."""
-    if _tell is not None:
-        _tell("metrics", {"values": values, "epoch": epoch, "epochs": epochs, "ends_epoch": True})
+    tell("metrics", {"values": values, "epoch": epoch, "epochs": epochs, "ends_epoch": True})
 
 
 def log_to_driver(message: object) -> None:

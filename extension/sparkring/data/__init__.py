@@ -1,0 +1,1 @@
+"""What ranks read: each its shard, even by construction."""
