@@ -9,7 +9,8 @@
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
     │   └── ResultError      … because a value could not be brought back
-    ├── DataError
+    ├── PathError            a path is not usable as it is written
+    ├── DataError            the data cannot be read or shared out
     └── CheckpointError
 
 A message says what happened, where, and what to do next. In IPython these errors are shown
@@ -78,6 +79,10 @@ class RunTimeout(RunFailed, TimeoutError):
 
 class ResultError(RunFailed):
     """The cell ran, but the value of a rank could not be brought back; `values` holds the others'."""
+
+
+class PathError(SparkringError, ValueError):
+    """A path cannot be used as it is written; whether anything is there is another matter."""
 
 
 class DataError(SparkringError):
