@@ -135,7 +135,9 @@ def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
 def test_dates_in_a_filter_are_strings(tmp_path):
     """They become what the column is."""
     days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
-    write(tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5}))
+    write(
+        tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5})
+    )
     assert open_dataset(tmp_path, where="t >= '2026-01-08'").rows == 3
     assert open_dataset(tmp_path, where="day < '2026-01-03' and ok").rows == 1
     assert open_dataset(tmp_path, where="not ok").rows == 5
@@ -170,7 +172,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     """Said with what is there under a similar name."""
     with pytest.raises(DataError, match=r"nothing there; did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
-    with pytest.raises(DataError, match="no folder .*nowhere either"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere either"):
         open_dataset(tmp_path / "nowhere" / "deep")
     with pytest.raises(DataError, match="nothing matches"):
         open_dataset(f"{flights}/*.orc")
