@@ -279,7 +279,8 @@ class Gang:
                 self._gpus[rank, fields["address"]] = events.GpuUsed(now, rank, **fields)
                 return [self._gpus[rank, fields["address"]]]
             case "data":
-                return [events.DataOpened(now, rank, **{**fields, "columns": tuple(fields["columns"])})]
+                opened = fields["opened"]
+                return [events.DataOpened(now, rank, **{**opened, "columns": tuple(opened["columns"])})]
             case "read":
                 return [events.DataRead(now, rank, **fields)]
             case "done" if self.turn is not None:

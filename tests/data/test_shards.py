@@ -10,6 +10,7 @@ import threading
 import time
 
 import cloudpickle
+import fsspec
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -19,16 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring import shards
+from sparkring.data import dataset
 from sparkring.data import shards as module
 from sparkring.errors import DataError
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tensorflow():
-    """Imported before the first test: at its first use it opens a file of /proc for good."""
-    import tensorflow
+def frameworks():
+    """Both in use before the first test: TensorFlow opens a file, and torch's workers a socket, for good."""
+    import tensorflow as tf
+    import torch
 
-    return tensorflow.constant(1) + 1
+    tf.constant(1) + 1
+    list(torch.utils.data.DataLoader(torch.zeros(2), num_workers=1))
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +181,25 @@ def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
     assert batches[-1][1][-1].numpy() == b"row 999"
     one = shards(numbered, 10).as_tf("y")
     assert isinstance(one.element_spec, tf.TensorSpec)
+
+
+def test_an_epoch_is_over_with_its_last_batch(numbered):
+    """Whoever counts steps never asks for one more."""
+    for read in (
+        lambda data: data.as_numpy(),
+        lambda data: data.as_arrow(),
+        lambda data: iter(data.as_tf()),
+        lambda data: iter(data.as_torch()),
+        lambda data: iter(data.as_torch(workers=1)),
+    ):
+        data = shards(numbered, 100)
+        batches = read(data)
+        for step in range(1, 11):
+            assert data.epoch == 1
+            next(batches)
+            assert data.position(step=step).legs[0].rows == 100 * step or step == 10
+        assert data.epoch == 2
+        assert data.position() == (2, 0, ())
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
@@ -479,9 +502,10 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
 def test_a_worker_that_is_killed_is_told(numbered):
     """By torch itself, at once."""
     data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
+    before = set(psutil.Process().children())
     loader = iter(data.as_torch(workers=1))
     next(loader)
-    (child,) = psutil.Process().children()
+    (child,) = set(psutil.Process().children()) - before
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"worker .* exited unexpectedly|killed by signal"):
         list(loader)
@@ -502,3 +526,17 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
         most = max(most, pa.total_allocated_bytes() - before)
     # A few pages as they are stored and a few buffers, of 32 MB in all.
     assert most < 8_000_000
+
+
+def test_data_elsewhere_is_read_like_data_here(numbered):
+    """Through fsspec; footers are read when it is opened and once where it is read, not in every epoch."""
+    memory = fsspec.filesystem("memory")
+    try:
+        for path in numbered.iterdir():
+            memory.pipe(f"/numbered/{path.name}", path.read_bytes())
+        data = shards("memory://numbered", 100, columns=["x"])
+        for _ in range(2):
+            assert sorted(x for batch in data.as_numpy("x") for x in batch.tolist()) == list(range(1000))
+        assert dataset._remote_footer.cache_info().misses == 3
+    finally:
+        memory.rm("/numbered", recursive=True)

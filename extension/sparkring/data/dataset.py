@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import os
 import posixpath
@@ -182,10 +183,14 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
         # Elsewhere a request for each piece costs more than the memory, unless a row group is very large.
         if dataset.local:
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES)
-        elif max(group.size_bytes for group in known.row_groups) > LARGE_BYTES:
-            found = pq.ParquetFile(dataset.fs.open(known.path, "rb"), buffer_size=REMOTE_BUFFER_BYTES)
         else:
-            found = pq.ParquetFile(dataset.fs.open(known.path, "rb"), pre_buffer=True)
+            large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
+            found = pq.ParquetFile(
+                dataset.fs.open(known.path, "rb"),
+                metadata=_remote_footer(dataset.fs, known.path, known.version),
+                buffer_size=REMOTE_BUFFER_BYTES if large else 0,
+                pre_buffer=not large,
+            )
     except FileNotFoundError:
         raise DataError(f"{known.path} was there when {dataset.name} was opened, and is gone.") from None
     except BROKEN as error:
@@ -195,6 +200,13 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
         found.close(force=True)
         raise DataError(f"{known.path} has been written anew since {dataset.name} was opened: open it again.")
     return found
+
+
+@functools.lru_cache(maxsize=10_000)
+def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
+    """Read once, and not in every epoch: each request costs time and money. `version` is there to tell files apart."""
+    with fs.open(path, "rb") as opened:
+        return pq.read_metadata(opened)
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────

@@ -34,22 +34,20 @@ class Progress:
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
-        report.tell(
-            "data",
-            {
-                "reader": self._reader,
-                "name": name,
-                "kind": kind,
-                "columns": list(columns),
-                "where": where,
-                "version": version,
-                "files": files,
-                "row_groups": row_groups,
-                "rows": rows,
-                "size_bytes": size_bytes,
-                "batch_size": batch_size,
-            },
-        )
+        opened = {
+            "reader": self._reader,
+            "name": name,
+            "kind": kind,
+            "columns": list(columns),
+            "where": where,
+            "version": version,
+            "files": files,
+            "row_groups": row_groups,
+            "rows": rows,
+            "size_bytes": size_bytes,
+            "batch_size": batch_size,
+        }
+        report.tell("data", {"opened": opened})
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None) -> None:
         """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""

@@ -289,25 +289,27 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """One epoch as arrays of several batches, for a format that cuts them itself and calls ended() then."""
+        """One epoch as arrays of several batches, for a format that cuts them itself and calls ended()."""
         self._steps = _AHEAD
         return (chunk.data for chunk in self._told(self._ahead(self.read)))
 
     def ended(self, epoch: int) -> None:
-        """The rank's own code has come to the end of an epoch: the next one is next."""
+        """The rank's own code has been handed the last batch of an epoch: the next one is next."""
         if self.start.epoch == epoch:
-            self.start, self._steps = Position(epoch + 1, self.start.seed), 0
+            self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
 
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
         """An epoch's chunks, each with the s it was waited for, cut into batches; what a rank was handed is read."""
-        epoch, self._steps = self.start.epoch, 0
+        epoch, steps = self.start.epoch, len(self)
+        self._steps = 0
         for chunk in self._told(chunks):
             for begin in range(0, chunk.rows, self.batch_size):
                 self._steps += 1
+                if self._steps == steps:
+                    self.ended(epoch)
                 yield cut(chunk.data, begin)
-        self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """One epoch of this rank, or every so many-th buffer of it, in the thread or process that calls.
@@ -355,11 +357,14 @@ class Shards:
                 batch_size=self.batch_size,
             )
         told = self._progress
-        told.begin(self.start.epoch, self._rows_handed_out(shard), shard.steps)
+        rows = self._rows_handed_out(shard)
+        told.begin(self.start.epoch, rows, shard.steps)
         for chunk, waited_s in chunks:
             told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
+            rows -= chunk.rows
+            if not rows:  # whoever counts steps never asks for more
+                told.end()
             yield chunk
-        told.end()
 
     def _rows_handed_out(self, shard: Shard) -> int:
         return shard.rows if self.remainder == "join" else shard.steps * self.batch_size

@@ -22,32 +22,41 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     def kind(dtype: np.dtype[Any]) -> Any:
         return tf.string if dtype.kind in "OSU" else tf.int64 if dtype.kind in "mM" else tf.as_dtype(dtype)
 
-    signature = {
+    batch = {
         name: tf.TensorSpec([None, size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in data.spec.items()
     }
-    epoch = 0
 
     def chunks() -> Iterator[Any]:
-        nonlocal epoch
-        epoch = data.epoch
+        """Several batches at a time, and of each of them the epoch that it is the last of, or 0."""
+        epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))
             full = rows // size * size
             for begin, end, each in ((0, full, size), (full, rows, rows - full)):
                 if begin < end:
-                    yield {name: _tensor(array[begin:end], each) for name, array in arrays.items()}
+                    steps = (end - begin) // each
+                    ends = np.zeros(steps, np.int64)
+                    ends[left - 1 : left] = epoch
+                    left -= steps
+                    yield ends, {name: _tensor(array[begin:end], each) for name, array in arrays.items()}
 
-    def end() -> Iterator[Any]:
-        # Nothing is read ahead from here on: whoever asks has had the whole epoch.
-        data.ended(epoch)
-        yield from ()
+    def handed_out(ends: Any, batch: Any) -> Any:
+        over = tf.cond(
+            ends > 0,
+            lambda: tf.numpy_function(data.ended, [ends], [], stateful=True),
+            tf.no_op,
+        )
+        with tf.control_dependencies([over]):
+            return tf.nest.map_structure(tf.identity, take(batch))
 
-    found = tf.data.Dataset.from_generator(chunks, output_signature=signature)
-    found = found.prefetch(1).unbatch().map(take)
-    last = tf.data.Dataset.from_generator(end, output_signature=found.element_spec)
-    found = found.prefetch(tf.data.AUTOTUNE).concatenate(last)
+    found = tf.data.Dataset.from_generator(chunks, output_signature=(tf.TensorSpec([None], tf.int64), batch))
+    # Nothing is read ahead behind this: what is handed out there, the training has.
+    found = found.prefetch(1).unbatch().prefetch(tf.data.AUTOTUNE).map(handed_out)
+    if not data.start.legs:  # the rest of an epoch is shorter than those to come
+        found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is a shard
     return found.with_options(options)
 

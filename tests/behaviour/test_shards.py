@@ -1,0 +1,114 @@
+"""shards() in a cell: each rank its own rows, on local processes and on Spark, and what the notebook hears of it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring import runs, shards
+from sparkring.errors import DataError, RunFailed
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """1,000 rows in 2 files and row groups of 90; one more than the ranks can share out evenly."""
+    folder = tmp_path / "numbered"
+    folder.mkdir()
+    for number, x in enumerate(np.array_split(np.arange(1001), 2)):
+        pq.write_table(pa.table({"x": x, "y": x * 2.0}), folder / f"part-{number}.parquet", row_group_size=90)
+    return str(folder)
+
+
+def test_data_that_was_made_in_the_notebook_is_shared_out_on_the_ranks(ring, numbered):
+    """Its shard is the rank's own where it is used; every row is read once."""
+    data = shards(numbered, 50, remainder="join")
+    result = ring.run("""
+        epochs = [[x for batch in data.as_numpy("x") for x in batch.tolist()] for _ in range(2)]
+        epochs, len(data), data.epoch
+    """, namespace={"data": data})  # fmt: skip
+    for epoch in (0, 1):
+        read = [value[0][epoch] for value in result.values]
+        assert sorted(map(len, read)) == [500, 501]
+        assert sorted(x for rows in read for x in rows) == list(range(1001))
+    assert sorted(value[1] for value in result.values) == [10, 11]
+    assert {value[2] for value in result.values} == {3}
+    assert data.epoch == 1
+
+
+def test_data_that_is_made_in_the_cell(ring, numbered):
+    """The same, for a path that only the cell knows."""
+    result = ring.run("""
+        from sparkring import shards
+        sorted(x for batch in shards(path, 10, columns=["x"], where="y < 400").as_numpy("x") for x in batch.tolist())
+    """, namespace={"path": numbered})  # fmt: skip
+    assert sorted(result.values[0] + result.values[1]) == list(range(200))
+
+
+def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
+    """Path, columns, filter, version and counts, and each rank's rows, also in a run that is read again."""
+    data = shards(numbered, 50, columns=["x"], where="x < 1000")
+    result = ring.run("""
+        for _ in range(2):
+            for batch in data.as_numpy("x"): pass
+    """, namespace={"data": data})  # fmt: skip
+    for record in (result.record, runs.load(runs.home() / result.record.run_id)):
+        for rank in record.ranks:
+            (reading,) = rank.readings
+            opened = reading.opened
+            assert (opened.name, opened.kind, opened.columns, opened.where) == (numbered, "parquet", ("x",), "x < 1000")
+            assert opened.version == data.dataset.version
+            assert (opened.files, opened.row_groups, opened.rows, opened.batch_size) == (2, 12, 1000, 50)
+            assert [(read.epoch, read.rows, read.rows_planned, read.steps, read.done) for read in reading.ended] == [
+                (1, 500, 500, 10, True),
+                (2, 500, 500, 10, True),
+            ]
+            assert reading.now is not None
+            assert "row group" in reading.now.place
+            assert reading.now.size_bytes > 0
+
+
+def test_horovod_trains_on_shards_with_keras(ring, numbered):
+    """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
+    data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
+    result = ring.run("""
+        import horovod.tensorflow.keras as hvd
+        import tensorflow as tf
+        hvd.init()
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1e-9)), "mse")
+        told = model.fit(data.as_tf("x", "y"), epochs=2, verbose=0)
+        hvd.shutdown()
+        data.epoch, model.optimizer.iterations.numpy()
+    """, namespace={"data": data})  # fmt: skip
+    assert {tuple(map(int, value)) for value in result.values} == {(3, 30)}
+
+
+def test_torch_trains_on_shards(ring, numbered):
+    """With gradients that are averaged by hand, as many times on each rank."""
+    data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
+    result = ring.run("""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        steps = 0
+        for x, y in data.as_torch("x", "y"):
+            total = x.sum()
+            dist.all_reduce(total)
+            steps += 1
+        dist.destroy_process_group()
+        steps, float(total)
+    """, framework="torch", namespace={"data": data})  # fmt: skip
+    assert result.values[0] == result.values[1]
+    assert result.values[0][0] == 15
+
+
+def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
+    """It names the rank, and shows the line of the cell; a row group that is broken is named."""
+    with pytest.raises(RunFailed, match=r"DataError: .*/nowhere: there is nothing there") as caught:
+        ring.run("from sparkring import shards\nshards(path + '/nowhere')", namespace={"path": numbered})
+    assert "cell line 3" in str(caught.value)
+
+
+def test_a_dataset_that_is_wrong_never_reaches_a_launch(numbered):
+    """Made in the notebook, it is told there."""
+    with pytest.raises(DataError, match="no column `z`"):
+        shards(numbered, columns=["z"])
