@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkring.data.shards import shards as shards
     from sparkring.place import World as World
     from sparkring.place import world as world
     from sparkring.report import log as log
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sparkring.runner import HorovodRunner as HorovodRunner
 
 __version__ = "0.1.0"
-__all__ = ["HorovodRunner", "RunResult", "World", "load_ipython_extension", "log", "log_to_driver", "world"]
+__all__ = ["HorovodRunner", "RunResult", "World", "load_ipython_extension", "log", "log_to_driver", "shards", "world"]
 
 _HOMES = {
     "HorovodRunner": "runner",
@@ -33,6 +34,7 @@ _HOMES = {
     "world": "place",
     "log": "report",
     "log_to_driver": "report",
+    "shards": "data.shards",
 }
 
 

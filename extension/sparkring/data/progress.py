@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 
 class Progress:
-    """One reader of this rank. What is told often goes home a few times a second at most; the end of an epoch always."""
+    """One reader of this rank. It tells a few times a second at most, and always when an epoch has ended."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Progress:
         self._rows = self._steps = self._size_bytes = 0
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
-    def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "") -> None:
-        """One batch more, for which the rank's own code has waited so long; `place` is where it was read."""
+    def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
+        """One batch more (or `steps`), for which the rank's own code has waited so long; `place` is where it lay."""
         self._rows += rows
-        self._steps += 1
+        self._steps += steps
         self._size_bytes += size_bytes
         self._waited_s += waited_s
         self._place = place or self._place

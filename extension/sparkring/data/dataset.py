@@ -1,0 +1,390 @@
+"""A Parquet data set as its footers tell it: files, row groups, rows, columns; nothing else of it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import os
+import posixpath
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from sparkring.data.where import Where, compile_where, nearest
+from sparkring.errors import DataError, PathError
+from sparkring.storage import Location, locate
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Found = TypeVar("Found")
+Wanted = TypeVar("Wanted")
+
+AT_ONCE = 16  # footers that are read at the same time: most of it is waiting
+TELL_AFTER_S = 2.0
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+# What Arrow raises for bytes that are no Parquet, for compressed data that is none, and what file systems raise.
+BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
+
+
+class RowGroup(NamedTuple):
+    """One row group. `rows` pass the filter, `rows_in_file` are all; sizes are of the chosen columns, in bytes.
+
+    `size_bytes` is what they take in the file, `stored_bytes` what they take uncompressed.
+    """
+
+    rows: int
+    size_bytes: int
+    stored_bytes: int
+    rows_in_file: int
+
+
+class DataFile(NamedTuple):
+    """One Parquet file; `version` is a digest of its footer, `partitions` the values that its path gives."""
+
+    path: str
+    size_bytes: int
+    row_groups: tuple[RowGroup, ...]
+    version: str
+    partitions: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as it was when it was opened: `version` is a digest of all footers and what was chosen of them.
+
+    `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
+    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words.
+    """
+
+    name: str
+    fs: AbstractFileSystem
+    files: tuple[DataFile, ...]
+    schema: pa.Schema
+    stored_schema: pa.Schema
+    reads: tuple[str, ...]
+    version: str
+    where: str = ""
+    condition: pc.Expression | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the chosen columns."""
+        return tuple(self.schema.names)
+
+    @property
+    def rows(self) -> int:
+        """Rows that pass the filter."""
+        return sum(group.rows for file in self.files for group in file.row_groups)
+
+    @property
+    def row_groups(self) -> int:
+        """How many there are, those included of which no row passes."""
+        return sum(len(file.row_groups) for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the chosen columns take in the files."""
+        return sum(group.size_bytes for file in self.files for group in file.row_groups)
+
+    @property
+    def local(self) -> bool:
+        """Do its files lie where this machine's file system reaches them?"""
+        return Location(self.fs, "", self.name).local
+
+    def counts(self) -> list[list[int]]:
+        """Rows that pass the filter, by file and row group: what plan() takes."""
+        return [[group.rows for group in file.row_groups] for file in self.files]
+
+    def row_bytes(self) -> float:
+        """What a row takes in memory, about."""
+        stored = sum(group.stored_bytes for file in self.files for group in file.row_groups)
+        rows = sum(group.rows_in_file for file in self.files for group in file.row_groups)
+        return stored / rows if rows else 0.0
+
+
+def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
+    """Read the footers of a Parquet file, a folder of them (Hive partitions too), a glob, or a list of those.
+
+    With a filter the rows that pass are counted, for which its columns are read where the footers do not tell.
+    DataError if nothing is there or it holds no rows, for a file that is no Parquet or is broken, files whose columns
+    differ, and names that are not there.
+    """
+    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not sources:
+        raise DataError("no path is given.")
+    places = [locate(each) for each in sources]
+    name = ", ".join(os.fspath(each) for each in sources[:3]) + (f", … ({len(sources)})" if len(sources) > 3 else "")
+    fs = places[0].fs
+    if any(place.fs != fs for place in places):
+        raise DataError(f"{name}: these paths are on different file systems, and one data set is on one.")
+    found = [file for place in places for file in _files(place)]
+    if not found:
+        raise DataError(f"{name}: there is no Parquet file in it.")
+    footers = _at_once(lambda file: _footer(fs, file), found, f"reads the footers of {name}")
+    partitioned = _partitions([file.below for file in found])
+    schemas = [_with_partitions(footer.schema, keys) for footer, keys in zip(footers, partitioned, strict=True)]
+    whole = schemas[0]
+    chosen = list(dict.fromkeys(columns)) if columns is not None else whole.names
+    for column in chosen:
+        if column not in whole.names:
+            raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
+    if not chosen:
+        raise DataError(f"{name}: no column is chosen.")
+    condition, words = compile_where(where, whole)
+    named = _named_in(condition, whole) if condition is not None else set()
+    reads = tuple(column for column in whole.names if column in {*chosen, *named})
+    _check_equal(schemas, [posixpath.basename(file.path) for file in found], reads)
+    files = tuple(
+        DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, set(reads)), footer.version, keys)
+        for file, footer, keys in zip(found, footers, partitioned, strict=True)
+    )
+    schema = pa.schema([whole.field(column) for column in chosen])
+    digest = hashlib.sha256(repr((chosen, words)).encode())
+    for file in files:
+        digest.update(f"{file.version}{file.partitions}".encode())
+    dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition)
+    if condition is not None:
+        dataset = _counted(dataset)
+    if not dataset.rows:
+        of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it holds no rows"
+        raise DataError(f"{name}: {of}.")
+    return dataset
+
+
+def arrow_file_system(fs: AbstractFileSystem) -> Any:
+    """The file system as Arrow knows it: its own for local files, which is the fastest."""
+    import pyarrow.fs
+
+    if Location(fs, "", "").local:
+        return pyarrow.fs.LocalFileSystem()
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fs))
+
+
+def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
+    """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
+    path = dataset.files[file].path
+    try:
+        source = pa.memory_map(path) if dataset.local else dataset.fs.open(path, "rb")
+        return pq.ParquetFile(source, pre_buffer=not dataset.local)
+    except FileNotFoundError:
+        raise DataError(f"{path} was there when {dataset.name} was opened, and is gone.") from None
+    except BROKEN as error:
+        raise _broken(path, error) from error
+
+
+# ── Files ─────────────────────────────────────────────────────────────────────
+
+
+class _File(NamedTuple):
+    path: str
+    below: str  # its path below what was named, in which partitions stand
+    size_bytes: int
+
+
+class _Footer(NamedTuple):
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    version: str
+
+
+def _files(place: Location) -> list[_File]:
+    """The files at a path, in the order of their names; what begins with _ or . is not data."""
+    fs, path = place.fs, place.path
+    try:
+        if any(sign in path for sign in "*?["):
+            found = {each: fs.info(each) for each in fs.glob(path)}
+            base = posixpath.dirname(path[: min(path.find(sign) for sign in "*?[" if sign in path)])
+            nested = [each for each, info in found.items() if info["type"] == "directory"]
+            for folder in nested:
+                found |= fs.find(folder, detail=True)
+            found = {each: info for each, info in found.items() if info["type"] != "directory"}
+            if not found:
+                raise DataError(f"{place.written}: nothing matches.")
+        elif fs.isfile(path):
+            info = fs.info(path)
+            return [_File(path, posixpath.basename(path), int(info["size"] or 0))]
+        elif fs.exists(path):
+            found, base = fs.find(path, detail=True), path
+        else:
+            raise DataError(f"{place.written}: there is nothing there{_similar(place)}")
+    except PermissionError as error:
+        raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
+    except OSError as error:
+        raise DataError(f"{place.written} cannot be read: {error}.") from error
+    files = []
+    for each, info in sorted(found.items()):
+        below = str(each)[len(base) :].lstrip("/")
+        if not any(part.startswith(("_", ".")) for part in below.split("/")):
+            files.append(_File(str(each), below, int(info["size"] or 0)))
+    return files
+
+
+def _similar(place: Location) -> str:
+    """The end of a sentence: what is there under a similar name."""
+    with contextlib.suppress(OSError, PathError):
+        beside = [
+            posixpath.basename(str(each).rstrip("/"))
+            for each in place.fs.ls(posixpath.dirname(place.path), detail=False)
+        ]
+        close = difflib.get_close_matches(posixpath.basename(place.path), beside, 1)
+        if close:
+            return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
+        return "."
+    return f", and no folder {posixpath.dirname(place.written.rstrip('/'))} either."
+
+
+def _footer(fs: AbstractFileSystem, file: _File) -> _Footer:
+    try:
+        with fs.open(file.path, "rb") as opened:
+            parquet = pq.ParquetFile(opened)
+        sink = pa.BufferOutputStream()
+        parquet.metadata.write_metadata_file(sink)
+    except BROKEN as error:
+        raise _broken(file.path, error) from error
+    return _Footer(
+        parquet.metadata, parquet.schema_arrow.remove_metadata(), hashlib.sha256(sink.getvalue()).hexdigest()[:16]
+    )
+
+
+def _broken(path: str, error: BaseException) -> DataError:
+    reason = " ".join(str(error).split())
+    if "magic bytes" in reason or "smaller than the minimum" in reason or "size is 0 bytes" in reason:
+        reason = "it does not end as a Parquet file does, so it is another kind of file or was cut off"
+    return DataError(f"{path} cannot be read: {reason.rstrip('.')}.")
+
+
+# ── Columns ───────────────────────────────────────────────────────────────────
+
+
+def _partitions(below: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
+    """What Hive-style paths say, key=value: numbers where all values of a key are whole ones."""
+    found = [
+        [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
+        for path in below
+    ]
+    values: dict[str, set[str]] = {}
+    for keys in found:
+        for key, value in keys:
+            values.setdefault(key, set()).add(value)
+    whole = {key for key, seen in values.items() if all(_is_whole(value) for value in seen - {_HIVE_NULL})}
+
+    def typed(key: str, value: str) -> Any:
+        return None if value == _HIVE_NULL else int(value) if key in whole else value
+
+    return [tuple((key, typed(key, value)) for key, value in keys) for keys in found]
+
+
+def _is_whole(value: str) -> bool:
+    return value.removeprefix("-").isdecimal() and str(int(value)) == value
+
+
+def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]]) -> pa.Schema:
+    for key, value in keys:
+        if key not in schema.names:
+            schema = schema.append(pa.field(key, pa.string() if isinstance(value, str) else pa.int64()))
+    return schema
+
+
+def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Sequence[str]) -> None:
+    """DataError if one of the `wanted` columns is not the same in all files."""
+    first = schemas[0]
+    for schema, name in zip(schemas[1:], names[1:], strict=True):
+        if schema is first or schema.equals(first):
+            continue
+        for column in wanted:
+            if column not in schema.names:
+                raise DataError(
+                    f"the files differ: {names[0]} has a column `{column}`, and {name} has none. "
+                    "Write them alike, or choose among the columns that all have with columns=[…]."
+                )
+            here, there = first.field(column).type, schema.field(column).type
+            if here != there:
+                raise DataError(
+                    f"the files differ: column `{column}` is {here} in {names[0]} and {there} in {name}. "
+                    "Write them alike, or leave the column out with columns=[…]."
+                )
+
+
+def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup, ...]:
+    leaves = [at for at in range(metadata.num_columns) if metadata.schema.column(at).path.partition(".")[0] in columns]
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        parts = [group.column(at) for at in leaves]
+        size = sum(part.total_compressed_size for part in parts)
+        stored = sum(part.total_uncompressed_size for part in parts)
+        found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
+    return tuple(found)
+
+
+# ── The filter ────────────────────────────────────────────────────────────────
+
+
+def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
+    """The columns that a filter reads: Arrow tells none, so each is tried on a table without it."""
+    found = set()
+    for name in schema.names:
+        rest = pa.schema([field for field in schema if field.name != name]).empty_table()
+        try:
+            rest.filter(condition)
+        except (pa.ArrowInvalid, KeyError):
+            found.add(name)
+        except pa.ArrowException as error:
+            raise DataError(f"the filter {condition} cannot be computed: {error}.") from None
+    return found
+
+
+def _counted(dataset: Dataset) -> Dataset:
+    """With the rows that pass the filter in each row group, which statistics tell or a look at the columns does."""
+    schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
+
+    def count(file: DataFile) -> DataFile:
+        known = pc.scalar(True)
+        for key, value in file.partitions:
+            known = known & (pc.field(key).is_null() if value is None else pc.field(key) == value)
+        try:
+            fragment = form.make_fragment(file.path, fs, partition_expression=known)
+            kept = {
+                each.row_groups[0].id: each.count_rows(filter=dataset.condition, schema=schema)
+                for each in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
+            }
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise DataError(f"the filter `{dataset.where}` cannot be computed: {error}.") from None
+        except BROKEN as error:
+            raise _broken(file.path, error) from error
+        groups = tuple(group._replace(rows=kept.get(at, 0)) for at, group in enumerate(file.row_groups))
+        return file._replace(row_groups=groups)
+
+    doing = f"counts the rows of {dataset.name} that pass `{dataset.where}`"
+    return replace(dataset, files=tuple(_at_once(count, dataset.files, doing)))
+
+
+# ── Many files ────────────────────────────────────────────────────────────────
+
+
+def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
+    """What `work` makes of each item, several at a time; the first error ends it. What takes long is told."""
+    found = []
+    due = time.monotonic() + TELL_AFTER_S
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")
+    try:
+        for result in pool.map(work, items):
+            found.append(result)
+            if time.monotonic() >= due:
+                due = time.monotonic() + TELL_AFTER_S
+                sys.stderr.write(f"sparkring: {doing}: {len(found):,} of {len(items):,} files\n")
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return found

@@ -1,0 +1,213 @@
+"""Which rank reads which rows: pure functions of the row groups' sizes, the ranks, a seed and a position.
+
+An epoch's rows are the row groups one after another, in an order of their own for every epoch; each rank reads one
+stretch of that line. So every row is read once, ranks differ by one row at most, and a row group lies with one
+rank or with neighbours. Within its stretch a rank shuffles windows of rows, which bounds the memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from sparkring.errors import DataError
+
+Remainder = Literal["drop", "pad", "join"]
+REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
+
+
+class RowRange(NamedTuple):
+    """Rows `start` to `stop` (not included) of one row group of one file; what a filter leaves out does not count."""
+
+    file: int
+    row_group: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+
+class Leg(NamedTuple):
+    """A part of an epoch that has been read: each of `size` ranks its first `rows` rows, shuffled in `window` rows."""
+
+    size: int
+    rows: int
+    window: int
+
+
+class Position(NamedTuple):
+    """How far the ranks are: in which epoch (from 1), under which seed, and what of it they have read.
+
+    It is made of numbers only, so that it can be kept as JSON; lists will do where it has tuples.
+    """
+
+    epoch: int = 1
+    seed: int = 0
+    legs: tuple[Leg, ...] = ()
+
+    @classmethod
+    def of(cls, found: Sequence[Any]) -> Position:
+        """The position that was kept as JSON. DataError if it is none."""
+        try:
+            epoch, seed, legs = found
+            return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
+        except (TypeError, ValueError):
+            raise DataError(f"{found!r} is no position in a data set: take it from shards.position().") from None
+
+
+class Shard(NamedTuple):
+    """What one rank reads in the rest of an epoch: `steps` batches from `ranges`, in windows as `shuffled()` says.
+
+    `rows` are its own, of which "drop" leaves the last ones out; `pad` are the rows that fill the last batch.
+    """
+
+    ranges: tuple[RowRange, ...]
+    rows: int
+    steps: int
+    pad: tuple[RowRange, ...] = ()
+
+
+def plan(
+    counts: Sequence[Sequence[int]],
+    size: int,
+    batch_size: int,
+    *,
+    position: Position | None = None,
+    remainder: Remainder = "drop",
+    window: int = 0,
+) -> tuple[Shard, ...]:
+    """The shard of each of `size` ranks for (the rest of) an epoch.
+
+    `counts[file][row_group]` are rows. With a `window` of 0 nothing is shuffled: files and rows come in their order.
+    By `remainder`, every rank takes as many steps as the one with the fewest rows can fill ("drop"), or the one with
+    the most needs, with batches filled up from rows that it reads anyway ("pad"); or each takes what it has, the
+    last batch smaller, and one rank may need a step more than another ("join": call `hvd.join()` after the epoch).
+    """
+    position = position or Position()
+    line = remaining(counts, position, window)
+    stretches = list(stretch(line, size))
+    rows = [sum(each.rows for each in ranges) for ranges in stretches]
+    found = []
+    for ranges, own in zip(stretches, rows, strict=True):
+        if remainder == "drop":
+            found.append(Shard(ranges, own, min(rows) // batch_size))
+        elif remainder == "join":
+            found.append(Shard(ranges, own, -(-own // batch_size)))
+        else:
+            steps = -(-max(rows) // batch_size)
+            found.append(Shard(ranges, own, steps, first_rows(ranges or line, steps * batch_size - own)))
+    return tuple(found)
+
+
+def even(rows: int, size: int) -> list[int]:
+    """How many of `rows` each of `size` ranks reads: they differ by one at most."""
+    return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
+
+
+def epoch_order(counts: Sequence[Sequence[int]], seed: int, epoch: int) -> list[RowRange]:
+    """All row groups that have rows, in the order of this epoch."""
+    groups = in_order(counts)
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return groups
+
+
+def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
+    """All row groups that have rows, as the files have them."""
+    return [
+        RowRange(file, group, 0, rows)
+        for file, groups in enumerate(counts)
+        for group, rows in enumerate(groups)
+        if rows
+    ]
+
+
+def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
+    """What is left of an epoch at `position`, as one line."""
+    line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
+    for number, leg in enumerate(position.legs):
+        left: list[RowRange] = []
+        for rank, ranges in enumerate(stretch(line, leg.size)):
+            left += _after(ranges, leg, (position.seed, position.epoch, number, rank))
+        line = left
+    return line
+
+
+def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...]]:
+    """Cut a line of rows into `size` stretches that differ by one row at most."""
+    rest = iter(line)
+    here = next(rest, None)
+    for wanted in even(sum(each.rows for each in line), size):
+        found: list[RowRange] = []
+        while wanted and here is not None:
+            taken = min(wanted, here.rows)
+            found.append(here._replace(stop=here.start + taken))
+            wanted -= taken
+            here = here._replace(start=here.start + taken) if taken < here.rows else next(rest, None)
+        yield tuple(found)
+
+
+def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
+    """The rows `begin` to `end` (not included) of a line of rows."""
+    found = []
+    for each in line:
+        start, stop = max(each.start, each.start + begin), min(each.stop, each.start + end)
+        if start < stop:
+            found.append(each._replace(start=start, stop=stop))
+        begin, end = begin - each.rows, end - each.rows
+    return found
+
+
+def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
+    """So many rows from the beginning of `ranges`, over again where they do not suffice."""
+    found: list[RowRange] = []
+    for each in itertools.cycle(ranges):
+        if rows <= 0:
+            break
+        found.append(each._replace(stop=min(each.stop, each.start + rows)))
+        rows -= found[-1].rows
+    return tuple(found)
+
+
+def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
+    """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
+
+    `key` is (seed, epoch, leg, rank). With a `window` of 0 they come as they are.
+    """
+    if not window:
+        return np.arange(rows)
+    return np.random.default_rng([*key, number]).permutation(rows)
+
+
+def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
+    """What a rank has left of its stretch after a leg."""
+    rows = sum(each.rows for each in ranges)
+    if leg.rows >= rows:
+        return []
+    if not leg.window:
+        return cut(ranges, leg.rows, rows)
+    number, inside = divmod(leg.rows, leg.window)
+    begin = number * leg.window
+    length = min(leg.window, rows - begin)
+    unread = np.sort(shuffled(length, leg.window, key, number)[inside:]) + begin
+    return [*_rows_at(ranges, unread), *cut(ranges, begin + length, rows)]
+
+
+def _rows_at(ranges: Sequence[RowRange], places: Any) -> list[RowRange]:
+    """The rows at `places` (sorted, counted from the beginning of `ranges`), neighbours as one range."""
+    found: list[RowRange] = []
+    begin = 0
+    for each in ranges:
+        low, high = np.searchsorted(places, [begin, begin + each.rows])
+        inside = places[low:high] - begin + each.start
+        for run in np.split(inside, np.flatnonzero(np.diff(inside) != 1) + 1):
+            if len(run):
+                found.append(each._replace(start=int(run[0]), stop=int(run[-1]) + 1))
+        begin += each.rows
+    return found

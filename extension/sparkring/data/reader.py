@@ -1,0 +1,195 @@
+"""Reading a shard: windows of its rows as Arrow tables, a few ahead, in a thread of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkring.data.dataset import BROKEN, Dataset, open_file
+from sparkring.data.plan import RowRange
+from sparkring.errors import DataError
+
+Made = TypeVar("Made")
+
+READ_ROWS = 65_536  # decoded at a time
+LOOK_EVERY_S = 0.2  # whether the thread that reads is still there
+
+
+class Window(NamedTuple):
+    """Some rows of a shard, as they lie in the files: the table, and where its last row was read."""
+
+    table: pa.Table
+    place: str
+
+
+def windows(dataset: Dataset, ranges: Iterable[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
+    """Read `ranges` one after another, and hand out `rows` rows at a time (at the end what is left).
+
+    What is decoded at a time is bounded by `most_bytes`, however large a row group is. DataError names the file and
+    the row group that cannot be read.
+    """
+    pending: list[pa.RecordBatch] = []
+    waiting = 0
+    place = ""
+    with _Files(dataset) as files:
+        for each in ranges:
+            place = _place(dataset, each)
+            for batch in files.read(each, most_bytes):
+                while waiting + len(batch) >= rows:
+                    taken = rows - waiting
+                    yield Window(pa.Table.from_batches([*pending, batch.slice(0, taken)]), place)
+                    pending, waiting, batch = [], 0, batch.slice(taken)
+                if len(batch):
+                    pending.append(batch)
+                    waiting += len(batch)
+    if pending:
+        yield Window(pa.Table.from_batches(pending), place)
+
+
+def _place(dataset: Dataset, each: RowRange) -> str:
+    file = dataset.files[each.file]
+    return f"{posixpath.basename(file.path)}, row group {each.row_group + 1} of {len(file.row_groups)}"
+
+
+class _Files:
+    """Reads ranges of rows; the file of the last one stays open for the next."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._number = -1
+        self._open = contextlib.ExitStack()
+        self._file: pq.ParquetFile | None = None
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._open.close()
+
+    def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a range, of the chosen columns, in pieces."""
+        if wanted.file != self._number:
+            self._open.close()
+            self._file = open_file(self._dataset, wanted.file)
+            self._open.callback(self._file.close, force=True)
+            self._number = wanted.file
+        assert self._file is not None
+        file, at = self._dataset.files[wanted.file], 0
+        group = file.row_groups[wanted.row_group]
+        row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
+        rows = int(max(1, min(READ_ROWS, most_bytes / row_bytes)))
+        try:
+            for batch in self._batches(wanted.row_group, rows):
+                begin, end = max(wanted.start - at, 0), min(wanted.stop - at, len(batch))
+                at += len(batch)
+                if begin < end:
+                    yield batch.slice(begin, end - begin)
+                if at >= wanted.stop:
+                    return
+        except DataError:
+            raise
+        except BROKEN as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise DataError(f"{file.path}, row group {wanted.row_group} (from 0) cannot be read: {reason}.") from error
+        # A file that was written anew meanwhile, or rows that passed the filter before.
+        raise DataError(
+            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows, and had {group.rows:,} when "
+            f"{self._dataset.name} was opened: open it anew."
+        )
+
+    def _batches(self, row_group: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group that pass the filter, of the chosen columns."""
+        assert self._file is not None
+        dataset, there = self._dataset, self._file.schema_arrow.names
+        keys = dict(dataset.files[self._number].partitions)
+        stored = [name for name in dataset.reads if name in there]
+        # Where all that is read stands in the path, some other column tells how many rows there are.
+        for batch in self._file.iter_batches(rows, row_groups=[row_group], columns=stored or there[:1]):
+            if keys:
+                types = dataset.stored_schema
+                known = {name: batch.column(name) for name in stored}
+                for name in dataset.reads:
+                    if name not in known:
+                        known[name] = pa.repeat(pa.scalar(keys[name], types.field(name).type), len(batch))
+                batch = pa.RecordBatch.from_pydict(known)
+            if dataset.condition is not None:
+                table = pa.Table.from_batches([batch]).filter(dataset.condition)
+                yield from table.select(list(dataset.columns)).combine_chunks().to_batches()
+            elif batch.schema.names != list(dataset.columns):
+                yield batch.select(list(dataset.columns))
+            else:
+                yield batch
+
+
+class Ahead(Generic[Made]):
+    """`make()` run in a thread, `depth` items ahead, once it is iterated; items come with the s they were waited for.
+
+    What is raised there is raised here. DataError if the thread is gone without a word. close() ends the thread.
+    """
+
+    def __init__(self, make: Callable[[], Generator[Made, None, None]], depth: int) -> None:
+        self._items: queue.Queue[tuple[Made | None, BaseException | None]] = queue.Queue(max(1, depth))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(make,), name="sparkring-reader", daemon=True)
+
+    def __iter__(self) -> Iterator[tuple[Made, float]]:
+        self._thread.start()
+        try:
+            while True:
+                began = time.monotonic()
+                item, error = self._next()
+                if error is not None:
+                    raise error
+                if item is None:
+                    return
+                yield item, time.monotonic() - began
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the thread, and wait until it has ended."""
+        self._stop.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._items.get_nowait()  # it may wait for room
+            self._thread.join(0.01)
+
+    def _next(self) -> tuple[Made | None, BaseException | None]:
+        while True:
+            # Looked at before the queue: a thread that ends puts its last word there first.
+            alive = self._thread.is_alive()
+            try:
+                return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()
+            except queue.Empty:
+                if not alive:
+                    gone = "the thread that reads this rank's shard is gone without a word; run the cell again."
+                    return None, DataError(gone)
+
+    def _read(self, make: Callable[[], Generator[Made, None, None]]) -> None:
+        try:
+            with contextlib.closing(make()) as made:
+                for item in made:
+                    if not self._put(item, None):
+                        return
+            self._put(None, None)
+        except BaseException as error:  # whatever it is, it is for the one who reads
+            if isinstance(error, SystemExit | KeyboardInterrupt):
+                error = DataError(f"the thread that reads this rank's shard was ended by {type(error).__name__}.")
+            self._put(None, error)
+
+    def _put(self, item: Made | None, error: BaseException | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._items.put((item, error), timeout=LOOK_EVERY_S)
+                return True
+            except queue.Full:
+                continue
+        return False

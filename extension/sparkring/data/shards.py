@@ -1,0 +1,511 @@
+"""`shards(…)`: this rank's shard of a data set, batch by batch, for TensorFlow, PyTorch, NumPy or Arrow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from sparkring import place
+from sparkring.data import plan as planning
+from sparkring.data.columns import to_numpy
+from sparkring.data.dataset import Dataset, Source, open_dataset
+from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
+from sparkring.data.progress import Progress
+from sparkring.data.reader import Ahead, windows
+from sparkring.data.where import Where, nearest
+from sparkring.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkring.data.plan import Remainder
+
+SHUFFLED_ROWS = 65_536
+SHUFFLED_BYTES = 32_000_000  # in a window, by default
+READ_BYTES = 32_000_000  # decoded at a time
+PROBED_ROWS = 16
+TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
+
+_AHEAD = -1  # nobody knows how much of what was read has been used
+
+Array = Any  # numpy.ndarray
+Batch = dict[str, Array]
+Transform = Callable[[Batch], Mapping[str, Any]]
+Held = TypeVar("Held")
+Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+class Spec(NamedTuple):
+    """A column of a batch: the shape of one row, and NumPy's dtype (object for str and bytes)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Chunk(Generic[Held]):
+    """Rows as they are handed out, whole batches but for the last of an epoch; and where the last of them lay."""
+
+    data: Held
+    rows: int
+    size_bytes: int
+    place: str
+
+
+def shards(
+    source: Source | DataFrame,
+    batch_size: int = 32,
+    *,
+    columns: Columns | None = None,
+    where: Where = None,
+    transform: Transform | None = None,
+    shuffle: bool | int = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    fill: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    prefetch: int = 2,
+    cache: str | os.PathLike[str] | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+) -> Shards:
+    """This rank's shard of a Parquet data set or Spark DataFrame, in batches; on the driver all of it.
+
+        data = shards("dbfs:/flights", 256, columns={"x": ["distance", "hour"], "y": "delay"}, where="delay < 600")
+        model.fit(data.as_tf("x", "y"), epochs=3)
+
+    Make it in the notebook and use it in the cell: then what is wrong with it shows before the launch. Every row is
+    read once per epoch, ranks differ by one row at most, and take the same number of steps.
+
+    source: a path (dbfs:, file:, any URL that fsspec knows) of a file, a folder or a glob, a list of them, or a
+        Spark DataFrame, which is written once to `cache` and read from there.
+    batch_size: rows in a batch of this rank.
+    columns: the names to read (all, if not given), or a dict of what a batch is to hold: a name for a column, or
+        several number columns side by side as one array [rows, columns].
+    where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
+    transform: a function of a batch, a dict of arrays of shape [rows, …], that gives such a dict.
+    shuffle: row groups in a new order every epoch and rows within a buffer, of so many rows if a number is given.
+    seed: of that order, the same on all ranks; 0 is one like the others.
+    remainder: what becomes of an epoch's last rows that fill no batch: "drop" leaves them out, "pad" fills the batch
+        with rows that the rank has read already, "join" gives a smaller batch, and one rank may have one more.
+    fill: what stands for nulls, by column. dtype: what all floating-point columns become, as in dtype="float32".
+    prefetch: how many buffers are read ahead. rank, size: instead of this rank's own.
+
+    Raises DataError, PathError.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise DataError(f"batch_size={batch_size!r}: it is a number of rows from 1 on.")
+    if remainder not in REMAINDERS:
+        raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise DataError(f"seed={seed!r}: it is a whole number from 0 on, the same on all ranks.")
+    if isinstance(shuffle, int) and shuffle < 0:
+        raise DataError(f"shuffle={shuffle}: it is True, False or the rows of the buffer.")
+    if (rank is None) != (size is None) or (rank is not None and size is not None and not 0 <= rank < size):
+        raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+    groups = _groups(columns)
+    names = None if groups is None else [name for members in groups.values() for name in members]
+    dataset = open_dataset(_path(source, cache), names, where)
+    if groups is None:
+        groups = {name: (name,) for name in dataset.columns}
+    unknown = set(fill or {}) - set(dataset.columns)
+    if unknown:
+        raise DataError(f"fill names `{sorted(unknown)[0]}`, which is no column that is read.")
+    return Shards(
+        dataset,
+        batch_size,
+        groups=groups,
+        transform=transform,
+        window=_window(shuffle, batch_size, dataset),
+        remainder=remainder,
+        fill=dict(fill or {}),
+        dtype=None if dtype is None else np.dtype(dtype),
+        prefetch=prefetch,
+        seat=None if rank is None or size is None else (rank, size),
+        start=Position(seed=seed),
+    )
+
+
+@dataclass
+class Shards:
+    """A data set shared out among the ranks. `len()` is the number of steps that this rank takes in an epoch.
+
+    Iterating by one of the `as_…` methods reads one epoch, the next one each time; an epoch that was left early is
+    begun anew. `position()` says where it is, `resume()` goes on from there.
+    """
+
+    dataset: Dataset
+    batch_size: int
+    groups: Mapping[str, tuple[str, ...]]
+    transform: Transform | None
+    window: int
+    remainder: Remainder
+    fill: Mapping[str, Any]
+    dtype: np.dtype[Any] | None
+    prefetch: int
+    seat: tuple[int, int] | None
+    start: Position
+    _steps: int = 0  # handed out since `start`
+    _spec: dict[str, Spec] | None = field(default=None, repr=False)
+    _progress: Progress | None = field(default=None, repr=False)
+
+    # ── what it is ────────────────────────────────────────────────────────────
+
+    @property
+    def rank(self) -> int:
+        """Whose shard this is: this process's rank, unless another was given."""
+        return self.seat[0] if self.seat else place.world().rank
+
+    @property
+    def size(self) -> int:
+        """Among how many the data set is shared out."""
+        return self.seat[1] if self.seat else place.world().size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read next, from 1 on."""
+        return self.start.epoch
+
+    def __len__(self) -> int:
+        return self.plan()[self.rank].steps
+
+    @property
+    def steps(self) -> int:
+        """Batches of this rank in (the rest of) this epoch."""
+        return len(self)
+
+    def plan(self, size: int | None = None) -> tuple[Shard, ...]:
+        """Who reads what in (the rest of) this epoch, by rank. DataError if a rank cannot fill a single batch."""
+        size = size or self.size
+        found = planning.plan(
+            self.dataset.counts(),
+            size,
+            self.batch_size,
+            position=self.start,
+            remainder=self.remainder,
+            window=self.window,
+        )
+        if not self.start.legs and not any(shard.steps for shard in found):
+            least = min(shard.rows for shard in found)
+            raise DataError(
+                f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
+                f'fills no batch of {self.batch_size:,}: take a smaller batch_size, fewer ranks, or remainder="pad".'
+            )
+        return found
+
+    @property
+    def spec(self) -> dict[str, Spec]:
+        """What a batch holds: the shape of a row and the dtype of each column, found from the first rows."""
+        if self._spec is None:
+            self._spec = self._probe()
+        return self._spec
+
+    def __repr__(self) -> str:
+        found, each = self.dataset, self.plan()
+        least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
+        steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        where = f" where {found.where}" if found.where else ""
+        return (
+            f"<shards of {found.name}{where}: {found.rows:,} rows in {found.row_groups:,} row groups of "
+            f"{len(found.files):,} files; {steps} steps of {self.batch_size:,} rows per epoch on each of {self.size}>"
+        )
+
+    # ── reading it ────────────────────────────────────────────────────────────
+
+    def as_numpy(self, *names: str) -> Iterator[Any]:
+        """One epoch as NumPy batches: dicts of arrays [rows, …], or tuples of those that are named, in that order."""
+        take = self.taking(names)
+        return (take(batch) for batch in self.batches())
+
+    def as_arrow(self) -> Iterator[pa.Table]:
+        """One epoch as Arrow tables of a batch each: the columns as they are stored, without fill and transform."""
+        return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
+
+    def as_tf(self, *names: str) -> Any:
+        """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
+
+        Its elements are dicts of tensors [rows, …], or tuples of those that are named, in that order (Keras takes
+        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970.
+        """
+        from sparkring.data.to_tf import as_tf
+
+        return as_tf(self, names)
+
+    def as_torch(self, *names: str, workers: int = 0) -> Any:
+        """A torch DataLoader that reads the next epoch each time it is iterated: `for x, y in data.as_torch("x", "y")`.
+
+        Its batches are dicts of tensors [rows, …], or tuples of those that are named; strings come as lists, dates
+        as int64 nanoseconds since 1970. With `workers`, so many processes read and transform, each a buffer in turn.
+        """
+        from sparkring.data.to_torch import as_torch
+
+        return as_torch(self, names, workers)
+
+    def position(self, step: int | None = None) -> Position:
+        """Where all ranks are when each has taken `step` batches of this epoch (of what was left, after resume()).
+
+        Without `step`, as many as this rank was handed; TensorFlow reads ahead, so there it has to be given.
+        """
+        if step is None:
+            step = self._steps
+        if step == _AHEAD:
+            raise DataError(
+                "TensorFlow has read ahead of the training: say how many batches it has taken, position(step=…)."
+            )
+        if not step:
+            return self.start
+        leg = Leg(self.size, step * self.batch_size, self.window)
+        return self.start._replace(legs=(*self.start.legs, leg))
+
+    def resume(self, position: Sequence[Any]) -> Shards:
+        """The same data from a position() on, on however many ranks there are now; a list from JSON will do."""
+        return replace(self, start=Position.of(position), _steps=0, _progress=None)
+
+    # ── for the formats ───────────────────────────────────────────────────────
+
+    def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
+        """What makes of a batch what was asked for: itself, the one column that is named, or a tuple of several."""
+        for name in names:
+            if name not in self.spec:
+                raise DataError(f"a batch has no column `{name}`: {nearest(name, list(self.spec))}")
+        if not names:
+            return dict
+        if len(names) == 1:
+            return lambda batch: batch[names[0]]
+        return lambda batch: tuple(batch[name] for name in names)
+
+    def batches(self) -> Iterator[Batch]:
+        """One epoch as dicts of arrays [rows, …]."""
+
+        def cut(arrays: Batch, begin: int) -> Batch:
+            return {name: array[begin : begin + self.batch_size] for name, array in arrays.items()}
+
+        return self.handed_out(self._ahead(self.read), cut)
+
+    def chunks(self) -> Iterator[Batch]:
+        """One epoch as arrays of several batches, for a format that cuts them itself and calls ended() then."""
+        self._steps = _AHEAD
+        return (chunk.data for chunk in self._told(self._ahead(self.read)))
+
+    def ended(self, epoch: int) -> None:
+        """The rank's own code has come to the end of an epoch: the next one is next."""
+        if self.start.epoch == epoch:
+            self.start, self._steps = Position(epoch + 1, self.start.seed), 0
+
+    def handed_out(
+        self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
+    ) -> Iterator[Held]:
+        """An epoch's chunks, each with the s it was waited for, cut into batches; what a rank was handed is read."""
+        epoch, self._steps = self.start.epoch, 0
+        for chunk in self._told(chunks):
+            for begin in range(0, chunk.rows, self.batch_size):
+                self._steps += 1
+                yield cut(chunk.data, begin)
+        self.ended(epoch)
+
+    def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
+        """One epoch of this rank, or every so many-th buffer of it, in the thread or process that calls.
+
+        A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
+        """
+        for table, order, where in self._windows(worker, workers):
+            arrays, rows = self._arrays(table, order), len(order)
+            if self.transform is None:
+                self._check(arrays, rows, where)
+                yield Chunk(arrays, rows, table.nbytes, where)
+                continue
+            made = []
+            for begin in range(0, rows, self.batch_size):
+                part = min(self.batch_size, rows - begin)
+                batch = self._transformed({name: array[begin : begin + part] for name, array in arrays.items()})
+                self._check(batch, part, where)
+                if whole:
+                    made.append(batch)
+                else:
+                    yield Chunk(batch, part, table.nbytes * part // rows, where)
+            if whole:
+                joined = {name: np.concatenate([batch[name] for batch in made]) for name in self.spec}
+                yield Chunk(joined, rows, table.nbytes, where)
+
+    # ── inside ────────────────────────────────────────────────────────────────
+
+    def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
+        return Ahead(read, self.prefetch * (1 if self.transform is None else TRANSFORMED_AHEAD))
+
+    def _told(self, chunks: Iterable[tuple[Chunk[Held], float]]) -> Iterator[Chunk[Held]]:
+        """Tell the notebook what is read, and how far it is."""
+        shard, found = self.plan()[self.rank], self.dataset
+        if self._progress is None:
+            self._progress = Progress(
+                name=found.name,
+                kind="parquet",
+                columns=found.columns,
+                where=found.where,
+                version=found.version,
+                files=len(found.files),
+                row_groups=found.row_groups,
+                rows=found.rows,
+                size_bytes=found.size_bytes,
+                batch_size=self.batch_size,
+            )
+        told = self._progress
+        told.begin(self.start.epoch, self._rows_handed_out(shard), shard.steps)
+        for chunk, waited_s in chunks:
+            told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
+            yield chunk
+        told.end()
+
+    def _rows_handed_out(self, shard: Shard) -> int:
+        return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
+
+    def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[pa.Table, Array, str]]:
+        """The buffers of this rank's shard: their rows as stored, the order in which they are handed out, and where."""
+        shard = self.plan()[self.rank]
+        key = (self.start.seed, self.start.epoch, len(self.start.legs), self.rank)
+        length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
+        left = self._rows_handed_out(shard)
+        numbers = range(worker, -(-left // length), workers)
+        ranges: Sequence[RowRange] = (*shard.ranges, *shard.pad)
+        if workers > 1:
+            ranges = [
+                part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
+            ]
+        for number, (table, where) in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
+            own = min(len(table), max(0, shard.rows - number * length))
+            order = np.concatenate(
+                [planning.shuffled(own, self.window, key, number), np.arange(own, len(table))]
+            )  # rows that fill up the last batch come last
+            yield table, order[: left - number * length], where
+
+    def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
+        for table, order, where in self._windows():
+            found = table.take(order) if self.window else table.slice(0, len(order))
+            yield Chunk(found, len(order), table.nbytes, where)
+
+    def _arrays(self, table: pa.Table, order: Array) -> Batch:
+        """The rows of a table in an order, as arrays, those of several columns side by side."""
+        rows = slice(0, len(order)) if not self.window and len(order) <= len(table) else order
+        found = {}
+        for name, members in self.groups.items():
+            parts = [to_numpy(table.column(each), each, self.fill, self.dtype) for each in members]
+            found[name] = parts[0][rows] if len(parts) == 1 else _side_by_side(parts, members, name)[rows]
+        return found
+
+    def _transformed(self, batch: Batch) -> Batch:
+        assert self.transform is not None
+        found = self.transform(batch)
+        if not isinstance(found, Mapping):
+            raise DataError(f"transform gave a {type(found).__name__}: it takes and gives a dict of arrays [rows, …].")
+        return {str(name): np.asarray(array) for name, array in found.items()}
+
+    def _probe(self) -> dict[str, Spec]:
+        """From the first rows of the data set, which are the same for all ranks."""
+        whole = planning.in_order(self.dataset.counts())[0]
+        first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
+        table, _ = next(windows(self.dataset, [first], first.rows, READ_BYTES))
+        batch = self._arrays(table, np.arange(len(table)))
+        if self.transform is not None:
+            batch = self._transformed(batch)
+            for name, array in batch.items():
+                if array.ndim == 0 or len(array) != len(table):
+                    raise _miscounted(name, array, len(table), "")
+        if not batch:
+            raise DataError("transform gave no columns at all.")
+        return {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
+
+    def _check(self, batch: Batch, rows: int, where: str) -> None:
+        """DataError unless a batch holds what the first rows held."""
+        who = "column" if self.transform is None else "transform gave"
+        if batch.keys() != self.spec.keys():
+            odd = sorted(batch.keys() ^ self.spec.keys())[0]
+            had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
+            raise DataError(f"transform: the first rows {had} `{odd}`, and those of {where} {has}.")
+        for name, array in batch.items():
+            spec = self.spec[name]
+            if array.ndim == 0 or len(array) != rows:
+                raise _miscounted(name, array, rows, where)
+            if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
+                raise DataError(
+                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as "
+                    f"{_words(*spec)} in the first rows of {self.dataset.name}: a row has the same shape and type "
+                    "throughout."
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What this process has told the notebook is its own.
+        return {**self.__dict__, "_progress": None}
+
+
+def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
+    got = f"{len(array):,} rows" if array.ndim else "a single value"
+    return DataError(
+        f"transform gave {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it gives as many as it "
+        "takes; rows are left out with where=…."
+    )
+
+
+def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    kind = "str or bytes" if dtype.kind == "O" else str(dtype)
+    return f"{kind} of shape {list(shape)}" if shape else kind
+
+
+def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
+    """Number columns as one array [rows, columns]."""
+    for part, member in zip(parts, members, strict=True):
+        if part.ndim > 2 or part.dtype.kind not in "biuf":
+            raise DataError(
+                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, and only columns of "
+                "numbers can stand side by side."
+            )
+    widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+    found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
+    at = 0
+    for part, width in zip(parts, widths, strict=True):
+        found[:, at : at + width] = part[:, None] if part.ndim == 1 else part
+        at += width
+    return found
+
+
+def _groups(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
+    """What a batch is to hold, by name: the columns that stand side by side in it."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise DataError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
+    if isinstance(columns, Mapping):
+        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
+        empty = next((name for name, members in found.items() if not members), None)
+        if empty is not None:
+            raise DataError(f"columns: `{empty}` is made of no column at all.")
+        return found
+    return {name: (name,) for name in columns}
+
+
+def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
+    """How many rows are shuffled at a time: whole batches; 0 for none."""
+    if shuffle is False or shuffle == 0:
+        return 0
+    return _whole_batches(SHUFFLED_ROWS if shuffle is True else shuffle, batch_size, dataset, bounded=shuffle is True)
+
+
+def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: bool = True) -> int:
+    """`rows`, or as many as fit into SHUFFLED_BYTES, in whole batches; one at least."""
+    if bounded:
+        rows = min(rows, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
+    return max(1, rows // batch_size) * batch_size
+
+
+def _path(source: Source | DataFrame, cache: str | os.PathLike[str] | None) -> Source:
+    """What to read: the path that was given, or where a DataFrame has been written to."""
+    if not hasattr(source, "sparkSession"):
+        if not isinstance(source, str | os.PathLike | Sequence):
+            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
+        return source
+    from sparkring.data.materialise import materialise
+
+    return materialise(source, cache=cache).path

@@ -1,0 +1,152 @@
+"""Row filters as people write them: `speed > 3 and city in ('Ulm', 'Bonn')`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkring.errors import DataError
+
+Where: TypeAlias = "str | Sequence[Any] | pc.Expression | None"
+
+_COMPARED: dict[type[ast.cmpop], Any] = {
+    ast.Eq: lambda left, right: left == right,
+    ast.NotEq: lambda left, right: left != right,
+    ast.Lt: lambda left, right: left < right,
+    ast.LtE: lambda left, right: left <= right,
+    ast.Gt: lambda left, right: left > right,
+    ast.GtE: lambda left, right: left >= right,
+}
+
+
+def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
+    """A filter over the columns of `schema` as Arrow's expression, and in words; (None, '') for none.
+
+    A string holds comparisons of columns with numbers, strings or None, joined by and, or, not; `in (…)` works, and
+    dates are strings: `day >= '2026-01-31'`. Lists are pyarrow's `filters`: [('speed', '>', 3), …]. DataError names
+    what cannot be read.
+    """
+    if where is None or (isinstance(where, str) and not where.strip()):
+        return None, ""
+    if isinstance(where, str):
+        return _Reader(where, schema).expression(), where.strip()
+    if isinstance(where, pc.Expression):
+        return where, str(where)
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.filters_to_expression(list(where))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"where={where!r}: {error}. Write it as a string, where=\"speed > 3 and city == 'Ulm'\"."
+        ) from None
+    return found, str(found)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The end of a sentence about a column that is not there: the one that may be meant, or those that there are."""
+    close = difflib.get_close_matches(name, names, 1, 0.6)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    shown = ", ".join(f"`{each}`" for each in names[:12])
+    return f"there are {shown}{', …' if len(names) > 12 else ''}."
+
+
+class _Reader:
+    """Reads one filter; Python's own parser does the work."""
+
+    def __init__(self, text: str, schema: pa.Schema) -> None:
+        self._text = " ".join(text.split())
+        self._schema = schema
+
+    def expression(self) -> pc.Expression:
+        try:
+            tree = ast.parse(self._text, mode="eval")
+        except (SyntaxError, ValueError) as error:
+            hint = " For equality write ==." if "=" in self._text else ""
+            raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
+        return self._condition(tree.body)
+
+    def _refused(self, why: str) -> DataError:
+        return DataError(f"the filter `{self._text}` cannot be read: {why}")
+
+    def _condition(self, node: ast.expr) -> pc.Expression:
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                found = self._condition(values[0])
+                for value in values[1:]:
+                    other = self._condition(value)
+                    found = found & other if isinstance(op, ast.And) else found | other
+                return found
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return ~self._condition(operand)
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                sides = [left, *comparators]
+                found = self._compared(sides[0], ops[0], sides[1])
+                for at in range(1, len(ops)):
+                    found = found & self._compared(sides[at], ops[at], sides[at + 1])
+                return found
+            case ast.Name(id=name):
+                if pa.types.is_boolean(self._field(name).type):
+                    return pc.field(name)
+        raise self._refused(
+            f"`{ast.unparse(node)}` is no comparison. It takes columns, numbers and strings with == != < <= > >= in, "
+            "is None, and, or, not."
+        )
+
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
+        column = next((side.id for side in (left, right) if isinstance(side, ast.Name)), None)
+        if column is None:
+            raise self._refused(f"`{ast.unparse(left)}` is compared with no column.")
+        kind = self._field(column).type
+        if isinstance(op, ast.Is | ast.IsNot) or (isinstance(right, ast.Constant) and right.value is None):
+            if not (isinstance(left, ast.Name) and isinstance(right, ast.Constant) and right.value is None):
+                raise self._refused("`is` is for None only: `speed is not None`.")
+            is_null = pc.field(column).is_null()
+            return ~is_null if isinstance(op, ast.IsNot | ast.NotEq) else is_null
+        if isinstance(op, ast.In | ast.NotIn):
+            if not (isinstance(left, ast.Name) and isinstance(right, ast.Tuple | ast.List | ast.Set)):
+                raise self._refused("`in` takes a column and a list: `city in ('Ulm', 'Bonn')`.")
+            values = pa.array([self._value(each, kind, column).as_py() for each in right.elts], kind)
+            found = pc.field(column).isin(values)
+            return ~found if isinstance(op, ast.NotIn) else found
+        return _COMPARED[type(op)](self._side(left, kind, column), self._side(right, kind, column))
+
+    def _side(self, node: ast.expr, kind: pa.DataType, column: str) -> pc.Expression:
+        if isinstance(node, ast.Name):
+            self._field(node.id)
+            return pc.field(node.id)
+        return pc.scalar(self._value(node, kind, column))
+
+    def _value(self, node: ast.expr, kind: pa.DataType, column: str) -> pa.Scalar:
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        # A fraction compared with whole numbers stays one, and an 8-bit column may be compared with 300.
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_number(kind):
+            return pa.scalar(value)
+        try:
+            found = pa.scalar(value)
+            return found if found.type == kind else found.cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
+            raise self._refused(f"`{column}` is {kind}, and {value!r} is none.") from None
+
+    def _field(self, name: str) -> pa.Field:
+        if name not in self._schema.names:
+            raise DataError(
+                f"the filter `{self._text}` names a column `{name}` that is not there: "
+                f"{nearest(name, self._schema.names)}"
+            )
+        return self._schema.field(name)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
