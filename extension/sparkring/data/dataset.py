@@ -133,8 +133,8 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     if not found:
         raise DataError(f"{name}: there is no Parquet file in it.")
     footers = _at_once(lambda file: _footer(fs, file), found, f"reads the footers of {name}")
-    partitioned = _partitions([file.below for file in found])
-    schemas = [_with_partitions(footer.schema, keys) for footer, keys in zip(footers, partitioned, strict=True)]
+    partitioned, kinds = _partitions([file.below for file in found])
+    schemas = [_with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
     whole = schemas[0]
     chosen = list(dict.fromkeys(columns)) if columns is not None else whole.names
     for column in chosen:
@@ -145,7 +145,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     condition, words = compile_where(where, whole)
     named = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *named})
-    _check_equal(schemas, [posixpath.basename(file.path) for file in found], reads)
+    _check_equal(schemas, [file.below for file in found], reads)
     files = tuple(
         DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, set(reads)), footer.version, keys)
         for file, footer, keys in zip(found, footers, partitioned, strict=True)
@@ -174,14 +174,21 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
-    path = dataset.files[file].path
+    known = dataset.files[file]
     try:
-        source = pa.memory_map(path) if dataset.local else dataset.fs.open(path, "rb")
-        return pq.ParquetFile(source, pre_buffer=not dataset.local)
+        if dataset.local:
+            found = pq.ParquetFile(known.path)
+        else:
+            found = pq.ParquetFile(dataset.fs.open(known.path, "rb"), pre_buffer=True)
     except FileNotFoundError:
-        raise DataError(f"{path} was there when {dataset.name} was opened, and is gone.") from None
+        raise DataError(f"{known.path} was there when {dataset.name} was opened, and is gone.") from None
     except BROKEN as error:
-        raise _broken(path, error) from error
+        raise _broken(known.path, error) from error
+    rows = [found.metadata.row_group(group).num_rows for group in range(found.metadata.num_row_groups)]
+    if rows != [group.rows_in_file for group in known.row_groups]:
+        found.close(force=True)
+        raise DataError(f"{known.path} has been written anew since {dataset.name} was opened: open it again.")
+    return found
 
 
 # ── Files ─────────────────────────────────────────────────────────────────────
@@ -268,8 +275,8 @@ def _broken(path: str, error: BaseException) -> DataError:
 # ── Columns ───────────────────────────────────────────────────────────────────
 
 
-def _partitions(below: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
-    """What Hive-style paths say, key=value: numbers where all values of a key are whole ones."""
+def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
+    """What Hive-style paths say, key=value, and the keys' types: numbers where all values are whole ones."""
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
         for path in below
@@ -278,22 +285,24 @@ def _partitions(below: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
     for keys in found:
         for key, value in keys:
             values.setdefault(key, set()).add(value)
-    whole = {key for key, seen in values.items() if all(_is_whole(value) for value in seen - {_HIVE_NULL})}
+    kinds = {
+        key: pa.int64() if all(map(_is_whole, seen - {_HIVE_NULL})) else pa.string() for key, seen in values.items()
+    }
 
     def typed(key: str, value: str) -> Any:
-        return None if value == _HIVE_NULL else int(value) if key in whole else value
+        return None if value == _HIVE_NULL else int(value) if pa.types.is_integer(kinds[key]) else value
 
-    return [tuple((key, typed(key, value)) for key, value in keys) for keys in found]
+    return [tuple((key, typed(key, value)) for key, value in keys) for keys in found], kinds
 
 
 def _is_whole(value: str) -> bool:
-    return value.removeprefix("-").isdecimal() and str(int(value)) == value
+    return value.removeprefix("-").isdecimal() and str(int(value)) == value and abs(int(value)) < 2**63
 
 
-def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]]) -> pa.Schema:
-    for key, value in keys:
+def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: dict[str, pa.DataType]) -> pa.Schema:
+    for key, _ in keys:
         if key not in schema.names:
-            schema = schema.append(pa.field(key, pa.string() if isinstance(value, str) else pa.int64()))
+            schema = schema.append(pa.field(key, kinds[key]))
     return schema
 
 
@@ -357,7 +366,7 @@ def _counted(dataset: Dataset) -> Dataset:
         try:
             fragment = form.make_fragment(file.path, fs, partition_expression=known)
             kept = {
-                each.row_groups[0].id: each.count_rows(filter=dataset.condition, schema=schema)
+                each.row_groups[0].id: each.scanner(schema=schema, filter=dataset.condition).count_rows()
                 for each in fragment.split_by_row_group(filter=dataset.condition, schema=schema)
             }
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:

@@ -99,10 +99,9 @@ class _Files:
         except BROKEN as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(f"{file.path}, row group {wanted.row_group} (from 0) cannot be read: {reason}.") from error
-        # A file that was written anew meanwhile, or rows that passed the filter before.
         raise DataError(
-            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows, and had {group.rows:,} when "
-            f"{self._dataset.name} was opened: open it anew."
+            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows that pass the filter, and had "
+            f"{group.rows:,} when {self._dataset.name} was opened: open it again."
         )
 
     def _batches(self, row_group: int, rows: int) -> Iterator[pa.RecordBatch]:

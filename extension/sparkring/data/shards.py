@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -98,16 +99,16 @@ def shards(
 
     Raises DataError, PathError.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise DataError(f"batch_size={batch_size!r}: it is a number of rows from 1 on.")
+    batch_size = _whole("batch_size", batch_size, 1, "rows in a batch")
+    seed = _whole("seed", seed, 0, "a number that is the same on all ranks")
+    prefetch = _whole("prefetch", prefetch, 1, "buffers")
     if remainder not in REMAINDERS:
         raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise DataError(f"seed={seed!r}: it is a whole number from 0 on, the same on all ranks.")
-    if isinstance(shuffle, int) and shuffle < 0:
-        raise DataError(f"shuffle={shuffle}: it is True, False or the rows of the buffer.")
-    if (rank is None) != (size is None) or (rank is not None and size is not None and not 0 <= rank < size):
-        raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+    seat = None
+    if rank is not None or size is not None:
+        if rank is None or size is None or not 0 <= rank < size:
+            raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+        seat = rank, size
     groups = _groups(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
     dataset = open_dataset(_path(source, cache), names, where)
@@ -126,7 +127,7 @@ def shards(
         fill=dict(fill or {}),
         dtype=None if dtype is None else np.dtype(dtype),
         prefetch=prefetch,
-        seat=None if rank is None or size is None else (rank, size),
+        seat=seat,
         start=Position(seed=seed),
     )
 
@@ -486,9 +487,19 @@ def _groups(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
     return {name: (name,) for name in columns}
 
 
+def _whole(name: str, value: Any, least: int, what: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise DataError(f"{name}={value!r}: it is {what}, a whole number from {least} on.")
+    return number
+
+
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
     """How many rows are shuffled at a time: whole batches; 0 for none."""
-    if shuffle is False or shuffle == 0:
+    if shuffle is False or (shuffle is not True and _whole("shuffle", shuffle, 0, "True, False or rows") == 0):
         return 0
     return _whole_batches(SHUFFLED_ROWS if shuffle is True else shuffle, batch_size, dataset, bounded=shuffle is True)
 

@@ -130,14 +130,16 @@ class _Reader:
             raise self._refused(f"`{ast.unparse(node)}` is neither a column nor a number or string.") from None
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        # A fraction compared with whole numbers stays one, and an 8-bit column may be compared with 300.
-        if isinstance(value, int | float) and not isinstance(value, bool) and _is_number(kind):
-            return pa.scalar(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and _is_number(kind):
+            return pa.scalar(value)  # not as the column's: a fraction stays one, and 300 may be compared with int8
         try:
             found = pa.scalar(value)
-            return found if found.type == kind else found.cast(kind)
+            if not number:
+                return found if found.type == kind else found.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
-            raise self._refused(f"`{column}` is {kind}, and {value!r} is none.") from None
+            pass
+        raise self._refused(f"`{column}` is {kind}, and {value!r} is none.")
 
     def _field(self, name: str) -> pa.Field:
         if name not in self._schema.names:

@@ -1,0 +1,241 @@
+"""Data sets as their footers tell them, and what is wrong with them in one sentence."""
+
+import datetime
+import os
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring.data.dataset import open_dataset
+from sparkring.errors import DataError, PathError
+
+
+def write(path, table, **options):
+    """A Parquet file, its folders made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+    return path
+
+
+@pytest.fixture
+def flights(tmp_path):
+    """Two files of 3 and 1 row groups; x counts on through them."""
+    folder = tmp_path / "flights"
+    write(folder / "part-0.parquet", pa.table({"x": range(25), "city": ["Ulm"] * 20 + ["Bonn"] * 5}), row_group_size=10)
+    write(folder / "part-1.parquet", pa.table({"x": range(25, 30), "city": ["Bonn"] * 5}))
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-0.parquet.crc").write_bytes(b"x")
+    return folder
+
+
+def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
+    """And what begins with _ or . is not data."""
+    found = open_dataset(flights)
+    assert [os.path.basename(file.path) for file in found.files] == ["part-0.parquet", "part-1.parquet"]
+    assert found.counts() == [[10, 10, 5], [5]]
+    assert (found.rows, found.row_groups, found.columns) == (30, 4, ("x", "city"))
+    assert 0 < found.size_bytes < sum(file.size_bytes for file in found.files)
+    only = open_dataset(flights, ["x"])
+    assert only.columns == ("x",)
+    assert 0 < only.size_bytes < found.size_bytes
+
+
+def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
+    """A copy is the same data, another choice or one more row is not."""
+    found = open_dataset(flights)
+    assert open_dataset(flights).version == found.version
+    copy = flights.with_name("copy")
+    for name in ("part-0.parquet", "part-1.parquet"):
+        write(copy / name, pq.read_table(flights / name), row_group_size=10)
+    assert open_dataset(copy).version == found.version
+    versions = {open_dataset(flights, ["x"]).version, open_dataset(flights, where="x > 3").version, found.version}
+    write(copy / "part-1.parquet", pa.table({"x": range(6), "city": ["Bonn"] * 6}))
+    assert len({*versions, open_dataset(copy).version}) == 4
+
+
+def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
+    """All forms of a path reach the same files, those of DBFS too."""
+    whole = open_dataset(flights).counts()
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(flights.parent))
+    for path in (
+        f"{flights}/*.parquet",
+        f"{flights.parent}/fl*",
+        f"file:{flights}",
+        f"file://{flights}",
+        "dbfs:/flights",
+        "dbfs:///flights",
+        "/dbfs/flights",
+        "file:/dbfs/flights",
+        [flights / "part-0.parquet", flights / "part-1.parquet"],
+    ):
+        assert open_dataset(path).counts() == whole, path
+    assert open_dataset(flights / "part-1.parquet").counts() == [[5]]
+
+
+def test_a_file_system_that_is_not_this_machines(flights):
+    """Through fsspec, whatever it is."""
+    memory = fsspec.filesystem("memory")
+    try:
+        for name in ("part-0.parquet", "part-1.parquet"):
+            memory.pipe(f"/flights/{name}", (flights / name).read_bytes())
+        found = open_dataset("memory://flights", where="x >= 20")
+        assert not found.local
+        assert found.counts() == [[0, 0, 5], [5]]
+    finally:
+        memory.rm("/flights", recursive=True)
+
+
+def test_partitions_stand_in_the_path(tmp_path):
+    """Hive's key=value: numbers where all are, text otherwise, and nulls."""
+    for year, city in ((2025, "Ulm"), (2026, "Bad%20Tölz"), (2026, "__HIVE_DEFAULT_PARTITION__")):
+        write(tmp_path / f"year={year}" / f"city={city}" / "part.parquet", pa.table({"x": [year]}))
+    found = open_dataset(tmp_path)
+    assert found.schema == pa.schema([("x", pa.int64()), ("year", pa.int64()), ("city", pa.string())])
+    assert {file.partitions for file in found.files} == {
+        (("year", 2025), ("city", "Ulm")),
+        (("year", 2026), ("city", "Bad Tölz")),
+        (("year", 2026), ("city", None)),
+    }
+    assert open_dataset(tmp_path, where="year == 2026").rows == 2
+    assert open_dataset(tmp_path, ["x"], "year == 2026 and city is None").rows == 1
+    assert open_dataset(tmp_path, ["year"], "city == 'Ulm'").columns == ("year",)
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("x < 10", 10),
+        ("x >= 25 and city == 'Bonn'", 5),
+        ("x < 3 or x > 27", 5),
+        ("3 < x <= 5", 2),
+        ("not x < 28", 2),
+        ("city in ('Bonn', 'Köln')", 10),
+        ("city not in ['Bonn']", 20),
+        ("city is not None", 30),
+        ("city != None", 30),
+        ("x > 2.5", 27),
+        ([("x", ">", 20), ("city", "==", "Ulm")], 0),
+        ([("x", ">", 18), ("city", "==", "Ulm")], 1),
+        (pc.field("x") > 20, 9),
+        ("  ", 30),
+    ],
+)
+def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
+    """The counts are exact, also where statistics cannot tell."""
+    if not rows:
+        with pytest.raises(DataError, match="no row passes the filter"):
+            open_dataset(flights, where=where)
+        return
+    assert open_dataset(flights, where=where).rows == rows
+
+
+def test_dates_in_a_filter_are_strings(tmp_path):
+    """They become what the column is."""
+    days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
+    write(tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5}))
+    assert open_dataset(tmp_path, where="t >= '2026-01-08'").rows == 3
+    assert open_dataset(tmp_path, where="day < '2026-01-03' and ok").rows == 1
+    assert open_dataset(tmp_path, where="not ok").rows == 5
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("x = 3", "For equality write =="),
+        ("speed > 3", "a column `speed` that is not there: there are `x`, `city`"),
+        ("cit == 'Ulm'", "did you mean `city`?"),
+        ("x > 'abc'", "`x` is int64, and 'abc' is none"),
+        ("city > 3", "`city` is string, and 3 is none"),
+        ("x", "`x` is no comparison"),
+        ("x > y()", "`y\\(\\)` is neither a column nor a number"),
+        ("3 > 2", "is compared with no column"),
+        ("__import__('os').system('x')", "is no comparison"),
+        ("x in 5", "`in` takes a column and a list"),
+        ("x is 3", "`is` is for None only"),
+        ([("x", "~", 3)], "Write it as a string"),
+        (pc.field("speed") > 3, "speed"),
+    ],
+)
+def test_a_filter_that_cannot_be_read_is_told(flights, where, told):
+    """In one sentence, with the nearest name where one is near."""
+    with pytest.raises(DataError, match=told) as caught:
+        open_dataset(flights, where=where)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
+    """Said with what is there under a similar name."""
+    with pytest.raises(DataError, match=r"nothing there; did you mean .*/flights\?"):
+        open_dataset(tmp_path / "flihgts")
+    with pytest.raises(DataError, match="no folder .*nowhere either"):
+        open_dataset(tmp_path / "nowhere" / "deep")
+    with pytest.raises(DataError, match="nothing matches"):
+        open_dataset(f"{flights}/*.orc")
+    with pytest.raises(PathError, match="Write dbfs:/x/y"):
+        open_dataset("dbfs://x/y")
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path / "no-mount"))
+    with pytest.raises(PathError, match="there is no DBFS on this machine"):
+        open_dataset("dbfs:/x")
+    with pytest.raises(DataError, match="no path is given"):
+        open_dataset([])
+
+
+def test_an_empty_data_set(tmp_path):
+    """No file, no rows, and files of which one has no rows."""
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="no Parquet file in it"):
+        open_dataset(tmp_path / "none")
+    empty = pa.table({"x": pa.array([], pa.int64())})
+    write(tmp_path / "some" / "a.parquet", empty)
+    with pytest.raises(DataError, match="it holds no rows"):
+        open_dataset(tmp_path / "some")
+    write(tmp_path / "some" / "b.parquet", pa.table({"x": [1]}))
+    assert open_dataset(tmp_path / "some").rows == 1
+
+
+def test_files_that_are_broken_are_named(flights):
+    """Cut off, empty, or something else."""
+    good = (flights / "part-1.parquet").read_bytes()
+    for broken in (good[:-20], b"", b"x", b"a,b\n1,2\n" * 100, good[:-8] + b"\xff\xff\xff\x7fPAR1"):
+        (flights / "part-1.parquet").write_bytes(broken)
+        with pytest.raises(DataError, match=r"part-1\.parquet cannot be read: ") as caught:
+            open_dataset(flights)
+        assert "\n" not in str(caught.value)
+
+
+def test_files_whose_columns_differ_are_named(flights):
+    """Which file, which column; of columns that are not read it does not matter."""
+    write(flights / "part-2.parquet", pa.table({"x": ["1"], "city": ["Ulm"]}))
+    with pytest.raises(DataError, match=r"`x` is int64 in part-0\.parquet and string in part-2\.parquet"):
+        open_dataset(flights)
+    with pytest.raises(DataError, match="`x` is int64"):
+        open_dataset(flights, ["city"], "x > 3")
+    assert open_dataset(flights, ["city"]).rows == 31
+    write(flights / "part-2.parquet", pa.table({"x": [1]}))
+    with pytest.raises(DataError, match=r"part-0\.parquet has a column `city`, and part-2\.parquet has none"):
+        open_dataset(flights)
+
+
+def test_a_column_that_is_not_there(flights):
+    """With the nearest name, or those that there are."""
+    with pytest.raises(DataError, match="no column `citty`: did you mean `city`"):
+        open_dataset(flights, ["citty"])
+    with pytest.raises(DataError, match="no column is chosen"):
+        open_dataset(flights, [])
+
+
+def test_a_folder_that_may_not_be_read(tmp_path):
+    """Said as the system says it. Root may read everything, so this asks a file system that refuses."""
+
+    class Refusing(fsspec.implementations.local.LocalFileSystem):
+        protocol = "refusing"
+
+        def isfile(self, path):
+            raise PermissionError(13, "Permission denied")
+
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        open_dataset("refusing://x")

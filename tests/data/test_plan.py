@@ -1,0 +1,160 @@
+"""The plan: who reads what, over hundreds of layouts."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkring.data.plan import Leg, Position, RowRange, Shard, cut, even, plan, shuffled, stretch
+from sparkring.errors import DataError
+
+# Files of row groups: none at all, groups of no rows, one row, many.
+LAYOUTS = st.lists(st.lists(st.integers(0, 40), max_size=5), min_size=1, max_size=6).filter(
+    lambda files: any(rows for file in files for rows in file)
+)
+SIZES = st.integers(1, 9)
+BATCHES = st.integers(1, 12)
+WINDOWS = st.sampled_from([0, 1, 4, 12, 100])
+
+
+def rows_of(ranges):
+    """Every row as (file, row group, row)."""
+    return [(each.file, each.row_group, row) for each in ranges for row in range(each.start, each.stop)]
+
+
+def all_rows(counts):
+    return {
+        (file, group, row)
+        for file, groups in enumerate(counts)
+        for group, rows in enumerate(groups)
+        for row in range(rows)
+    }
+
+
+def read(shard, rank, position, window, batch_size, *, rows=None):
+    """The rows that a rank is handed, in order: its windows shuffled, then what fills up."""
+    own, out = rows_of(shard.ranges), []
+    key = (position.seed, position.epoch, len(position.legs), rank)
+    for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
+        part = own[begin : begin + (window or len(own))]
+        out += [part[at] for at in shuffled(len(part), window, key, number)]
+    out += rows_of(shard.pad)
+    return out[: shard.steps * batch_size if rows is None else rows]
+
+
+@given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
+    """Whatever the layout, the ranks, the seed and the epoch."""
+    found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
+    every = [row for shard in found for row in rows_of(shard.ranges)]
+    assert len(found) == size
+    assert len(every) == len(set(every)) and set(every) == all_rows(counts)
+    assert max(shard.rows for shard in found) - min(shard.rows for shard in found) <= 1
+    assert [shard.rows for shard in found] == even(len(every), size)
+
+
+@given(LAYOUTS, SIZES, BATCHES, WINDOWS)
+@settings(max_examples=300, deadline=None)
+def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, window):
+    """With "drop" all batches are full and own rows; with "pad" all are full and no row is left out."""
+    rows = len(all_rows(counts))
+    dropped = plan(counts, size, batch_size, remainder="drop", window=window)
+    assert {shard.steps for shard in dropped} == {rows // size // batch_size}
+    assert not any(shard.pad for shard in dropped)
+    padded = plan(counts, size, batch_size, remainder="pad", window=window)
+    assert len({shard.steps for shard in padded}) == 1
+    handed = [read(shard, rank, Position(), window, batch_size) for rank, shard in enumerate(padded)]
+    assert {len(found) for found in handed} == {padded[0].steps * batch_size}
+    assert {row for found in handed for row in found} == all_rows(counts)
+    # No more than one step of rows is read twice by a rank.
+    assert all(0 <= shard.steps * batch_size - shard.rows < 2 * batch_size for shard in padded)
+    joined = plan(counts, size, batch_size, remainder="join", window=window)
+    assert [shard.steps for shard in joined] == [-(-shard.rows // batch_size) for shard in joined]
+
+
+@given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
+@settings(max_examples=400, deadline=None)
+def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
+    """What was read before a stop, and before another, and what is read then is every row, each once."""
+    position, seen = Position(epoch, 7), []
+    for ranks, steps in legs:
+        shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)
+        steps = min(steps, shards[0].steps)
+        for rank, shard in enumerate(shards):
+            seen += read(shard, rank, position, window, batch_size, rows=steps * batch_size)
+        if steps:
+            position = position._replace(legs=(*position.legs, Leg(ranks, steps * batch_size, window)))
+    rest = plan(counts, size, batch_size, position=position, remainder="join", window=window)
+    seen += [row for shard in rest for row in rows_of(shard.ranges)]
+    assert len(seen) == len(set(seen)) and set(seen) == all_rows(counts)
+    assert max(shard.rows for shard in rest) - min(shard.rows for shard in rest) <= 1
+
+
+def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
+    """Seed 0 is a seed; the order of row groups and of rows within a buffer changes from epoch to epoch."""
+    counts = [[10] * 8] * 4
+
+    def order(epoch, seed):
+        position = Position(epoch, seed)
+        shard = plan(counts, 2, 5, position=position, window=20)[0]
+        return read(shard, 0, position, 20, 5)
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(epoch, seed)) for epoch in (1, 2, 3) for seed in (0, 1)}) == 6
+    assert order(1, 0) != sorted(order(1, 0))
+
+
+def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
+    """One stretch after another, and within it row after row; the next epoch is the same."""
+    for epoch in (1, 2):
+        found = plan([[3, 4], [], [5]], 3, 2, position=Position(epoch), remainder="join")
+        assert found == (
+            Shard((RowRange(0, 0, 0, 3), RowRange(0, 1, 0, 1)), 4, 2),
+            Shard((RowRange(0, 1, 1, 4), RowRange(2, 0, 0, 1)), 4, 2),
+            Shard((RowRange(2, 0, 1, 5),), 4, 2),
+        )
+
+
+def test_a_row_group_is_cut_at_most_where_ranks_meet():
+    """So no rank reads what it does not need but at its two ends."""
+    counts = [[1000] * 50]
+    found = plan(counts, 7, 10, window=100)
+    assert sum(len(shard.ranges) for shard in found) <= 50 + 7 - 1
+
+
+def test_more_ranks_than_rows_leaves_some_without_and_pads_them_from_the_others():
+    """With "pad" a rank without a row of its own reads rows that others read."""
+    found = plan([[3]], 5, 2, remainder="pad")
+    assert sorted(shard.rows for shard in found) == [0, 0, 1, 1, 1]
+    assert all(len(rows_of([*shard.ranges, *shard.pad])) == 2 and shard.steps == 1 for shard in found)
+    assert {shard.steps for shard in plan([[3]], 5, 2)} == {0}
+
+
+def test_cutting_a_line_of_rows():
+    """By begin and end, as a slice does."""
+    line = [RowRange(0, 0, 5, 9), RowRange(1, 0, 0, 3)]
+    for begin in range(8):
+        for end in range(8):
+            assert rows_of(cut(line, begin, end)) == rows_of(line)[begin:end]
+    assert [rows_of(part) for part in stretch(line, 7)] == [[row] for row in rows_of(line)]
+
+
+def test_a_position_survives_json_and_what_is_none_is_refused():
+    """Lists stand for tuples then; other things are told."""
+    import json
+
+    position = Position(3, 1, (Leg(4, 128, 1024), Leg(2, 32, 0)))
+    assert Position.of(json.loads(json.dumps(position))) == position
+    for wrong in ([1, 2], [1, 2, 3], ["a", 0, []], [1, 0, [[1, 2]]], 5):
+        with pytest.raises(DataError, match="no position"):
+            Position.of(wrong)
+
+
+def test_the_plan_of_many_row_groups_is_made_quickly_enough_to_be_made_anew():
+    """200,000 row groups for 64 ranks: every row group lies with somebody, and with two at most."""
+    counts = [[random.Random(file).randint(1, 9) for _ in range(10)] for file in range(20_000)]
+    found = plan(counts, 64, 8, window=64)
+    assert sum(shard.rows for shard in found) == sum(map(sum, counts))
+    assert sum(len(shard.ranges) for shard in found) <= 200_000 + 63
