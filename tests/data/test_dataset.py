@@ -135,7 +135,9 @@ def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
 def test_dates_in_a_filter_are_strings(tmp_path):
     """They become what the column is."""
     days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
-    write(tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5}))
+    write(
+        tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5})
+    )
     assert open_dataset(tmp_path, where="t >= '2026-01-08'").rows == 3
     assert open_dataset(tmp_path, where="day < '2026-01-03' and ok").rows == 1
     assert open_dataset(tmp_path, where="not ok").rows == 5

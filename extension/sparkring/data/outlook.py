@@ -35,7 +35,7 @@ class Requests:
     """GET requests for a data set that lies in an object store.
 
     What is counted: `opening`, a footer per file, each time that the data set is opened; `per_epoch`, for every row
-    group one per rank that reads any of it and per run of chosen columns that lie side by side. Readers that fetch
+    group one per rank that reads any of it and per run of columns that lie side by side. Readers that fetch
     in smaller pieces, or open each file anew for every epoch, ask more often. `busiest` are those of an epoch that go
     to one folder, `folder`.
     """
@@ -165,7 +165,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """How many runs of columns that lie side by side in the files make up the chosen ones."""
-    chosen, in_path = set(dataset.columns), {key for file in dataset.files for key, _ in file.partitions}
-    taken = [name in chosen for name in (dataset.stored_schema or dataset.schema).names if name not in in_path]
+    """How many runs of columns that lie side by side in the files make up those that are read."""
+    in_path = {key for file in dataset.files for key, _ in file.partitions}
+    taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

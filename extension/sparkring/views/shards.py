@@ -73,7 +73,7 @@ def shards_text(found: Outlook) -> str:
 def data_words(found: Outlook) -> str:
     """What the data set is: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
     data = found.dataset
-    whole = data.stored_schema is None or len(data.stored_schema.names) == len(data.columns)
+    whole = len(data.stored_schema.names) == len(data.columns)
     words = [
         f"{counted(data.rows, 'row')} in {counted(len(data.files), 'file')}, "
         f"{counted(data.row_groups, 'row group')}, {size(data.size_bytes)}",
@@ -199,11 +199,11 @@ def _large_groups(found: Outlook) -> str:
         return ""
     many = sum(each[0] >= LARGE_GROUP_BYTES for each in every)
     more = f" ({many:,} are larger than {size(LARGE_GROUP_BYTES)})" if many > 1 else ""
-    where = f"row group {number} of {first_line(file.path.rpartition('/')[2], 80)}"
+    where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
         f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
-        f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or use "
-        "shards(), which reads ranges of rows, so that its memory stays bounded."
+        f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or "
+        "use shards(), which reads ranges of rows, so that its memory stays bounded."
     )
 
 
