@@ -180,6 +180,6 @@ def test_petastorm_gives_each_shard_what_was_foretold(written):
         found = outlook(data, size, 4)
         assert [share.rows for share in found.petastorms] == [rows_of(folder, rank, size) for rank in range(size)]
     assert outlook(data, 7, 4).petastorms[6].row_groups == 0
-    with pytest.raises(Exception, match="row.?group|shard") as caught:
+    with pytest.raises(Exception, match=r"row.?group|shard") as caught:
         rows_of(folder, 6, 7)
     assert type(caught.value).__name__ == "NoDataAvailableError"

@@ -153,8 +153,8 @@ def _few_groups(found: Outlook) -> str:
         return ""
     idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm, which gives out whole row groups, has "
-        f"nothing for {idle} and raises NoDataAvailableError. shards() divides row groups; or write at least "
+        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm, which gives out whole row groups, "
+        f"has nothing for {idle} and raises NoDataAvailableError. shards() divides row groups; or write at least "
         f"{found.size} of them: df.repartition({found.size})."
     )
 
@@ -192,7 +192,7 @@ def _large_groups(found: Outlook) -> str:
     every = [
         (group.stored_bytes, number, file)
         for file in found.dataset.files
-        for number, group in enumerate(file.row_groups)
+        for number, group in enumerate(file.row_groups, 1)
     ]
     largest, number, file = max(every, key=lambda each: each[0])
     if largest < LARGE_GROUP_BYTES:
@@ -292,9 +292,7 @@ def _layouts(found: Outlook) -> list[Layout]:
     shown = blocks(found.size)
     groups = _groups(found)
     even = tuple((Stretch(found.stretches[ranks[0]][0], found.stretches[ranks[-1]][1]),) for ranks in shown)
-    in_turn = tuple(
-        tuple(group for number, group in enumerate(groups) if number % found.size in ranks) for ranks in shown
-    )
+    in_turn = tuple(tuple(sorted(group for rank in ranks for group in groups[rank :: found.size])) for ranks in shown)
     return [
         Layout(_EVEN, even, tuple(sum(found.ours[rank].rows for rank in ranks) for ranks in shown)),
         Layout(_IN_TURN, in_turn, tuple(sum(found.petastorms[rank].rows for rank in ranks) for ranks in shown)),
