@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import glob
 import os
 import re
 import textwrap
@@ -26,6 +27,7 @@ from sparkring.worker.shell import LINE_MAGICS
 if TYPE_CHECKING:
     from sparkring.data.dataset import Dataset
 
+_PATHS_OFFERED = 200
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
 
 _HELP = """Run the cell on {what}.
@@ -336,8 +338,23 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
     elif found and found[1] == "gang":
         words = opts.gang_completions(found[2], _CARRIED)
     elif found and found[1] == "shards":
-        words = opts.shards_completions(found[2])
+        words = opts.shards_completions(found[2]) or ([] if len(found[2].split()) > 1 else _sources(found[2]))
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
+
+
+def _sources(line: str) -> list[str]:
+    """What `%shards` can show and `line` may be about to name: the notebook's variables, and files and folders."""
+    shell = get_ipython()
+    current = "" if line[-1:].isspace() else line.split()[-1]
+    names = [name for name, value in (shell.user_ns.items() if shell is not None else ()) if _can_be_shown(value)]
+    found = [name for name in names if name.startswith(current or name.lstrip("_"))]
+    paths = sorted(glob.glob(f"{glob.escape(current)}*"))[:_PATHS_OFFERED] if current else []
+    return found + [f"{path}/" if os.path.isdir(path) else path for path in paths if " " not in path]
+
+
+def _can_be_shown(value: Any) -> bool:
+    kind = type(value)
+    return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 
 
 # A matcher and not a hook: Python's keywords and names, which Jedi would add, are no help where an option stands.
