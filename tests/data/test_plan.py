@@ -50,7 +50,8 @@ def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, b
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
     every = [row for shard in found for row in rows_of(shard.ranges)]
     assert len(found) == size
-    assert len(every) == len(set(every)) and set(every) == all_rows(counts)
+    assert len(every) == len(set(every))
+    assert set(every) == all_rows(counts)
     assert max(shard.rows for shard in found) - min(shard.rows for shard in found) <= 1
     assert [shard.rows for shard in found] == even(len(every), size)
 
@@ -88,7 +89,8 @@ def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, b
             position = position._replace(legs=(*position.legs, Leg(ranks, steps * batch_size, window)))
     rest = plan(counts, size, batch_size, position=position, remainder="join", window=window)
     seen += [row for shard in rest for row in rows_of(shard.ranges)]
-    assert len(seen) == len(set(seen)) and set(seen) == all_rows(counts)
+    assert len(seen) == len(set(seen))
+    assert set(seen) == all_rows(counts)
     assert max(shard.rows for shard in rest) - min(shard.rows for shard in rest) <= 1
 
 

@@ -33,6 +33,8 @@ Wanted = TypeVar("Wanted")
 
 AT_ONCE = 16  # footers that are read at the same time: most of it is waiting
 TELL_AFTER_S = 2.0
+LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
+LARGE_BYTES = 128_000_000  # of a row group that is not held in memory as it is stored
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 # What Arrow raises for bytes that are no Parquet, for compressed data that is none, and what file systems raise.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
@@ -176,8 +178,12 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
     known = dataset.files[file]
     try:
+        # Arrow would take in a row group's columns whole; through a buffer it takes what it decodes, and is faster.
+        # Elsewhere a request for each piece costs more than the memory, unless a row group is very large.
         if dataset.local:
-            found = pq.ParquetFile(known.path)
+            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES)
+        elif max(group.size_bytes for group in known.row_groups) > LARGE_BYTES:
+            found = pq.ParquetFile(dataset.fs.open(known.path, "rb"), buffer_size=REMOTE_BUFFER_BYTES)
         else:
             found = pq.ParquetFile(dataset.fs.open(known.path, "rb"), pre_buffer=True)
     except FileNotFoundError:

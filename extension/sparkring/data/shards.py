@@ -314,7 +314,7 @@ class Shards:
 
         A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
         """
-        for table, order, where in self._windows(worker, workers):
+        for table, order, first, where in self._windows(worker, workers):
             arrays, rows = self._arrays(table, order), len(order)
             if self.transform is None:
                 self._check(arrays, rows, where)
@@ -324,7 +324,7 @@ class Shards:
             for begin in range(0, rows, self.batch_size):
                 part = min(self.batch_size, rows - begin)
                 batch = self._transformed({name: array[begin : begin + part] for name, array in arrays.items()})
-                self._check(batch, part, where)
+                self._check(batch, part, f"step {(first + begin) // self.batch_size + 1} (read up to {where})")
                 if whole:
                     made.append(batch)
                 else:
@@ -364,8 +364,8 @@ class Shards:
     def _rows_handed_out(self, shard: Shard) -> int:
         return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
 
-    def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[pa.Table, Array, str]]:
-        """The buffers of this rank's shard: their rows as stored, the order in which they are handed out, and where."""
+    def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[pa.Table, Array, int, str]]:
+        """This rank's buffers: rows as stored, the order to hand them out in, how many came before, and where."""
         shard = self.plan()[self.rank]
         key = (self.start.seed, self.start.epoch, len(self.start.legs), self.rank)
         length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
@@ -381,10 +381,10 @@ class Shards:
             order = np.concatenate(
                 [planning.shuffled(own, self.window, key, number), np.arange(own, len(table))]
             )  # rows that fill up the last batch come last
-            yield table, order[: left - number * length], where
+            yield table, order[: left - number * length], number * length, where
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
-        for table, order, where in self._windows():
+        for table, order, _, where in self._windows():
             found = table.take(order) if self.window else table.slice(0, len(order))
             yield Chunk(found, len(order), table.nbytes, where)
 

@@ -1,0 +1,130 @@
+"""Arrow columns as arrays: the types that Spark, pandas and pyarrow write, nulls, and what cannot be an array."""
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkring.data.columns import to_numpy
+from sparkring.errors import DataError
+
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def converted(values, kind=None, *, fill=None, dtype=None):
+    """The column, cut into chunks somewhere, as an array."""
+    array = values if isinstance(values, pa.Array) else pa.array(values, kind)
+    half = len(array) // 2
+    return to_numpy(pa.chunked_array([array.slice(0, half), array.slice(half)]), "c", fill or {}, dtype)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "wanted"),
+    [
+        ([1, 2, 3], pa.int8(), np.array([1, 2, 3], np.int8)),
+        ([1, 2, 3], pa.uint64(), np.array([1, 2, 3], np.uint64)),
+        ([0.5, 1.5], pa.float32(), np.array([0.5, 1.5], np.float32)),
+        (np.array([0.5, 1.5], np.float16), pa.float16(), np.array([0.5, 1.5], np.float16)),
+        ([True, False, True], pa.bool_(), np.array([True, False, True])),
+        ([decimal.Decimal("1.25")] * 2, pa.decimal128(10, 2), np.array([1.25, 1.25])),
+        (["a", "ü"], pa.string(), np.array(["a", "ü"], object)),
+        (["a", "ü"], pa.dictionary(pa.int32(), pa.string()), np.array(["a", "ü"], object)),
+        ([b"\xff", b""], pa.binary(), np.array([b"\xff", b""], object)),
+        ([datetime.date(2026, 1, 2)] * 2, pa.date32(), np.array(["2026-01-02"] * 2, "M8[D]")),
+        ([datetime.datetime(2026, 1, 2)] * 2, pa.timestamp("us"), np.array(["2026-01-02"] * 2, "M8[us]")),
+        ([datetime.datetime(2026, 1, 2)] * 2, pa.timestamp("ns", "UTC"), np.array(["2026-01-02"] * 2, "M8[ns]")),
+        ([datetime.time(0, 0, 1)] * 2, pa.time64("us"), np.array([1_000_000] * 2)),
+        ([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32()), np.array([[1, 2], [3, 4], [5, 6]], np.int32)),
+        ([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2), np.array([[1, 2], [3, 4], [5, 6]], np.int32)),
+        ([[[1.0], [2.0]]] * 3, pa.list_(pa.list_(pa.float32())), np.array([[[1.0], [2.0]]] * 3, np.float32)),
+        ([["a"], ["b"]], pa.large_list(pa.string()), np.array([["a"], ["b"]], object)),
+    ],
+)
+def test_each_type_becomes_the_array_that_people_expect(values, kind, wanted):
+    """With its dtype and the shape of a row."""
+    found = converted(values, kind)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_tensors_have_their_shape():
+    """Those of Arrow's own extension type."""
+    wanted = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    np.testing.assert_array_equal(converted(pa.FixedShapeTensorArray.from_numpy_ndarray(wanted)), wanted)
+
+
+def test_spark_mls_vectors_become_rows_dense_and_sparse():
+    """Sparse ones are filled up with zeros; a mixture of both is one array."""
+    dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
+    sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
+    empty = {"type": 0, "size": 3, "indices": [], "values": []}
+    wanted = {"d": [1, 2, 3], "s": [4, 0, 5], "e": [0, 0, 0]}
+    for kinds in ("ddd", "sds", "eds", "ee", "dsedse"):
+        rows = [{"d": dense, "s": sparse, "e": empty}[kind] for kind in kinds]
+        np.testing.assert_array_equal(converted(rows, VECTOR), [wanted[kind] for kind in kinds])
+    with pytest.raises(DataError, match="rows of different lengths"):
+        converted([dense, {**sparse, "size": 5}], VECTOR)
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.just(0.0), st.floats(-9, 9)), min_size=4, max_size=4), min_size=1, max_size=12),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_vectors_are_the_same_however_they_are_stored(rows, data):
+    """Each row as a dense or a sparse vector, in any mixture."""
+
+    def stored(row):
+        if data.draw(st.booleans()):
+            return {"type": 1, "size": None, "indices": None, "values": row}
+        kept = [at for at, value in enumerate(row) if value]
+        return {"type": 0, "size": 4, "indices": kept, "values": [row[at] for at in kept]}
+
+    np.testing.assert_array_equal(converted([stored(row) for row in rows], VECTOR), rows)
+
+
+def test_floating_point_columns_become_what_is_asked_for():
+    """And others do not."""
+    assert converted([1.0, 2.0], dtype=np.float32).dtype == np.float32
+    assert converted([[1.0], [2.0]], dtype=np.float32).dtype == np.float32
+    assert converted([1, 2], dtype=np.float32).dtype == np.int64
+
+
+def test_nulls_are_told_or_filled():
+    """NaN is a number, null is none."""
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 2 rows\).*fill=\{'c': 0\}"):
+        converted([1, None, 3, 4])
+    np.testing.assert_array_equal(converted([1, None, 3, 4], fill={"c": -1}), [1, -1, 3, 4])
+    np.testing.assert_array_equal(converted(["a", None], fill={"c": ""}), np.array(["a", ""], object))
+    np.testing.assert_array_equal(converted([[1.0, 2.0], None], fill={"c": [0.0, 0.0]}), [[1, 2], [0, 0]])
+    assert np.isnan(converted([1.0, float("nan")])[1])
+    with pytest.raises(DataError, match="column `c` is int64"):
+        converted([1, None], fill={"c": "x"})
+    with pytest.raises(DataError, match="lists with nulls inside"):
+        converted([[1, None], [1, 2]])
+
+
+def test_what_is_no_array_is_told():
+    """Ragged lists, structs, maps."""
+    with pytest.raises(DataError, match=r"rows of different lengths \(1 and 2\)"):
+        converted([[1], [1, 2]])
+    with pytest.raises(DataError, match="different lengths"):
+        converted([[1], [2], [1, 2], [3, 4]])
+    with pytest.raises(DataError, match="struct<a: int64>, which no array can hold"):
+        converted([{"a": 1}, {"a": 2}])
+    with pytest.raises(DataError, match="no array can hold"):
+        converted([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(DataError, match="nulls"):
+        converted([None, None])
+
+
+def test_no_rows_are_an_array_of_none():
+    """With the shape that the type tells."""
+    assert converted([], pa.float32()).shape == (0,)
+    assert converted([], pa.list_(pa.float32(), 3)).shape == (0, 3)

@@ -1,0 +1,504 @@
+"""shards(): what a rank is handed, in every format, and what is wrong with it before and while it reads."""
+
+import ctypes
+import gc
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkring import shards
+from sparkring.data import shards as module
+from sparkring.errors import DataError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tensorflow():
+    """Imported before the first test: at its first use it opens a file of /proc for good."""
+    import tensorflow
+
+    return tensorflow.constant(1) + 1
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """1,000 rows in 3 files and row groups of 70: `x` counts on, `y` is twice that, `v` has three numbers."""
+    folder = tmp_path_factory.mktemp("numbered")
+    for number, (begin, end) in enumerate(((0, 400), (400, 410), (410, 1000))):
+        x = np.arange(begin, end)
+        v = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(x, 3).astype("f4")), 3)
+        table = pa.table({"x": x, "y": x * 2.0, "v": v, "s": [f"row {i}" for i in x]})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=70)
+    return folder
+
+
+def seen(data, size, **more):
+    """The `x` of every rank in one epoch, batch by batch."""
+    return [
+        [batch["x"].tolist() for batch in shards(data, rank=rank, size=size, **more).as_numpy()] for rank in range(size)
+    ]
+
+
+def flat(batches):
+    return [x for batch in batches for x in batch]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True, 64])
+def test_every_row_is_read_once_and_evenly(numbered, size, shuffle):
+    """In full batches, and with what is left over by rule."""
+    joined = seen(numbered, size, batch_size=16, shuffle=shuffle, remainder="join")
+    assert sorted(x for rank in joined for x in flat(rank)) == list(range(1000))
+    dropped = seen(numbered, size, batch_size=16, shuffle=shuffle)
+    assert {len(rank) for rank in dropped} == {1000 // size // 16}
+    assert {len(batch) for rank in dropped for batch in rank} == {16}
+    every = [x for rank in dropped for x in flat(rank)]
+    assert len(set(every)) == len(every)
+    padded = seen(numbered, size, batch_size=16, shuffle=shuffle, remainder="pad")
+    assert len({len(rank) for rank in padded}) == 1
+    assert {len(batch) for rank in padded for batch in rank} == {16}
+    assert {x for rank in padded for x in flat(rank)} == set(range(1000))
+
+
+def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
+    """Row groups and rows are shuffled, the same on every machine for a seed."""
+    assert flat(seen(numbered, 1, batch_size=10, shuffle=False)[0]) == list(range(1000))
+    data = shards(numbered, 10, seed=0)
+    epochs = [flat(batch["x"].tolist() for batch in data.as_numpy()) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert all(sorted(epoch) == list(range(1000)) for epoch in epochs)
+    again = shards(numbered, 10, seed=0)
+    assert flat(batch["x"].tolist() for batch in again.as_numpy()) == epochs[0]
+    other = shards(numbered, 10, seed=1)
+    assert flat(batch["x"].tolist() for batch in other.as_numpy()) != epochs[0]
+    # Neighbours in the files are none in a batch.
+    assert sum(abs(a - b) == 1 for a, b in zip(epochs[0], epochs[0][1:], strict=False)) < 100
+
+
+def test_columns_rows_and_types(numbered):
+    """What was asked for, by name; several columns side by side; floats as wanted."""
+    data = shards(
+        numbered,
+        8,
+        columns={"in": ["x", "y", "v"], "out": "y", "name": "s"},
+        dtype="float32",
+        shuffle=False,
+        where="x >= 996",
+    )
+    assert {name: (spec.shape, str(spec.dtype)) for name, spec in data.spec.items()} == {
+        "in": ((5,), "float64"),
+        "out": ((), "float32"),
+        "name": ((), "object"),
+    }
+    data = shards(
+        numbered, 2, columns={"in": ["y", "v"], "name": "s"}, dtype="float32", shuffle=False, where="x >= 996"
+    )
+    first, second = data.as_numpy("in", "name")
+    np.testing.assert_array_equal(first[0], np.array([[1992, 996, 996, 996], [1994, 997, 997, 997]], np.float32))
+    assert second[1].tolist() == ["row 998", "row 999"]
+    assert [len(batch) for batch in data.as_numpy("in")] == [2, 2]
+    assert [table.column_names for table in data.as_arrow()] == [["y", "v", "s"]] * 2
+
+
+def test_arrow_tables_hold_the_same_rows_as_arrays(numbered):
+    """Batch by batch, in the same order."""
+    arrays = [batch["x"].tolist() for batch in shards(numbered, 32, seed=5).as_numpy()]
+    tables = [table["x"].to_pylist() for table in shards(numbered, 32, seed=5).as_arrow()]
+    assert arrays == tables
+
+
+def test_a_filter_changes_what_is_shared_out(numbered):
+    """Ranks are even in what passes, wherever it lies; columns of the filter need not be read."""
+    found = seen(numbered, 4, batch_size=5, columns=["x"], where="y < 200 or x == 777", remainder="join")
+    assert [len(flat(rank)) for rank in found] == [25, 25, 25, 26]
+    assert sorted(x for rank in found for x in flat(rank)) == [*range(100), 777]
+
+
+def test_partitions_are_columns(tmp_path):
+    """Read from the path, alone too."""
+    for year in (2025, 2026):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"x": [year] * 3}), tmp_path / f"year={year}" / "a.parquet")
+    data = shards(tmp_path, 2, shuffle=False)
+    assert [batch["year"].tolist() for batch in data.as_numpy()] == [[2025, 2025], [2025, 2026], [2026, 2026]]
+    only = shards(tmp_path, 3, columns=["year"], where="year == 2026")
+    assert [batch.tolist() for batch in only.as_numpy("year")] == [[2026] * 3]
+
+
+def test_a_transform_works_on_batches(numbered):
+    """It gives what a batch then holds, and is asked once before."""
+    data = shards(
+        numbered,
+        100,
+        transform=lambda b: {"sum": b["x"] + b["y"], "pair": np.stack([b["x"], b["y"]], 1)},
+        shuffle=False,
+    )
+    assert data.spec["pair"].shape == (2,)
+    found = list(data.as_numpy("pair", "sum"))
+    assert [len(pair) for pair, _ in found] == [100] * 10
+    np.testing.assert_array_equal(np.concatenate([total for _, total in found]), np.arange(1000) * 3.0)
+
+
+def test_tensorflow_gets_static_shapes_and_all_rows(numbered):
+    """As dicts or tuples; iterated again, it is the next epoch."""
+    import tensorflow as tf
+
+    data = shards(numbered, 64, remainder="pad")
+    whole = data.as_tf()
+    assert {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in whole.element_spec.items()} == {
+        "x": ([64], "int64"),
+        "y": ([64], "float64"),
+        "v": ([64, 3], "float32"),
+        "s": ([64], "string"),
+    }
+    epochs = []
+    for _ in range(2):
+        rows = [batch["x"].numpy().tolist() for batch in whole]
+        assert [len(batch) for batch in rows] == [64] * 16 == [64] * len(data)
+        assert set(flat(rows)) == set(range(1000))
+        epochs.append(flat(rows))
+    assert epochs[0] != epochs[1]
+    assert data.epoch == 3
+    pairs = shards(numbered, 64, remainder="join", shuffle=False).as_tf("v", "s")
+    assert [spec.shape.as_list() for spec in pairs.element_spec] == [[None, 3], [None]]
+    batches = list(pairs)
+    assert [len(v) for v, _ in batches] == [64] * 15 + [40]
+    assert batches[-1][1][-1].numpy() == b"row 999"
+    one = shards(numbered, 10).as_tf("y")
+    assert isinstance(one.element_spec, tf.TensorSpec)
+
+
+def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
+    """So that a look at the first batch on one rank does not part it from the others."""
+    for peek in (
+        lambda data: next(iter(data.as_tf())),
+        lambda data: next(iter(data.as_torch())),
+        lambda data: next(data.as_numpy()),
+        lambda data: next(data.as_arrow()),
+    ):
+        data = shards(numbered, 500)
+        first = next(shards(numbered, 500).as_numpy())["x"].tolist()
+        peek(data)
+        assert data.epoch == 1
+        assert next(data.as_numpy())["x"].tolist() == first
+
+
+def test_keras_reads_an_epoch_after_another(numbered):
+    """With a step count that it needs not be told, and validation beside it."""
+    import tensorflow as tf
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = shards(numbered, 50, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
+    told = model.fit(
+        data.as_tf("x", "y"),
+        epochs=3,
+        verbose=0,
+        validation_data=shards(numbered, 50, columns={"x": ["x", "y"], "y": "y"}).as_tf("x", "y"),
+    )
+    assert len(told.history["val_loss"]) == 3
+    assert data.epoch == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers):
+    """Tensors, lists of strings, in the order of the plan; len() is the steps."""
+    import torch
+
+    wanted = [batch["x"].tolist() for batch in shards(numbered, 30, seed=3, shuffle=90).as_numpy()]
+    data = shards(numbered, 30, seed=3, shuffle=90, transform=lambda b: {**b, "z": b["x"] * 2.0} if workers else b)
+    loader = data.as_torch(workers=workers)
+    assert len(loader) == 33
+    found = list(loader)
+    assert [batch["x"].tolist() for batch in found] == wanted
+    assert found[0]["v"].dtype == torch.float32
+    assert list(found[0]["v"].shape) == [30, 3]
+    assert found[0]["s"] == [f"row {x}" for x in wanted[0]]
+    assert data.epoch == 2
+    pair = next(iter(shards(numbered, 10).as_torch("x", "v")))
+    assert isinstance(pair, tuple)
+    assert len(pair) == 2
+
+
+def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
+    """Datetimes for NumPy, numbers where there are no times."""
+    pq.write_table(
+        pa.table({"t": np.array(["1970-01-01T00:00:01"] * 2, "M8[us]"), "d": pa.array([1, 1], pa.date32())}),
+        tmp_path / "a.parquet",
+    )
+    data = shards(tmp_path, 2)
+    assert next(data.as_numpy("t")).dtype == np.dtype("M8[us]")
+    assert [t.tolist() for t in next(iter(data.as_torch("t", "d")))] == [[10**9] * 2, [86_400 * 10**9] * 2]
+    assert [t.numpy().tolist() for t in next(iter(data.as_tf("t", "d")))] == [[10**9] * 2, [86_400 * 10**9] * 2]
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 30),
+    st.integers(0, 12),
+    st.integers(0, 5),
+    st.sampled_from([False, True, 50]),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after, batch_size, steps, seed, shuffle):
+    """What was handed out before and after is every row, each once, whatever stopped in between."""
+    options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "seed": seed}
+    read, position = [], None
+    for rank in range(before):
+        data = shards(numbered, rank=rank, size=before, **options)
+        batches = data.as_numpy("x")
+        for _, batch in zip(range(min(steps, len(data))), batches, strict=False):
+            read += batch.tolist()
+        told = data.position()
+        assert position in (None, told)
+        assert told == data.position(step=min(steps, len(data)))
+        position = told
+        batches.close()
+    options["remainder"] = "join"
+    for rank in range(after):
+        data = shards(numbered, rank=rank, size=after, **options).resume(json.loads(json.dumps(position)))
+        read += flat(batch.tolist() for batch in data.as_numpy("x"))
+        assert data.epoch == 2
+    assert sorted(read) == list(range(1000))
+
+
+def test_where_tensorflow_is_has_to_be_said(numbered):
+    """It reads ahead, so what was handed to it is no measure."""
+    data = shards(numbered, 100)
+    reading = iter(data.as_tf())
+    next(reading)
+    with pytest.raises(DataError, match=r"position\(step="):
+        data.position()
+    assert data.position(step=1).legs[0].rows == 100
+    del reading
+
+
+def test_shards_travel_to_ranks(numbered):
+    """Made in the notebook, used in the cell: what it is goes along, what it has told does not."""
+    data = shards(numbered, 10, where="x < 100", transform=lambda batch: batch, rank=0, size=1)
+    list(data.as_numpy())
+    copy = pickle.loads(cloudpickle.dumps(data))
+    assert copy.epoch == 2
+    assert [batch["x"].tolist() for batch in copy.as_numpy()] == [batch["x"].tolist() for batch in data.as_numpy()]
+
+
+def test_it_says_what_it_is(numbered):
+    """In one line."""
+    assert repr(shards(numbered, 64, rank=0, size=3)).endswith(
+        "1,000 rows in 16 row groups of 3 files; 5 steps of 64 rows per epoch on each of 3>"
+    )
+    assert repr(shards(numbered, 333, rank=0, size=3, remainder="join", where="x > 0")).endswith(
+        "1 steps of 333 rows per epoch on each of 3>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": "x"}, "batch_size='x'"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": None}, "seed=None"),
+        ({"remainder": "keep"}, "one of 'drop', 'pad', 'join'"),
+        ({"shuffle": -3}, "shuffle=-3"),
+        ({"shuffle": "yes"}, "shuffle='yes'"),
+        ({"prefetch": 0}, "prefetch=0"),
+        ({"rank": 1}, "give both"),
+        ({"rank": 2, "size": 2}, "rank from 0 to size - 1"),
+        ({"columns": "x"}, r"write columns=\['x'\]"),
+        ({"columns": ["z"]}, "no column `z`"),
+        ({"columns": {"a": []}}, "`a` is made of no column"),
+        ({"fill": {"z": 0}}, "fill names `z`"),
+        ({"where": "z > 3"}, "a column `z` that is not there"),
+    ],
+)
+def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
+    """In the notebook, before any launch."""
+    with pytest.raises(DataError, match=told):
+        shards(numbered, **options)
+
+
+def test_what_is_no_source_is_told():
+    """A path or a DataFrame."""
+    with pytest.raises(DataError, match="not a `int`"):
+        shards(5)
+
+
+def test_fewer_rows_than_the_ranks_batches_need(numbered):
+    """Told before anything is read, with what to do."""
+    few = shards(numbered, 300, rank=0, size=4)
+    for use in (len, repr, lambda data: next(data.as_numpy())):
+        with pytest.raises(DataError, match=r'250 for each of 4 ranks and fills no batch of 300.*remainder="pad"'):
+            use(few)
+    assert len(shards(numbered, 300, rank=0, size=4, remainder="pad")) == 1
+    more = shards(numbered, 2, rank=0, size=8, where="x < 3", remainder="pad")
+    assert next(more.as_numpy("x")).shape == (2,)
+
+
+def test_columns_that_cannot_stand_side_by_side(numbered):
+    """Strings are no numbers."""
+    with pytest.raises(DataError, match="`s` is str or bytes, and only columns of numbers"):
+        shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
+    with pytest.raises(DataError, match="no column `q`"):
+        shards(numbered, 8).as_numpy("q")
+
+
+def changing(batch):
+    """From row 500 on it gives another shape."""
+    return {"z": np.zeros((len(batch["x"]), 3 if batch["x"].max() < 500 else 4))}
+
+
+@pytest.mark.parametrize(
+    ("transform", "told"),
+    [
+        (
+            changing,
+            r"gave `z` as float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), and as .* \[3\] in",
+        ),
+        (
+            lambda b: {"z": b["x"] if b["x"].max() < 500 else b["x"] * 0.5},
+            "as float64 in .* and as int64 in the first rows",
+        ),
+        (lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]}, r"transform gave 19 rows of `z` for 20 rows of step 1 "),
+        (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "the first rows had not `w`"),
+        (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform gave a ndarray"),
+    ],
+)
+def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
+    """By the place where it did, in every format."""
+    data = shards(numbered, 20, transform=transform, shuffle=False)
+    with pytest.raises(DataError, match=told):
+        list(data.as_numpy())
+    import tensorflow as tf
+
+    with pytest.raises((DataError, tf.errors.OpError), match="transform"):
+        list(shards(numbered, 20, transform=transform, shuffle=False).as_tf())
+
+
+def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
+    """Its error comes through torch as it is."""
+    with pytest.raises(DataError, match="transform gave `z`"):
+        list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
+
+
+def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
+    """Told when its shapes are asked for, which is before any batch."""
+    with pytest.raises(DataError, match="transform gave a single value of `z` for 16 rows"):
+        shards(numbered, 20, transform=lambda b: {"z": b["x"].sum()}).spec  # noqa: B018
+    with pytest.raises(DataError, match="no columns at all"):
+        shards(numbered, 20, transform=lambda b: {}).spec  # noqa: B018
+    with pytest.raises(ZeroDivisionError):  # the user's own mistake is shown as it is
+        shards(numbered, 20, transform=lambda b: {"z": 1 // 0}).spec  # noqa: B018
+
+
+def test_rows_that_change_their_shape_are_named(tmp_path):
+    """Lists of one length per file, but not of the same in all."""
+    for length in (2, 3):
+        pq.write_table(pa.table({"v": [[1.0] * length] * 5}), tmp_path / f"part-{length}.parquet")
+    with pytest.raises(DataError, match=r"different lengths|of shape"):
+        list(shards(tmp_path, 2, shuffle=False).as_numpy())
+
+
+def test_a_row_group_that_is_broken_is_named(numbered, tmp_path):
+    """Its footer is whole, so it is found while it is read; nothing hangs, in any format."""
+    path = tmp_path / "part-1.parquet"
+    rng = np.random.default_rng(0)
+    pq.write_table(pa.table({"x": rng.random(4000)}), path, row_group_size=1000, use_dictionary=False)
+    whole = bytearray(path.read_bytes())
+    begin = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    whole[begin : begin + 4000] = bytes(4000)
+    path.write_bytes(whole)
+    told = r"part-1\.parquet, row group 2 \(from 0\) cannot be read: "
+    with pytest.raises(DataError, match=told):
+        list(shards(tmp_path, 50).as_numpy())
+    with pytest.raises(DataError, match=told):
+        list(shards(tmp_path, 50).as_torch())
+
+
+def test_files_that_have_changed_since(tmp_path):
+    """Gone, or written anew with other rows."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": range(10)}), path)
+    data = shards(tmp_path, 2)
+    pq.write_table(pa.table({"x": range(20)}), path)
+    with pytest.raises(DataError, match="has been written anew since"):
+        list(data.as_numpy())
+    path.unlink()
+    with pytest.raises(DataError, match=r"was there when .* was opened, and is gone"):
+        list(data.as_numpy())
+
+
+def reader_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "sparkring-reader"]
+
+
+def test_leaving_early_ends_the_thread(numbered):
+    """With any format; nothing is left reading."""
+    for leave in (
+        lambda: next(shards(numbered, 10).as_numpy()),
+        lambda: next(shards(numbered, 10).as_arrow()),
+        lambda: next(iter(shards(numbered, 10).as_torch())),
+        lambda: next(iter(shards(numbered, 10).as_tf())),
+    ):
+        leave()
+        deadline = time.monotonic() + 60
+        while reader_threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not reader_threads()
+
+
+@pytest.mark.parametrize("turn", range(20))
+def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
+    """The thread is ended from outside, wherever it is: an error comes, and not a hang."""
+
+    def slow(batch):
+        time.sleep(0.001 * turn)
+        return batch
+
+    batches = shards(numbered, 5, transform=slow, prefetch=1).as_numpy()
+    next(batches)
+    (thread,) = reader_threads()
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
+    with pytest.raises(DataError, match="the thread that reads this rank's shard"):
+        list(batches)
+
+
+def test_a_worker_that_is_killed_is_told(numbered):
+    """By torch itself, at once."""
+    data = shards(numbered, 5, shuffle=20, transform=lambda batch: time.sleep(0.01) or batch)
+    loader = iter(data.as_torch(workers=1))
+    next(loader)
+    (child,) = psutil.Process().children()
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"worker .* exited unexpectedly|killed by signal"):
+        list(loader)
+    del loader
+    gc.collect()
+
+
+def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
+    """One row group of many rows is decoded in pieces, and little of it is ahead of the one who reads."""
+    pq.write_table(pa.table({"x": np.arange(4_000_000)}), tmp_path / "a.parquet", row_group_size=4_000_000)
+    monkeypatch.setattr(module, "READ_BYTES", 80_000)
+    monkeypatch.setattr(module, "SHUFFLED_BYTES", 80_000)
+    data = shards(tmp_path, 1000)
+    assert 5_000 < data.window <= 10_000
+    before = pa.total_allocated_bytes()
+    most = 0
+    for _ in data.as_numpy():
+        most = max(most, pa.total_allocated_bytes() - before)
+    # A few pages as they are stored and a few buffers, of 32 MB in all.
+    assert most < 8_000_000
