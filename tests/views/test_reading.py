@@ -1,4 +1,4 @@
-"""How the reading is shown: who waits for data, who has run out of it, and what data it was."""
+"""How the reading is shown: who waits for data, who is done before the others, and what data it was."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_first_batch_has_to_be_waited_for(replayed):
     ],
     ids=["others read", "just now", "all have", "others are ahead", "the other needs no more", "not begun"],
 )
-def test_a_rank_that_runs_out_of_data(replayed, others, ago, marked):
+def test_a_rank_that_ends_its_epoch_early(replayed, others, ago, marked):
     """It has ended an epoch, some time ago, that a rank which still runs has not."""
     events = [opened(0), opened(1), read(0, 1_000, done=True, ago=ago), *others]
     assert marks(replayed(*events)) == ["early" if marked else "", ""]
@@ -100,13 +100,13 @@ def test_marks_in_words(replayed):
     (found,) = data_sets(replayed(*events, size=4), NOW)
     assert notes(found) == (
         "rank 1 starves: waited 76 % of the time for data; the others 5 %; "
-        "rank 3 ran out of data 7 s ago, after 31 steps; ranks 0–2 have not"
+        "rank 3 ended its epoch 7 s ago, after 31 steps; ranks 0–2 have not"
     )
     record = replayed(*events, RunFinished(NOW + 3, "timed out"), size=4)
     (found,) = data_sets(record, NOW + 1_000)
     assert notes(found) == (
         "rank 1 starved: waited 76 % of the time for data; the others 5 %; "
-        "rank 3 ran out of data 10 s before the run ended, after 31 steps; ranks 0–2 had not"
+        "rank 3 ended its epoch 10 s before the run ended, after 31 steps; ranks 0–2 had not"
     )
 
 
@@ -115,6 +115,10 @@ def test_many_marks_are_told_together(replayed):
     events = [*map(opened, range(100)), *(read(rank, 100, 0.8) for rank in range(90))]
     (found,) = data_sets(replayed(*events, size=100), NOW)
     assert notes(found) == "ranks 0–89 waited long for data"
+    events = [*map(opened, range(100)), *(read(rank, 100, 0.8 * (rank % 2)) for rank in range(100))]
+    events[-1] = read(99, 1_000, done=True, ago=7)
+    (found,) = data_sets(replayed(*events, size=100), NOW)
+    assert notes(found) == "49 ranks waited long for data; rank 99 ended the epoch before others"
 
 
 # ── Data sets ─────────────────────────────────────────────────────────────────
@@ -196,7 +200,7 @@ def test_many_ranks_in_blocks(replayed):
 
 @pytest.fixture
 def run(replayed):
-    """`run(n)`: n ranks read two data sets; rank 1 starves and rank 2 has run out of data."""
+    """`run(n)`: n ranks read two data sets; rank 1 starves and rank 2 is done early."""
 
     def make(size: int, *more: Event, **fields: Any):
         events: list[Event] = []
@@ -218,7 +222,7 @@ def test_the_panel_while_it_reads(run):
         ("50", "50", "#2f80d0"),
     ]
     assert "⚠ starves: waited 80 % of the time for data" in page
-    assert "⚠ ran out of data 7 s ago, after 31 steps; ranks 0, 1, 3 have not" in page
+    assert "⚠ ended its epoch 7 s ago, after 31 steps; ranks 0, 1, 3 have not" in page
     assert "reads /data/digits · columns a, b · 1,000,000 rows in 8 files" in page
     assert "reads /data/val (petastorm)" in page
     assert page.count("<table") == 1, "what has not been read yet needs no table"

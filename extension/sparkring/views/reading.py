@@ -1,8 +1,8 @@
-"""What data the ranks read, how far they are in it, and which of them waits for it or has run out of it."""
+"""What data the ranks read, how far they are in it, and which of them waits for it or is done before the others."""
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ RANKS_ALONE, BLOCKS = 32, 16  # more ranks are shown in so many blocks of neighb
 NAMED = 3  # data sets that are shown rank by rank
 _NOTES_SHOWN = 4
 _COLUMNS = 8
+_RANKS_CHARACTERS = 60
 
 Mark = Literal["", "starves", "early"]
 
@@ -96,39 +97,64 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
     for rank, reading in readings.items():
         versions.setdefault(reading.opened.version, []).append(rank)
     ranks = [RankReading(rank, reading.now) for rank, reading in sorted(readings.items())]
+    judge = _Judge(record, ranks, now)
     return DataSet(
         next(iter(readings.values())).opened,
-        tuple(_marked(record, each, ranks, now) for each in ranks),
+        tuple(judge.marked(each) for each in ranks),
         tuple((version, tuple(found)) for version, found in versions.items()),
     )
 
 
-def _marked(record: RunRecord, mine: RankReading, ranks: Sequence[RankReading], now: float) -> RankReading:
-    read, over = mine.read, record.outcome is not None
-    if read is None:
+class _Judge:
+    """Compares each rank with the others; what it needs of these is put in order once, for there may be many."""
+
+    def __init__(self, record: RunRecord, ranks: Sequence[RankReading], now: float) -> None:
+        self._over, self._now = record.outcome is not None, now
+        self._waiting = sorted(each.waiting for each in ranks if each.waiting is not None)
+        self._unfinished = [
+            (each.read.epoch + each.read.done, each.rank)
+            for each in ranks
+            if each.read is not None and _may_read(record.ranks[each.rank], self._over)
+        ]
+        self._behind: dict[int, list[int]] = {}
+
+    def marked(self, mine: RankReading) -> RankReading:
+        read = mine.read
+        if read is not None and read.done and self._now - read.time >= EARLY_S:
+            behind = self._behind_in(read.epoch)
+            if behind:
+                return mine._replace(mark="early", note=self._early(read, behind))
+        waiting = mine.waiting
+        if waiting is None or waiting <= STARVED_BESIDE_OTHERS:
+            return mine
+        usual = _median_without(self._waiting, waiting)
+        if waiting > STARVED or (usual is not None and waiting > usual + MORE_THAN_OTHERS):
+            beside = "" if usual is None else f"; the others {100 * usual:.0f} %"
+            verb = "starved" if self._over else "starves"
+            note = f"{verb}: waited {100 * waiting:.0f} % of the time for data{beside}"
+            return mine._replace(mark="starves", note=note)
         return mine
-    behind = [
-        other.rank
-        for other in ranks
-        if other.read is not None
-        and (other.read.epoch, other.read.done) < (read.epoch, True)
-        and _may_read(record.ranks[other.rank], over)
-    ]
-    since_s = now - read.time
-    if read.done and behind and since_s >= EARLY_S:
-        steps = counted(read.steps, "step")
-        when = f"{duration(since_s)} before the run ended" if over else f"{duration(int(since_s))} ago"
-        verb = "had not" if over else "has not" if len(behind) == 1 else "have not"
-        return mine._replace(mark="early", note=f"ran out of data {when}, after {steps}; {rank_list(behind)} {verb}")
-    others_wait = [each.waiting for each in ranks if each.rank != mine.rank and each.waiting is not None]
-    usual = statistics.median(others_wait) if others_wait else 0.0
-    waiting = mine.waiting or 0.0
-    if waiting > STARVED or (others_wait and waiting > STARVED_BESIDE_OTHERS and waiting > usual + MORE_THAN_OTHERS):
-        beside = f"; the others {100 * usual:.0f} %" if others_wait else ""
-        verb = "starved" if over else "starves"
-        note = f"{verb}: waited {100 * waiting:.0f} % of the time for data{beside}"
-        return mine._replace(mark="starves", note=note)
-    return mine
+
+    def _early(self, read: DataRead, behind: list[int]) -> str:
+        since_s = self._now - read.time
+        when = f"{duration(since_s)} before the run ended" if self._over else f"{duration(int(since_s))} ago"
+        verb = "had not" if self._over else "has not" if len(behind) == 1 else "have not"
+        return f"ended its epoch {when}, after {counted(read.steps, 'step')}; {_ranks(behind)} {verb}"
+
+    def _behind_in(self, epoch: int) -> list[int]:
+        """The ranks that have not ended that epoch, and still may."""
+        if epoch not in self._behind:
+            self._behind[epoch] = [rank for reached, rank in self._unfinished if reached <= epoch]
+        return self._behind[epoch]
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float | None:
+    """The median of `ordered` without one `value` that is in it; None if nothing else is."""
+    at, count = bisect.bisect_left(ordered, value), len(ordered) - 1
+    if not count:
+        return None
+    middle = [ordered[k + (k >= at)] for k in ((count - 1) // 2, count // 2)]
+    return sum(middle) / 2
 
 
 def _may_read(rank: RankRecord, over: bool) -> bool:
@@ -154,7 +180,7 @@ def data_words(found: DataSet) -> str:
     ]
     if len(found.versions) > 1:
         seen = ", ".join(
-            f"{first_line(version, 20) or '?'} on {rank_list(ranks)}" for version, ranks in found.versions[:4]
+            f"{first_line(version, 20) or '?'} on {_ranks(ranks)}" for version, ranks in found.versions[:4]
         )
         words.append(f"ranks found different files: version {seen}")
     elif opened.version:
@@ -171,10 +197,10 @@ def progress_words(record: RunRecord, now: float) -> str:
     part = "" if whole.fraction is None else f"{100 * whole.fraction:.0f} % of "
     words = [f"{part}{first_line(_short(found.opened.name), 40)} read"]
     words += [f"{whole.rows_per_s} rows/s"] if whole.rows_per_s else []
-    for mark, one, several in (("starves", "starves", "starve"), ("early", "is out of data", "are out of data")):
+    for mark, one, several in (("starves", "starves", "starve"), ("early", "is done early", "are done early")):
         marked = [each.rank for each in found.ranks if each.mark == mark]
         if marked:
-            words.append(f"{rank_list(marked)} {one if len(marked) == 1 else several}")
+            words.append(f"{_ranks(marked)} {one if len(marked) == 1 else several}")
     return plain(", ".join(words))
 
 
@@ -183,9 +209,9 @@ def notes(found: DataSet) -> str:
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
-    kinds = [("starves", "waited long for data"), ("early", "ran out of data before others")]
+    kinds = [("starves", "waited long for data"), ("early", "ended the epoch before others")]
     marked = [(what, [each.rank for each in told if each.mark == mark]) for mark, what in kinds]
-    return "; ".join(f"{rank_list(ranks)} {what}" for what, ranks in marked if ranks)
+    return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)
 
 
 def closing_words(record: RunRecord, now: float) -> list[str]:
@@ -194,6 +220,12 @@ def closing_words(record: RunRecord, now: float) -> list[str]:
     for found in data_sets(record, now)[-NAMED:]:
         told.append(" · ".join(filter(None, [f"read {data_words(found)}", notes(found)])))
     return told
+
+
+def _ranks(found: Sequence[int]) -> str:
+    """`ranks 0–3, 7`, or how many where these are scattered."""
+    named = rank_list(found)
+    return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
 
 
 def _short(name: str) -> str:
