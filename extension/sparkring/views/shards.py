@@ -411,4 +411,4 @@ def _text_picture(found: Outlook) -> str:
 
 
 def _shaded(shares: Iterable[float]) -> str:
-    return "".join("·" if share <= 0 else "░▒▓█"[min(3, int(share * 4))] for share in shares)
+    return "".join("·" if share < 1e-6 else "░▒▓█"[min(3, int(share * 4))] for share in shares)
