@@ -205,7 +205,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert kernel.run("%%horovod\n1").done().result == "rank 0: 1"
 
     kernel.run("%unload_ext sparkring").done()
-    for code in ("%%horovod\n1", "%runs", "%logs", "%slots"):
+    for code in ("%%horovod\n1", "%runs", "%logs", "%shards x", "%slots"):
         assert "not found" in kernel.run(code).printed
     assert complete(kernel, "%%horovod --ti") == []
 
@@ -318,6 +318,87 @@ def test_tab_offers_options_and_their_values(kernel: Kernel) -> None:
 def test_tab_in_the_cell_completes_the_notebooks_names(kernel: Kernel) -> None:
     kernel.run("learning_rate = 0.1").done()
     assert complete(kernel, "%%horovod -n -2\nprint(learning_r") == ["learning_rate"]
+
+
+# ── Shards ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def uneven(kernel: Kernel, tmp_path: Path) -> Path:
+    """A data set of three row groups of 100, 10 and 10 rows, called `path` in the notebook."""
+    kernel.run(f"""
+        import pathlib, pyarrow as pa, pyarrow.parquet as pq
+        path = pathlib.Path({str(tmp_path)!r}) / "set of rows"
+        path.mkdir()
+        for number, rows in enumerate((100, 10, 10)):
+            pq.write_table(pa.table({{"x": range(rows), "y": [0.5] * rows}}), path / f"part-{{number}}.parquet")
+    """).done()
+    return tmp_path / "set of rows"
+
+
+@pytest.mark.parametrize("source", ["'{path}'", "path", "made", "made.dataset", "'{path}/*.parquet'"])
+def test_shards_are_shown_before_a_launch(kernel: Kernel, uneven: Path, source: str) -> None:
+    """A path, a variable with one, or what shards() gave: a picture, a table and advice, and no rank is started."""
+    kernel.run("import sparkring\nmade = sparkring.shards(path, 6)\ndataset = made.dataset").done()
+    name = "dataset" if "." in source else source.format(path=uneven)
+    cell = kernel.run(f"%shards {name} -n 3 --batch-size 5").done()
+    (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
+    assert "120 rows in 3 files, 3 row groups" in shown["text/plain"]
+    assert "rank 0 gets 100 rows and rank 1 10, 10 times as many: 20 steps against 2" in shown["text/plain"]
+    assert shown["text/html"].count("<svg") == 2
+    assert "An epoch on 3 ranks: 8 steps of 5 rows on each; 0 rows left out" in shown["text/plain"]
+
+
+def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
+    """Batch size and remainder are those of shards(), unless the line says otherwise; columns are chosen there."""
+    kernel.run("import sparkring\nmade = sparkring.shards(path, 7, remainder='pad', columns=['x'])").done()
+    told = kernel.run("%shards made").done().displayed
+    assert "An epoch on 1 rank: 18 steps of 7 rows on each; 6 rows read twice" in told
+    assert "columns x" in told
+    assert (
+        "12 steps of 10 rows on each; 0 rows left out"
+        in kernel.run("%shards made --batch-size 10 --remainder drop").done().displayed
+    )
+    assert "leave --columns, --where out" in kernel.run("%shards made --columns y").error.evalue
+
+
+def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None:
+    """--columns and --where are those of the reading."""
+    told = kernel.run(f"%shards '{uneven}' -n 2 --columns y --where \"x >= 10\"").done().displayed
+    assert "90 rows in 3 files, 3 row groups" in told
+    assert "columns y · where x >= 10" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%shards", "OptionsError: %shards: the following arguments are required: PATH|DF"),
+        ("%shards nowhere -n 2", "OptionsError: %shards nowhere: there is neither a variable nor a file"),
+        ("%shards ./nowhere -n 2", "DataError: ./nowhere: there is nothing there"),
+        ("%shards number", "OptionsError: %shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave"),
+        ("%shards path --columns z", "has no column `z`"),
+        ("%shards dbfs://x/y", "PathError: dbfs://x/y: after dbfs: comes one slash or three"),
+    ],
+)
+def test_shards_that_cannot_be_shown(kernel: Kernel, uneven: Path, line: str, said: str) -> None:
+    """One sentence, no traceback."""
+    kernel.run("number = 3").done()
+    cell = kernel.run(line)
+    assert said in "\n".join(cell.error.traceback)
+    assert len(cell.error.traceback) == 1
+
+
+def test_help_and_tab_of_shards(kernel: Kernel, uneven: Path) -> None:
+    """`%shards?` teaches; Tab offers options, and before them names and paths."""
+    (page,) = kernel.run("%shards?").done().reply["payload"]
+    text = page["data"]["text/plain"]
+    assert "%shards /dbfs/data/digits -n 4 --batch-size 256" in text
+    assert "--remainder drop|pad|join" in text
+    assert {"--batch-size", "--columns"} <= set(complete(kernel, "%shards path -n 4 --"))
+    kernel.run("patience, frame_path = 3, path").done()
+    assert complete(kernel, "%shards pa") == ["path"]
+    part = f"%shards {uneven.parent}"
+    assert complete(kernel, part) == [f"{uneven.parent}/"]
 
 
 # ── What a cell takes, shows and brings back ──────────────────────────────────────────────────────────────────────────

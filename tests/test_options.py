@@ -11,12 +11,15 @@ from sparkring.options import (
     GangWanted,
     LogsWanted,
     Options,
+    ShardsWanted,
     completions,
     gang_completions,
     parse,
     parse_gang,
     parse_logs,
     parse_ranks,
+    parse_shards,
+    shards_completions,
 )
 
 
@@ -274,3 +277,78 @@ def test_bad_ranks_lines(line, word):
 def test_gang_completions(line, expected):
     """Tab on a %gang line offers what can stand there."""
     assert set(gang_completions(line, FRAMEWORKS)) == expected
+
+
+# ── Shards ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("data", ShardsWanted("data")),
+        ("data -n 4 --batch-size 256", ShardsWanted("data", 4, 256)),
+        ("-n -4 'my data/*.parquet'", ShardsWanted("my data/*.parquet", 4)),
+        ("-n-2 s3://bucket/x", ShardsWanted("s3://bucket/x", 2)),
+        (
+            "--columns a,b,a 'x' --where \"x > 3 and y == 'Ulm'\"",
+            ShardsWanted("x", columns=("a", "b"), where="x > 3 and y == 'Ulm'"),
+        ),
+        ("x --columns 'a b, c'", ShardsWanted("x", columns=("a b", "c"))),
+        ("x --remainder pad --epochs 1000  # what it costs", ShardsWanted("x", remainder="pad", epochs=1000)),
+    ],
+)
+def test_shards_lines(line, expected):
+    """%shards takes a path or a name, and what the reading will be; the sign of -n does not matter."""
+    assert parse_shards(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("", "required: PATH|DF"),
+        ("-n 4", "required: PATH|DF"),
+        ("a b", "unrecognized arguments: b"),
+        ("x -n many", "'many' is not a whole number"),
+        ("x -n 5000", "limit of 1024"),
+        ("x --batch-size 0", "'0' is not a number from 1 on"),
+        ("x --batch-size -5", "'-5' is not a number from 1 on"),
+        ("x --epochs 1.5", "'1.5' is not a number from 1 on"),
+        ("x --columns ,", "',' names no column"),
+        ("x --remainder keep", "invalid choice: 'keep'"),
+        ("x --batch 3", "unrecognized arguments: --batch 3"),
+        ("'open", "No closing quotation"),
+    ],
+)
+def test_bad_shards_lines(line, word):
+    """What %shards cannot use is named in one OptionsError, on one line."""
+    with pytest.raises(OptionsError) as caught:
+        parse_shards(line)
+    assert str(caught.value).startswith("%shards: ")
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "some", "none"),
+    [
+        (" ", set(), {"-n"}),
+        (" da", set(), {"-n"}),
+        (" -", {"-n", "--np", "--batch-size", "--columns", "--where", "--remainder", "--epochs"}, set()),
+        (" data ", {"-n", "--batch-size"}, set()),
+        (" data -n 4 --", {"--batch-size"}, {"-n", "--np"}),
+        (" data --remainder ", {"drop", "pad", "join"}, {"-n"}),
+        (" data --remainder p", {"pad"}, {"drop"}),
+    ],
+)
+def test_shards_completions(line, some, none):
+    """Tab offers options once there is a source; before that IPython offers paths and names."""
+    found = set(shards_completions(line))
+    assert some <= found
+    assert not none & found
+
+
+def test_the_remainders_are_those_of_the_plan():
+    """The line takes what the reader knows."""
+    from sparkring.data import plan
+
+    assert options.REMAINDERS == plan.REMAINDERS

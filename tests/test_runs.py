@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
@@ -26,6 +27,9 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         events.Message(1.6, 0, "to you"),
         events.Metrics(1.7, 0, {"loss": 0.5}, step=1, epochs=2, ends_epoch=True),
         events.GpuUsed(1.75, 0, "0", "NVIDIA", 10**9, 8 * 10**9, 50),
+        events.DataOpened(1.76, 0, 0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32),
+        events.DataRead(1.77, 0, 0, 1, 32, 1, 288, 500, 16, 0.1, 0.2, "part-0"),
+        events.DataRead(1.78, 0, 0, 1, 500, 16, 4500, 500, 16, 0.1, 0.2, "part-1", done=True),
         events.Notice(1.8, "look"),
         events.StackTaken(1.9, 0, "waiting", 3, "text"),
         events.RankFinished(2.0, 0, "5"),
@@ -58,6 +62,58 @@ def test_a_saved_run_is_the_live_one():
     assert runs.log(folder.path, 7) == ""
     assert runs.first(folder.path) == found[0]
     assert runs.last(folder.path) == found[-1]
+
+
+def reading(seconds: float, *, ended: bool) -> list[events.Event]:
+    """Two ranks read for so long and tell so five times a second, of four epochs, while one of them prints."""
+    found: list[events.Event] = [events.RunStarted(100.0, "reads", "t", "c", 2, "local", "plain", "all")]
+    found += [events.RankStarted(100.0, rank, "h", 10 + rank) for rank in (0, 1)]
+    found += [events.DataOpened(100.0, rank, 0, "digits", "parquet", rows=1000) for rank in (0, 1)]
+    steps = int(seconds * 5)
+    for step in range(1, steps + 1):
+        at = 100 + step / 5
+        for rank in (0, 1):
+            epoch, done = 1 + (step - 1) * 4 // steps, step % (steps // 4) == 0
+            found.append(events.DataRead(at, rank, 0, epoch, step, step, 9 * step, 999, elapsed_s=step / 5, done=done))
+            found.append(events.GpuUsed(at, rank, "0", "NVIDIA", step, 8 * 10**9, step % 100))
+        if step % 7 == 0:
+            found.append(events.StackTaken(at + 0.01, 0, "waiting", 3, f"stack {step}"))
+            found.append(events.Output(at + 0.02, 1, "stdout", b"line\n"))
+    found.append(events.DataRead(at + 0.03, 1, 0, 5, 7, 1, 63, 999))
+    if ended:
+        found += [events.RankFinished(at + 0.1, rank, "") for rank in (0, 1)]
+        found += [events.RankExited(at + 0.2, rank) for rank in (0, 1)]
+        found.append(events.RunFinished(at + 0.3, "finished"))
+    return found
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "broken off"])
+@pytest.mark.parametrize("seconds", [2, 60])
+def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
+    """Of what a reader and a GPU tell five times a second, the last of every 5 s is kept, and all ends of epochs."""
+    found = reading(seconds, ended=ended)
+    path = save("reads", found).path
+    kept = list(runs._events(path))
+    often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed))]
+    assert len(often) <= 4 * (seconds / runs.PROGRESS_EVERY_S + 1) + 8 + 4
+    assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
+    told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
+    assert all(later.time - earlier.time <= runs.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told))
+    assert replay(kept) == replay(found)
+    assert (runs.last(path) is not None) == ended
+
+
+def test_what_a_killed_driver_last_knew():
+    """Where nothing was closed, how far a reader was is known to within seconds."""
+    found = reading(60, ended=False)
+    folder = runs.RunFolder("killed")
+    for event in found:
+        folder.write(event)
+    folder.flush()
+    now = runs.load(folder.path).ranks[0].readings[0].now
+    assert now is not None
+    assert found[-1].time - now.time <= runs.PROGRESS_EVERY_S + 1
+    folder.close()
 
 
 def test_every_event_survives_json():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import glob
+import os
 import re
 import textwrap
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.getipython import get_ipython
@@ -21,6 +24,10 @@ from sparkring.frameworks import FRAMEWORKS
 from sparkring.views import show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
+if TYPE_CHECKING:
+    from sparkring.data.dataset import Dataset
+
+_PATHS_OFFERED = 200
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
 
 _HELP = """Run the cell on {what}.
@@ -57,6 +64,26 @@ Options of `%gang start`:
 {options}
 """
 
+
+_SHARDS_HELP = """Show which rank reads which rows of a data set, before anything is launched.
+
+    %shards /dbfs/data/digits -n 4 --batch-size 256
+    %shards "s3://bucket/events/day=*/" -n 8 --columns speed,label --where "speed > 3" --epochs 100
+    %shards frame -n 4          a Spark DataFrame of the notebook, which is written to the cache first
+    %shards train               what sparkring.shards(…) gave
+
+Only the files' footers are read, and the columns of a filter. Two splits stand side by side: the even one that
+sparkring.shards() reads by, in which ranks differ by one row at most and all take as many steps; and Petastorm's,
+in which row group i goes to rank i % n, so that a rank may get more than another, or nothing, and the others wait
+for it in allreduce. Shown are rows, bytes, files, row groups and steps of each rank, for object stores the GET
+requests and their price, and what to change about the files, in numbers.
+
+Options:
+{options}
+"""
+
+
+BATCH_SIZE = 32  # where nothing says how large a batch will be
 
 # What a gang can carry from cell to cell; a barrier stage of its own is not among them.
 _CARRIED = tuple(name for name, each in FRAMEWORKS.items() if each.by_node)
@@ -155,6 +182,24 @@ class SparkringMagics(Magics):
 
         show_table(("where", "slots", "busy", "details"), slots_table(), empty="")
 
+    @line_magic
+    def shards(self, line: str) -> None:
+        from sparkring.data.outlook import outlook
+        from sparkring.views.shards import show_shards
+
+        wanted = opts.parse_shards(line)
+        value = self._variable(wanted.source)
+        dataset = _dataset(wanted, value)
+        size = wanted.size or abs(warm.default_np() or 1)
+        batch_size = wanted.batch_size or getattr(value, "batch_size", None) or BATCH_SIZE
+        remainder = wanted.remainder or getattr(value, "remainder", None) or "drop"
+        show_shards(outlook(dataset, size, batch_size, remainder=remainder, epochs=wanted.epochs))
+
+    def _variable(self, name: str) -> Any:
+        """The value of the notebook's variable of that name; if there is none, the name itself."""
+        assert self.shell is not None
+        return self.shell.user_ns.get(name, name) if name.isidentifier() else name
+
     def _gang(self, who: str) -> warm.WarmGang:
         """The gang that was started last, alive."""
         np = warm.default_np()
@@ -196,6 +241,31 @@ class SparkringMagics(Magics):
         )
 
 
+def _dataset(wanted: opts.ShardsWanted, value: Any) -> Dataset:
+    """The data set that `%shards` is asked about; OptionsError if `value` is nothing that can be one."""
+    from sparkring.data.dataset import Dataset, open_dataset
+
+    name, known = wanted.source, getattr(value, "dataset", value)
+    if isinstance(known, Dataset):
+        if wanted.columns is not None or wanted.where:
+            raise OptionsError(f"%shards {name}: its columns and its filter are chosen; leave --columns, --where out.")
+        return known
+    if hasattr(value, "sparkSession"):
+        from sparkring.data.materialise import materialise
+
+        copy = materialise(value, name=name, say=tell)
+        found = open_dataset(copy.location.written, wanted.columns, wanted.where or None)
+        return replace(found, name=name)
+    if value is name and name.isidentifier() and not os.path.exists(name):
+        raise OptionsError(f"%shards {name}: there is neither a variable nor a file or folder of that name.")
+    if not isinstance(value, str | os.PathLike | list | tuple):
+        raise OptionsError(
+            f"%shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave, "
+            f"and {name} is {type(value).__name__}."
+        )
+    return open_dataset(value, wanted.columns, wanted.where or None)
+
+
 def _row(gang: warm.WarmGang) -> tuple[str, ...]:
     """One line of `%gang`."""
     wanted, now = gang.wanted, time.time()
@@ -223,6 +293,7 @@ def _launch_magic(magics: SparkringMagics, magic: str) -> Callable[[str, str], A
 
 
 SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser(_CARRIED)))
+SparkringMagics.shards.__doc__ = _SHARDS_HELP.format(options=opts.help_table(opts.shards_parser()))
 
 
 def load(shell: Any) -> None:
@@ -246,7 +317,7 @@ def unload(shell: Any) -> None:
         shell.events.unregister("post_run_cell", _stop_after_reset)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
-    for kind, names in (("cell", (*_LAUNCH, "ranks")), ("line", ("gang", "runs", "logs", "slots"))):
+    for kind, names in (("cell", (*_LAUNCH, "ranks")), ("line", ("gang", "runs", "logs", "shards", "slots"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 
@@ -266,7 +337,24 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
         words = opts.completions(opts.launch_parser(found[1]), found[2])
     elif found and found[1] == "gang":
         words = opts.gang_completions(found[2], _CARRIED)
+    elif found and found[1] == "shards":
+        words = opts.shards_completions(found[2]) or ([] if len(found[2].split()) > 1 else _sources(found[2]))
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
+
+
+def _sources(line: str) -> list[str]:
+    """What `%shards` can show and `line` may be about to name: the notebook's variables, and files and folders."""
+    shell = get_ipython()
+    current = "" if line[-1:].isspace() else line.split()[-1]
+    names = [name for name, value in (shell.user_ns.items() if shell is not None else ()) if _can_be_shown(value)]
+    found = [name for name in names if name.startswith(current or name.lstrip("_"))]
+    paths = sorted(glob.glob(f"{glob.escape(current)}*"))[:_PATHS_OFFERED] if current else []
+    return found + [f"{path}/" if os.path.isdir(path) else path for path in paths if " " not in path]
+
+
+def _can_be_shown(value: Any) -> bool:
+    kind = type(value)
+    return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 
 
 # A matcher and not a hook: Python's keywords and names, which Jedi would add, are no help where an option stands.

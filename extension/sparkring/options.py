@@ -13,6 +13,8 @@ from sparkring.errors import OptionsError
 
 Logs = Literal["all", "rank0", "callbacks"]
 LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
+Remainder = Literal["drop", "pad", "join"]
+REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "join")
 MOST_RANKS = 1_024
 
 
@@ -102,6 +104,19 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no column")
+    return found
 
 
 _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
@@ -307,6 +322,61 @@ def parse_logs(line: str) -> LogsWanted:
     parser.add_argument("--rank", type=_count)
     parser.add_argument("--tail", type=_count)
     return LogsWanted(**vars(parser.parse_args(_words("%logs", line))))
+
+
+@dataclass(frozen=True)
+class ShardsWanted:
+    """What `%shards` is asked for; `source` is a path or a variable's name, size 0 the warm gang's or one rank.
+
+    `columns` None are all; of `batch_size` and `remainder`, None is what the source has, or a default.
+    """
+
+    source: str
+    size: int = 0
+    batch_size: int | None = None
+    columns: tuple[str, ...] | None = None
+    where: str = ""
+    remainder: Remainder | None = None
+    epochs: int = 1
+
+
+def parse_shards(line: str) -> ShardsWanted:
+    """What a `%shards` line asks for. OptionsError says what is wrong with it."""
+    found = vars(shards_parser().parse_args(_joined(_words("%shards", line))))
+    return ShardsWanted(**{**found, "size": abs(found["size"])})
+
+
+@functools.cache
+def shards_parser() -> argparse.ArgumentParser:
+    """The parser of what follows `%shards`."""
+    parser = _Parser(prog="%shards", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "source",
+        metavar="PATH|DF",
+        help="Parquet files: a path, a folder, a glob, a URL; or a variable of the notebook",
+    )
+    parser.add_argument(
+        "-n", "--np", type=_whole, metavar="NP", dest="size", default=0, help="ranks; default: the warm gang's, or one"
+    )
+    parser.add_argument("--batch-size", type=_positive, metavar="B", help="rows in a rank's batch; default 32")
+    parser.add_argument("--columns", type=_columns, metavar="A,B,…", help="the columns that will be read; default: all")
+    parser.add_argument("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"')
+    parser.add_argument(
+        "--remainder",
+        choices=REMAINDERS,
+        help="rows that fill no batch on every rank: left out (drop), padded, or in smaller batches (join)",
+    )
+    parser.add_argument(
+        "--epochs", type=_positive, metavar="E", default=1, help="for the price of an object store's requests"
+    )
+    return parser
+
+
+def shards_completions(line: str) -> list[str]:
+    """What can stand at the end of `line`, a `%shards` line up to the cursor: options, once there is a source."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words.pop()
+    return completions(shards_parser(), line) if words or current.startswith("-") else []
 
 
 def _joined(words: Sequence[str]) -> list[str]:

@@ -243,9 +243,9 @@ def _at_the_start(event: RunStarted) -> tuple[RankRecord, ...]:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a sign of life."""
+    """The rank after a sign of life; in a saved run how far it has read may stand later than it was told."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
-    return replace(rank, last_heard=time, stack=None if moved_on else rank.stack)
+    return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
 def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:

@@ -1,7 +1,8 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event; of output only where in the log it lies
+        events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
+                     second (how far a rank has read, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
 
 The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
@@ -23,13 +24,24 @@ from typing import IO, Any
 import platformdirs
 
 from sparkring.errors import LaunchError
-from sparkring.events import Event, Notice, Output, RunFinished, RunStarted, from_json, to_json
+from sparkring.events import (
+    DataRead,
+    Event,
+    GpuUsed,
+    Notice,
+    Output,
+    RunFinished,
+    RunStarted,
+    from_json,
+    to_json,
+)
 from sparkring.record import RunRecord, replay
 
 KEEP = 100
 NEWEST = 20  # these are kept, whatever they are
 QUICK_S = 1.0
 SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
+PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
 
@@ -56,6 +68,8 @@ class RunFolder:
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
+        self._later: dict[tuple[object, ...], Event] = {}  # of what soon changes, the last that was heard
+        self._due = 0.0
         self._broken: str | None = None
         self._told = False
 
@@ -84,6 +98,11 @@ class RunFolder:
             self._broken = self._broken or error.strerror or str(error)
 
     def close(self) -> None:
+        try:
+            if self._broken is None:
+                self._catch_up()
+        except OSError:
+            pass  # the files below say so, too
         for file in self._files():
             try:
                 file.close()
@@ -94,6 +113,29 @@ class RunFolder:
         return [*self._logs.values(), self._events]
 
     def _write(self, event: Event) -> None:
+        match event:
+            case DataRead(done=True):
+                self._later.pop((DataRead, event.rank, event.reader), None)
+                self._append(event)
+            case DataRead():
+                self._later[DataRead, event.rank, event.reader] = event
+            case GpuUsed():
+                self._later[GpuUsed, event.rank, event.address] = event
+            case RunFinished():
+                self._catch_up()
+                self._append(event)
+            case _:
+                self._append(event)
+        if self._later and event.time >= self._due:
+            self._catch_up()
+            self._due = event.time + PROGRESS_EVERY_S
+
+    def _catch_up(self) -> None:
+        for event in self._later.values():
+            self._append(event)
+        self._later.clear()
+
+    def _append(self, event: Event) -> None:
         found = to_json(event)
         if isinstance(event, Output):
             log = self._logs.get(event.rank)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.record import LogLine, RankRecord, RunRecord
-from sparkring.views import lines, metrics, summary
+from sparkring.views import lines, metrics, reading, summary
 from sparkring.views.curves import chart
 from sparkring.views.lines import Shared
-from sparkring.views.markup import RANK_COLOURS, STYLE, log_text, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, RANK_COLOURS, STYLE, log_text, text
 from sparkring.views.metrics import Spread, Table
 from sparkring.views.summary import counted, duration, gpu_words, size
 from sparkring.views.tables import bare_table
@@ -103,7 +103,11 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     """The run in all the formats that a notebook keeps."""
     if final and summary.quick(record):
         return {"text/html": _quick(record), "text/plain": summary.last_lines(record) or summary.closing(record, now)}
-    return {"text/html": panel(record, now=now, final=final), "text/plain": summary.short(record, now)}
+    told = [f"sparkring: {line}" for line in reading.closing_words(record, now)]
+    return {
+        "text/html": panel(record, now=now, final=final),
+        "text/plain": "\n".join([summary.short(record, now), *told]),
+    }
 
 
 def _quick(record: RunRecord) -> str:
@@ -135,6 +139,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         _waiting(record),
         _notices(record, final),
         _progress(record, now),
+        _reading(record, now, final),
         _measured(record, table, final),
         _gpus(record),
         _log(record, seen, final),
@@ -226,6 +231,51 @@ def _progress(record: RunRecord, now: float) -> str:
     if found.fraction is not None and record.outcome is None:
         bar = f'<div class="sr-bar"><div style="width:{100 * found.fraction:.1f}%"></div></div>'
     return f"<div>{bar}<small>{text(summary.progress_words(found, running=record.outcome is None))}</small></div>"
+
+
+# ── Data ──────────────────────────────────────────────────────────────────────
+
+
+def _reading(record: RunRecord, now: float, final: bool) -> str:
+    """What data is read, and how far each rank is in it; of many data sets the last ones."""
+    found = reading.data_sets(record, now)
+    parts = []
+    if len(found) > reading.NAMED:
+        parts.append(f"<div><small>{counted(len(found) - reading.NAMED, 'data set')} before these</small></div>")
+    for each in found[-reading.NAMED :]:
+        told = [line for line in reading.lines(each) if line.rows]
+        table = _read_table(told) if told else ""
+        said = f"<small>{'read' if final else 'reads'} {text(reading.data_words(each))}</small>"
+        if final and table:  # what is wrong stays in the open, the rest is for those who look for it
+            notes = reading.notes(each)
+            said += f'<br><b style="color:{AMBER}">{text(notes)}</b>' if notes else ""
+            table = _details("Reading by rank", table)
+        parts.append(f"<div>{said}</div>{table}")
+    return "".join(parts)
+
+
+def _read_table(told: Sequence[reading.Line]) -> str:
+    head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
+    head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "per s", "waits for data"))
+    where = any(line.place for line in told)
+    head += f'<th align="left">{"at" if where else ""}</th><th></th>'
+    body = "".join(map(_read_row, told))
+    return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _read_row(line: reading.Line) -> str:
+    bar = ""
+    if line.fraction is not None:
+        part = f"{100 * line.fraction:.0f}%"
+        colour = {"starves": AMBER, "early": GREEN, "": BLUE}[line.mark]
+        bar = f'<div class="sr-bar sr-read" title="{part}"><div style="width:{part};background:{colour}"></div></div>'
+    numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
+    note = f'<b style="color:{AMBER}">⚠ {text(line.notes)}</b>' if line.notes else ""
+    return (
+        f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
+        + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
+        + f"<td>{text(line.place)}</td><td>{note}</td></tr>"
+    )
 
 
 # ── Metrics ───────────────────────────────────────────────────────────────────

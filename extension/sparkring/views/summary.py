@@ -121,7 +121,8 @@ def ranks(record: RunRecord) -> str:
 def quick(record: RunRecord) -> bool:
     """Did a warm run end so soon and so well that what its ranks printed says it all?"""
     took = record.ended - record.started
-    return record.warm and record.outcome == "finished" and took < QUICK_S and not record.metrics
+    told = record.metrics or any(rank.readings for rank in record.ranks)
+    return record.warm and record.outcome == "finished" and took < QUICK_S and not told
 
 
 def elapsed_s(record: RunRecord, now: float) -> float:

@@ -15,7 +15,8 @@ from sparkring.views.summary import size
 if TYPE_CHECKING:
     from sparkring.capture import CapturedName
 
-_AMOUNT = re.compile(r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?")
+_ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
+_AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
 CELL_CHARACTERS = 300  # a longer text is cut
 
 

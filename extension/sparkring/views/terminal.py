@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.events import Notice
 from sparkring.record import RunRecord
-from sparkring.views import metrics, summary
+from sparkring.views import metrics, reading, summary
 from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
@@ -41,6 +41,7 @@ class TerminalView:
         if self._noise:
             hidden = f"{summary.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
             told.append(f"sparkring: {hidden}{_see(summary.log_path(record))}")
+        told += [f"sparkring: {line}" for line in reading.closing_words(record, record.ended)]
         if not summary.quick(record):
             told.append(f"sparkring: {summary.closing(record, record.ended)}")
             if record.outcome == "finished" and record.log_folder:
@@ -103,6 +104,7 @@ class TerminalView:
         passed = int(summary.elapsed_s(record, time.time()))
         found = metrics.progress(record, time.time())
         words = [summary.progress_words(found)] if found else [summary.outcome(record)]
+        words += filter(None, [reading.progress_words(record, time.time())])
         words += [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
         # Each once, though ranks may share it.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}

@@ -1,0 +1,171 @@
+"""What an epoch of a data set will be for each rank, known from its files' footers before anything is launched."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkring.data.plan import Remainder, plan
+
+if TYPE_CHECKING:
+    from sparkring.data.dataset import Dataset
+
+USD_PER_GET = 0.0004 / 1000  # what S3 (Standard, us-east-1) and GCS (Standard) ask for a GET
+GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Best practices design patterns"
+
+
+class Share(NamedTuple):
+    """What one rank reads in an epoch; files and row groups are those of which it reads any part.
+
+    `size_bytes` are compressed ones of the chosen columns, in proportion where it reads a part of a row group.
+    """
+
+    rows: int
+    size_bytes: int
+    files: int
+    row_groups: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """GET requests for a data set that lies in an object store.
+
+    What is counted: `opening`, a footer per file, each time that the data set is opened; `per_epoch`, for every row
+    group one per rank that reads any of it and per run of columns that lie side by side. Readers that fetch
+    in smaller pieces, or open each file anew for every epoch, ask more often. `busiest` are those of an epoch that go
+    to one folder, `folder`.
+    """
+
+    opening: int
+    per_epoch: int
+    busiest: int
+    folder: str
+
+    def price_usd(self, epochs: int) -> float:
+        """What the requests of one opening and of so many epochs cost, in US dollars."""
+        return (self.opening + epochs * self.per_epoch) * USD_PER_GET
+
+    @property
+    def throttled_below_s(self) -> float:
+        """An epoch that takes less than these seconds asks for more than one prefix serves."""
+        return self.busiest / GETS_PER_S
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """An epoch, rank by rank: `ours` by our even split, `petastorms` by Petastorm's shards of whole row groups.
+
+    `stretches` are, for each rank, the rows of our split: from, to, in the order of the files.
+    """
+
+    dataset: Dataset
+    batch_size: int
+    remainder: Remainder
+    epochs: int
+    ours: tuple[Share, ...]
+    stretches: tuple[tuple[int, int], ...]
+    petastorms: tuple[Share, ...]
+    requests: Requests
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ours)
+
+    @property
+    def rows_unread(self) -> int:
+        """Rows that are left out of every epoch so that all ranks take equally many steps (drop); else 0."""
+        if self.remainder != "drop":
+            return 0
+        return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
+
+    @property
+    def rows_twice(self) -> int:
+        """Rows that are read a second time in an epoch to fill the last batches (pad); else 0."""
+        if self.remainder != "pad":
+            return 0
+        return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
+
+
+def outlook(
+    dataset: Dataset,
+    size: int,
+    batch_size: int,
+    *,
+    remainder: Remainder = "drop",
+    epochs: int = 1,
+) -> Outlook:
+    """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
+
+    Petastorm gives row group i, counted through the files in their order, to shard i % size, and a shard takes
+    rows // batch_size full steps. Our shards are those of an epoch that is not shuffled; in another order a rank may
+    touch one row group more or less. Where there is a filter, only rows that pass it count, under either split.
+    """
+    ours, stretches = _ours(dataset, size, batch_size, remainder)
+    return Outlook(
+        dataset,
+        batch_size,
+        remainder,
+        epochs,
+        ours,
+        stretches,
+        _petastorms(dataset, size, batch_size),
+        _requests(dataset, stretches),
+    )
+
+
+def _ours(
+    dataset: Dataset, size: int, batch_size: int, remainder: Remainder
+) -> tuple[tuple[Share, ...], tuple[tuple[int, int], ...]]:
+    shares = []
+    for shard in plan(dataset.counts(), size, batch_size, remainder=remainder):
+        size_bytes = 0.0
+        for each in shard.ranges:
+            group = dataset.files[each.file].row_groups[each.row_group]
+            size_bytes += group.size_bytes * each.rows / group.rows
+        files = len({each.file for each in shard.ranges})
+        shares.append(Share(shard.rows, round(size_bytes), files, len(shard.ranges), shard.steps))
+    ends = list(itertools.accumulate((share.rows for share in shares), initial=0))
+    return tuple(shares), tuple(itertools.pairwise(ends))
+
+
+def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ...]:
+    groups = [(number, group) for number, file in enumerate(dataset.files) for group in file.row_groups]
+    shares = []
+    for rank in range(size):
+        mine = groups[rank::size]
+        rows = sum(group.rows for _, group in mine)
+        size_bytes = sum(group.size_bytes for _, group in mine)
+        shares.append(Share(rows, size_bytes, len({file for file, _ in mine}), len(mine), rows // batch_size))
+    return tuple(shares)
+
+
+def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
+    # A row group is asked for once, and once more by each further rank that begins inside it.
+    inside = iter(sorted({begin for begin, end in stretches if end > begin}))
+    begin, next_cut = 0, next(inside, None)
+    by_folder: Counter[str] = Counter()
+    for file in dataset.files:
+        folder = file.path.rpartition("/")[0]
+        for group in file.row_groups:
+            end = begin + group.rows
+            asked = 1 if group.rows else 0
+            while next_cut is not None and next_cut < end:
+                asked += next_cut > begin
+                next_cut = next(inside, None)
+            by_folder[folder] += asked
+            begin = end
+    runs = _column_runs(dataset)
+    folder, busiest = by_folder.most_common(1)[0] if by_folder else ("", 0)
+    return Requests(len(dataset.files), runs * by_folder.total(), runs * busiest, folder)
+
+
+def _column_runs(dataset: Dataset) -> int:
+    """How many runs of columns that lie side by side in the files make up those that are read."""
+    in_path = {key for file in dataset.files for key, _ in file.partitions}
+    taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
+    return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

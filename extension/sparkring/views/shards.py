@@ -1,0 +1,414 @@
+"""Who reads what of a data set: a picture, a table, and what to do about it, before anything is launched."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from sparkring.data.outlook import GETS_PER_S, USD_PER_GET, Outlook, Share
+from sparkring.views.lines import plain
+from sparkring.views.markup import RANK_COLOURS, STYLE, text
+from sparkring.views.summary import counted, duration, first_line, rank_count, rank_list, rank_numbers, size
+from sparkring.views.tables import bare_table, table_text
+
+ROWS_SHOWN = 32  # ranks beyond that are shown in blocks of neighbours
+BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pixels
+CELLS = 32  # of a band, in characters
+FILES_MARKED = 64
+SHADES = 20
+_EVEN, _IN_TURN = "an even split: shards()", "row groups in turn: Petastorm"
+
+LARGE_GROUP_BYTES = 256_000_000
+GROUP_BYTES = 64_000_000
+FILE_BYTES = 128_000_000
+SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
+UNEVEN = 1.1  # the most rows of a rank over the fewest
+
+
+def show_shards(found: Outlook) -> None:
+    """Show what each rank reads: HTML in a notebook, text elsewhere."""
+    from sparkring.views import in_notebook
+
+    shown = shards_text(found)
+    if not in_notebook():
+        sys.stdout.write(shown + "\n")
+        return
+    from IPython.display import display
+
+    display({"text/html": shards_html(found), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def shards_html(found: Outlook) -> str:
+    """The picture, the table and the advice as one block of HTML."""
+    counts = [f"<div>{text(line)}</div>" for line in (epoch_words(found), *request_words(found)) if line]
+    advised = "".join(f"<li>{text(line)}</li>" for line in advice(found))
+    parts = [
+        f'<div class="sr-head"><span class="sr-title">{text(first_line(found.dataset.name, 120))}</span> '
+        f"<small>{text(data_words(found))}</small></div>",
+        *counts,
+        f'<div class="sr-charts">{"".join(_picture(found, each) for each in _layouts(found))}</div>',
+        bare_table(HEADERS, table_rows(found)),
+        f'<ul class="sr-advice">{advised}</ul>' if advised else "",
+    ]
+    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+
+
+def shards_text(found: Outlook) -> str:
+    """The same for a terminal."""
+    parts = [
+        f"{first_line(found.dataset.name, 120)}: {plain(data_words(found))}",
+        "\n".join([epoch_words(found), *map(plain, request_words(found))]),
+        _text_picture(found),
+        table_text(HEADERS, table_rows(found)),
+        "\n".join(f"→ {plain(line)}" for line in advice(found)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────
+
+
+def data_words(found: Outlook) -> str:
+    """What the data set is: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
+    data = found.dataset
+    whole = len(data.stored_schema.names) == len(data.columns)
+    words = [
+        f"{counted(data.rows, 'row')} in {counted(len(data.files), 'file')}, "
+        f"{counted(data.row_groups, 'row group')}, {size(data.size_bytes)}",
+        "" if whole else f"columns {named(data.columns)}",
+        f"where {data.where}" if data.where else "",
+        f"version {data.version}" if data.version else "",
+    ]
+    return " · ".join(word for word in words if word)
+
+
+def named(columns: Sequence[str], most: int = 8) -> str:
+    """`a, b, c`, or the first of them and how many more."""
+    more = f" and {len(columns) - most} more" if len(columns) > most else ""
+    return ", ".join(first_line(column, 40) for column in columns[:most]) + more
+
+
+def epoch_words(found: Outlook) -> str:
+    """How many steps an epoch takes, and what becomes of the rows that do not fill a batch."""
+    steps = [share.steps for share in found.ours]
+    taken = f"{min(steps):,}" + (f" to {max(steps):,}" if max(steps) > min(steps) else "")
+    of = f"{taken} step{'' if max(steps) == 1 else 's'} of {counted(found.batch_size, 'row')} on each"
+    said = f"An epoch on {rank_count(found.size)}: {of}"
+    match found.remainder:
+        case "drop":
+            return f"{said}; {counted(found.rows_unread, 'row')} left out so that all take as many (drop)."
+        case "pad":
+            return f"{said}; {counted(found.rows_twice, 'row')} read twice so that all take as many (pad)."
+    return f"{said}, the last ones smaller; end each epoch with hvd.join() (join)."
+
+
+def request_words(found: Outlook) -> list[str]:
+    """What an object store is asked for, what that costs, and when it slows down; nothing for local files."""
+    if found.dataset.local:
+        return []
+    asked = found.requests
+    price = f"{asked.price_usd(found.epochs):,.2f} USD at {USD_PER_GET * 1000:g} USD per 1,000"
+    words = [
+        f"GET requests: {asked.opening:,} when it is opened and {asked.per_epoch:,} in an epoch; "
+        f"{counted(found.epochs, 'epoch')}: {price}."
+    ]
+    if asked.throttled_below_s >= 1:
+        limit = duration(float(asked.throttled_below_s))
+        words.append(
+            f"S3 serves {GETS_PER_S:,} GETs a second under one prefix: an epoch in less than {limit} is slowed down "
+            f"({asked.busiest:,} GETs go to {first_line(asked.folder, 120)}). Larger files, or several prefixes, help."
+        )
+    return words
+
+
+def advice(found: Outlook) -> list[str]:
+    """What stands out and what to do about it, a sentence or two each, the gravest first."""
+    told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
+    return [line for line in [*told, _selective(found)] if line]
+
+
+def _few_rows(found: Outlook) -> str:
+    rows = [share.rows for share in found.ours]
+    if not max(rows):
+        return ""
+    if not min(rows):
+        idle = rank_list(rank for rank, count in enumerate(rows) if not count)
+        return (
+            f"{counted(sum(rows), 'row')} for {rank_count(found.size)}: {idle} would have nothing to read. "
+            f"Run on {rank_count(sum(rows))} at most."
+        )
+    if found.remainder == "drop" and not min(share.steps for share in found.ours):
+        return (
+            f"{counted(min(rows), 'row')} a rank do not fill a batch of {found.batch_size:,}, so an epoch has no step: "
+            f"--batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
+        )
+    return ""
+
+
+def _few_groups(found: Outlook) -> str:
+    groups = found.dataset.row_groups
+    if groups >= found.size:
+        return ""
+    idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
+    return (
+        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm, which gives out whole row groups, "
+        f"has nothing for {idle} and raises NoDataAvailableError. shards() divides row groups; or write at least "
+        f"{found.size} of them: df.repartition({found.size})."
+    )
+
+
+def _uneven(found: Outlook) -> str:
+    shares = found.petastorms
+    least, most = min(shares, key=_rows), max(shares, key=_rows)
+    if not least.rows:
+        filtered = [rank for rank, share in enumerate(shares) if share.row_groups and not share.rows]
+        if not filtered:
+            return ""
+        return f"Under Petastorm's shards {rank_list(filtered)} would get row groups of which no row is left."
+    if most.rows < UNEVEN * least.rows and most.steps == least.steps:
+        return ""
+    ranks = shares.index(least), shares.index(most)
+    told = (
+        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows and rank {ranks[0]} {least.rows:,}, "
+        f"{_times(most.rows / least.rows)} times as many"
+    )
+    if most.steps > least.steps:
+        told += f": {counted(most.steps, 'step')} against {least.steps:,}, and an allreduce in step {least.steps + 1:,}"
+        told += " waits for ranks that have no more"
+    return f"{told}. shards() gives every rank the same number of steps."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
+
+
+def _rows(share: Share) -> int:
+    return share.rows
+
+
+def _large_groups(found: Outlook) -> str:
+    every = [
+        (group.stored_bytes, number, file)
+        for file in found.dataset.files
+        for number, group in enumerate(file.row_groups, 1)
+    ]
+    largest, number, file = max(every, key=lambda each: each[0])
+    if largest < LARGE_GROUP_BYTES:
+        return ""
+    many = sum(each[0] >= LARGE_GROUP_BYTES for each in every)
+    more = f" ({many:,} are larger than {size(LARGE_GROUP_BYTES)})" if many > 1 else ""
+    where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
+    return (
+        f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
+        f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or "
+        "use shards(), which reads ranges of rows, so that its memory stays bounded."
+    )
+
+
+def _small_files(found: Outlook) -> str:
+    files = found.dataset.files
+    mean = sum(file.size_bytes for file in files) / len(files)
+    if len(files) < MANY_FILES or mean >= SMALL_FILE_BYTES:
+        return ""
+    wanted = max(found.size, round(mean * len(files) / FILE_BYTES), 1)
+    return (
+        f"{len(files):,} files of {size(mean)} on average: opening them takes longer than reading. "
+        f"Write {counted(wanted, 'file')}: df.repartition({wanted})."
+    )
+
+
+def _selective(found: Outlook) -> str:
+    data = found.dataset
+    there = sum(group.rows_in_file for file in data.files for group in file.row_groups)
+    read = sum(group.rows_in_file for file in data.files for group in file.row_groups if group.rows)
+    if not data.where or data.rows >= read / 2:
+        return ""
+    return (
+        f"The filter keeps {counted(data.rows, 'row')} of {there:,}, and for them {read:,} are read and looked at. "
+        "Sorted or partitioned by the columns of the filter, or written filtered, far less would be read."
+    )
+
+
+# ── The table ─────────────────────────────────────────────────────────────────
+
+HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: rows", "row groups ", "steps ")
+
+
+def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
+    """The ranks as they are shown: each alone, or neighbours together so that there are `most` blocks."""
+    length = -(-count // most)
+    return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
+
+
+def table_rows(found: Outlook) -> list[tuple[str, ...]]:
+    """A row of HEADERS for each rank or block of ranks; what its ranks have lies between two numbers there."""
+    rows: list[tuple[str, ...]] = []
+    for ranks in blocks(found.size):
+        ours = [found.ours[rank] for rank in ranks]
+        others = [found.petastorms[rank] for rank in ranks]
+        rows.append(
+            (
+                rank_numbers(ranks),
+                _span(share.rows for share in ours),
+                _span((share.size_bytes for share in ours), size),
+                _span(share.files for share in ours),
+                _span(share.row_groups for share in ours),
+                _span(share.steps for share in ours),
+                _span(share.rows for share in others),
+                _span(share.row_groups for share in others),
+                _span(share.steps for share in others),
+            )
+        )
+    return rows
+
+
+def _span(values: Iterable[int], write: Callable[[int], str] = "{:,}".format) -> str:
+    found = list(values)
+    low, high = write(min(found)), write(max(found))
+    return low if low == high else f"{low}–{high}"
+
+
+# ── The picture ───────────────────────────────────────────────────────────────
+
+
+class Stretch(NamedTuple):
+    """Rows `begin` to `end` (not included) of the data set, its files one after another."""
+
+    begin: int
+    end: int
+
+
+class Layout(NamedTuple):
+    """How a split looks: for each block of ranks what it reads, and how much that is."""
+
+    title: str
+    bands: tuple[tuple[Stretch, ...], ...]
+    rows: tuple[int, ...]
+
+
+def _layouts(found: Outlook) -> list[Layout]:
+    shown = blocks(found.size)
+    groups = _groups(found)
+    even = tuple((Stretch(found.stretches[ranks[0]][0], found.stretches[ranks[-1]][1]),) for ranks in shown)
+    in_turn = tuple(tuple(sorted(group for rank in ranks for group in groups[rank :: found.size])) for ranks in shown)
+    return [
+        Layout(_EVEN, even, tuple(sum(found.ours[rank].rows for rank in ranks) for ranks in shown)),
+        Layout(_IN_TURN, in_turn, tuple(sum(found.petastorms[rank].rows for rank in ranks) for ranks in shown)),
+    ]
+
+
+def _groups(found: Outlook) -> list[Stretch]:
+    counts = (group.rows for file in found.dataset.files for group in file.row_groups)
+    return [Stretch(*ends) for ends in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+
+
+def covered(stretches: Iterable[Stretch], rows: int, cells: int) -> list[float]:
+    """How much of each of `cells` equal parts of `rows` rows the stretches cover, from 0 to 1."""
+    found = [0.0] * cells
+    scale = cells / max(1, rows)
+    for begin, end in stretches:
+        low, high = begin * scale, end * scale
+        for cell in range(int(low), min(cells, int(high) + 1)):
+            found[cell] += max(0.0, min(high, cell + 1) - max(low, cell))
+    return found
+
+
+def _picture(found: Outlook, layout: Layout) -> str:
+    shown = blocks(found.size)
+    wide, tall = LABEL + BAND + NUMBERS, PITCH * (len(shown) + 1) + 8
+    parts = [_label("row groups", 0), *_band_of_data(found), _number(counted(found.dataset.row_groups, "row group"), 0)]
+    for line, (ranks, band, rows) in enumerate(zip(shown, layout.bands, layout.rows, strict=True), 1):
+        colour = RANK_COLOURS[(line - 1) % len(RANK_COLOURS)]
+        parts.append(_label(rank_list(ranks), line))
+        parts.append(f'<path d="M{LABEL} {_y(line)}h{BAND}v{TALL}h-{BAND}z" fill="currentColor" fill-opacity=".07"/>')
+        parts += _band(band, found.dataset.rows, line, colour)
+        parts.append(_number(f"{rows:,}" if rows else "nothing", line, missing=not rows))
+    words = f"{layout.title}: " + ", ".join(
+        f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True)
+    )
+    return (
+        f'<figure><figcaption style="padding-left:{LABEL}px"><b>{text(layout.title)}</b></figcaption>'
+        f'<svg width="{wide}" height="{tall}" viewBox="0 0 {wide} {tall}" role="img" aria-label="{text(words)}" '
+        f'font-size="11" fill="currentColor">{"".join(parts)}</svg></figure>'
+    )
+
+
+def _y(line: int) -> int:
+    return PITCH * line + (6 if line else 0)
+
+
+def _label(said: str, line: int) -> str:
+    return f'<text x="{LABEL - 6}" y="{_y(line)}" dy="10" text-anchor="end">{text(said)}</text>'
+
+
+def _number(said: str, line: int, *, missing: bool = False) -> str:
+    look = ' fill="#dd4a45" font-weight="bold"' if missing else ""
+    return f'<text x="{LABEL + BAND + 6}" y="{_y(line)}" dy="10"{look}>{text(said)}</text>'
+
+
+def _band_of_data(found: Outlook) -> list[str]:
+    """The row groups one after another, a gap between two where there is room, and a mark where a file begins."""
+    groups = [group for group in _groups(found) if group.end > group.begin]
+    parts = [_path(groups, found.dataset.rows, 0, "currentColor", 0.4)]
+    ends = itertools.accumulate(sum(group.rows for group in file.row_groups) for file in found.dataset.files)
+    if 1 < len(found.dataset.files) <= FILES_MARKED:
+        marks = "".join(f"M{LABEL + BAND * end / found.dataset.rows:.1f} 0v{TALL + 4}" for end in list(ends)[:-1])
+        parts.append(f'<path d="{marks}" stroke="currentColor" stroke-opacity=".8"/>')
+    return parts
+
+
+def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
+    if len(band) <= BAND // 4:
+        return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
+    # Too many to be told apart: how much of each part of the data set is among them.
+    cells = max(8, min(BAND // 4, len(band) // 8))
+    shades: dict[int, list[Stretch]] = {}
+    for cell, share in enumerate(covered(band, rows, cells)):
+        if share:
+            shades.setdefault(round(SHADES * share), []).append(Stretch(cell, cell + 1))
+    return [_path(_joined(same), cells, line, colour, 0.1 + 0.8 * shade / SHADES, 0) for shade, same in shades.items()]
+
+
+def _path(
+    stretches: Sequence[Stretch], rows: int, line: int, colour: str, opacity: float, gap: float | None = None
+) -> str:
+    """All stretches as one path, with a gap between two where there is room for it."""
+    if gap is None and len(stretches) > BAND // 4:
+        stretches, gap = _joined(stretches), 0
+    scale = BAND / max(1, rows)
+    drawn = []
+    for begin, end in stretches:
+        left, wide = LABEL + begin * scale, max(0.7, (end - begin) * scale - (1 if gap is None else gap))
+        drawn.append(f"M{left:.1f} {_y(line)}h{wide:.1f}v{TALL}h-{wide:.1f}z")
+    return f'<path d="{"".join(drawn)}" fill="{colour}" fill-opacity="{opacity:.2g}"/>' if drawn else ""
+
+
+def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+    found: list[Stretch] = []
+    for each in stretches:
+        if found and found[-1].end == each.begin:
+            found[-1] = Stretch(found[-1].begin, each.end)
+        else:
+            found.append(each)
+    return found
+
+
+def _text_picture(found: Outlook) -> str:
+    layouts, shown, rows = _layouts(found), blocks(found.size), found.dataset.rows
+    labels = ["row groups", *(rank_list(ranks) for ranks in shown)]
+    width = max(map(len, labels))
+    groups = _groups(found)
+    # Neighbours in two shades, as far as there is room for each.
+    odd = covered(groups[1::2], rows, CELLS) if len(groups) <= CELLS // 2 else [0.0] * CELLS
+    data = "".join("▓" if share > 0.5 else "█" for share in odd)
+    lines = ["  ".join(["".ljust(width), *(layout.title.ljust(CELLS) for layout in layouts)])]
+    lines.append("  ".join([labels[0].ljust(width), *[data] * len(layouts)]))
+    for label, *bands in zip(labels[1:], *(layout.bands for layout in layouts), strict=True):
+        lines.append("  ".join([label.ljust(width), *(_shaded(covered(band, rows, CELLS)) for band in bands)]))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _shaded(shares: Iterable[float]) -> str:
+    return "".join("·" if share < 1e-6 else "░▒▓█"[min(3, int(share * 4))] for share in shares)

@@ -1,0 +1,273 @@
+"""What `%shards` shows: the picture to the pixel, the table, and advice with the numbers that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from sparkring.data.dataset import DataFile, Dataset, RowGroup
+from sparkring.data.outlook import Outlook, outlook
+from sparkring.views import shards
+from sparkring.views.shards import (
+    BAND,
+    CELLS,
+    LABEL,
+    Stretch,
+    advice,
+    blocks,
+    covered,
+    epoch_words,
+    request_words,
+    shards_html,
+    shards_text,
+    table_rows,
+)
+
+
+@pytest.fixture
+def seen() -> Callable[..., Outlook]:
+    """`seen([[40, 40], [5]], 4)`: an outlook on files with so many rows in their row groups."""
+
+    def look(
+        counts: Sequence[Sequence[int]],
+        size: int,
+        batch_size: int = 10,
+        *,
+        row_bytes: int = 8_000,
+        protocol: str = "file",
+        kept: float = 1.0,
+        where: str = "",
+        name: str = "digits",
+        path: str = "/data",
+        columns: Sequence[str] = ("a", "b"),
+        **how,
+    ) -> Outlook:
+        files = tuple(
+            DataFile(
+                f"{path}/part-{number}.parquet",
+                sum(groups) * row_bytes,
+                tuple(RowGroup(int(rows * kept), rows * row_bytes, 2 * rows * row_bytes, rows) for rows in groups),
+                "v",
+            )
+            for number, groups in enumerate(counts)
+        )
+        stored = pa.schema([(each, pa.int64()) for each in ("a", "b")])
+        schema = pa.schema([(each, pa.int64()) for each in columns])
+        fs = fsspec.filesystem(protocol)
+        data = Dataset(name, fs, files, schema, stored, tuple(columns), "3f2a", where)
+        return outlook(data, size, batch_size, **how)
+
+    return look
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────
+
+
+def test_what_the_data_set_is(seen):
+    """Counts, size, and what was chosen of it."""
+    assert shards.data_words(seen([[1000, 1000], [5]], 2)) == (
+        "2,005 rows in 2 files, 3 row groups, 16.0 MB · version 3f2a"
+    )
+    words = shards.data_words(seen([[100]], 2, columns=("a",), where="a > 3", kept=0.5))
+    assert words == "50 rows in 1 file, 1 row group, 800 kB · columns a · where a > 3 · version 3f2a"
+
+
+@pytest.mark.parametrize(
+    ("remainder", "words"),
+    [
+        ("drop", "An epoch on 3 ranks: 2 steps of 3 rows on each; 5 rows left out so that all take as many (drop)."),
+        ("pad", "An epoch on 3 ranks: 3 steps of 3 rows on each; 4 rows read twice so that all take as many (pad)."),
+        ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, the last ones smaller; end each epoch with "
+                 "hvd.join() (join)."),
+    ],
+)  # fmt: skip
+def test_an_epoch_in_words(seen, remainder, words):
+    """What becomes of rows that fill no batch stands beside the steps."""
+    assert epoch_words(seen([[20], [3]], 3, 3, remainder=remainder)) == words
+
+
+def test_requests_are_told_where_they_cost(seen):
+    """Nothing for local files; elsewhere how many, what they cost, and when a prefix is slowed down."""
+    counts = [[4]] * 200_000
+    assert request_words(seen(counts, 4, epochs=1000)) == []
+    priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
+    assert priced == (
+        "GET requests: 200,000 when it is opened and 200,000 in an epoch; 1,000 epochs: 80.08 USD at 0.0004 USD per "
+        "1,000."
+    )
+    assert "an epoch in less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
+    assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
+
+
+def test_good_files_need_no_advice(seen):
+    """Even row groups, enough of them, neither large nor many."""
+    assert advice(seen([[1000, 1000]] * 4, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "how", "words"),
+    [
+        ([[5_000, 120_000]], 2, {"row_bytes": 8_000},
+         "One row group of 1.92 GB (part-0.parquet, row group 2 of 2): a reader of whole row groups, like Petastorm's, "
+         "holds it in memory once per worker. Write at 64.0 MB"),
+        ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
+        ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm, which gives out whole row groups, has nothing "
+                                  "for ranks 3, 4 and raises NoDataAvailableError."),
+        ([[50]], 3, {}, "has nothing for ranks 1, 2 and raises"),
+        ([[100]] * 1000, 4, {"row_bytes": 80}, "1,000 files of 8.00 kB on average"),
+        ([[100]] * 1000, 4, {"row_bytes": 8_000}, "Write 6 files: df.repartition(6)."),
+        ([[7, 7]], 2, {"batch_size": 10},
+         "7 rows a rank do not fill a batch of 10, so an epoch has no step: --batch-size 7 or less, fewer ranks, or "
+         "--remainder pad."),
+        ([[1, 1]], 4, {}, "2 rows for 4 ranks: ranks 0, 2 would have nothing to read. Run on 2 ranks at most."),
+        ([[150], [100], [100]], 3, {},
+         "Petastorm's shards are uneven: rank 0 gets 150 rows and rank 1 100, 1.5 times as many: 15 steps against 10, "
+         "and an allreduce in step 11 waits for ranks that have no more."),
+        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 1 step against 0"),
+        ([[1000, 1000]], 2, {"where": "a > 3", "kept": 0.1},
+         "The filter keeps 200 rows of 2,000, and for them 2,000 are read and looked at."),
+    ],
+)  # fmt: skip
+def test_advice_has_the_numbers(seen, counts, size, how, words):
+    """Each thing that can be wrong is told with what it is about and what to do."""
+    told = "\n".join(advice(seen(counts, size, **how)))
+    assert words in told, told
+
+
+@pytest.mark.parametrize("remainder", ["pad", "join"])
+def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remainder):
+    """Padded or joined, there is a step."""
+    assert not any("fill a batch" in line for line in advice(seen([[7, 7]], 2, remainder=remainder)))
+
+
+def test_a_filter_that_empties_a_petastorm_shard(seen):
+    """A shard may have row groups and no rows."""
+    found = seen([[1], [0]], 2, 1)
+    assert "Under Petastorm's shards rank 1 would get row groups of which no row is left." in advice(found)
+
+
+# ── The table ─────────────────────────────────────────────────────────────────
+
+
+def test_a_row_for_each_rank(seen):
+    """Ours to the left, Petastorm's to the right."""
+    assert table_rows(seen([[40, 40], [20]], 2)) == [
+        ("0", "50", "400 kB", "1", "2", "5", "60", "2", "6"),
+        ("1", "50", "400 kB", "2", "2", "5", "40", "1", "4"),
+    ]
+
+
+def test_many_ranks_in_blocks(seen):
+    """More than 32 ranks: neighbours together, what they have as from–to."""
+    assert [len(blocks(count)) for count in (1, 32, 33, 64, 1024)] == [1, 32, 17, 32, 32]
+    assert [rank for block in blocks(1000) for rank in block] == list(range(1000))
+    rows = table_rows(seen([[100]] * 48, 64))
+    assert len(rows) == 32
+    assert rows[0][:2] == ("0, 1", "75")
+    assert rows[23][6] == "100"
+    assert rows[24][6] == "0"
+    assert table_rows(seen([[100]] * 49, 64))[24][6] == "0–100"
+
+
+# ── The picture ───────────────────────────────────────────────────────────────
+
+
+def drawn(page: str, split: int) -> list[list[tuple[float, float]]]:
+    """What lies where in a split's picture: for each rank (left, width), as parts of the band."""
+    figure = re.findall(r"<figure>.*?</figure>", page)[split]
+    bands = re.findall(r'<path d="([^"]*)" fill="#', figure)
+    return [
+        [
+            ((float(left) - LABEL) / BAND, float(width) / BAND)
+            for left, width in re.findall(r"M([\d.]+) \d+h([\d.]+)", d)
+        ]
+        for d in bands
+    ]
+
+
+def test_the_picture_is_to_scale(seen):
+    """Bands lie where the rows are, in proportion, but for a pixel between neighbours."""
+    page = shards_html(seen([[100, 300], [400]], 2))
+    gap = pytest.approx
+    even, in_turn = drawn(page, 0), drawn(page, 1)
+    assert [left for ((left, _),) in even] == [gap(0.0, abs=0.01), gap(0.5, abs=0.01)]
+    assert [width for ((_, width),) in even] == [gap(0.5, abs=0.01)] * 2
+    assert [[left for left, _ in band] for band in in_turn] == [
+        [gap(0, abs=0.01), gap(0.5, abs=0.01)],
+        [gap(1 / 8, abs=0.01)],
+    ]
+    assert [[width for _, width in band] for band in in_turn] == [
+        [gap(1 / 8, abs=0.01), gap(0.5, abs=0.01)],
+        [gap(3 / 8, abs=0.01)],
+    ]
+
+
+def test_a_rank_with_nothing_stands_out(seen):
+    """It is said in words, in the picture and in the aria-label."""
+    page = shards_html(seen([[100]], 2))
+    assert page.count(">nothing</text>") == 1
+    assert "row groups in turn: Petastorm: rank 0 100 rows, rank 1 0 rows" in page
+
+
+def test_coverage_is_exact():
+    """Every row is in one cell or shared by two."""
+    assert covered([Stretch(0, 5), Stretch(10, 20)], 20, 4) == [1.0, 0.0, 1.0, 1.0]
+    assert covered([Stretch(0, 3)], 4, 2) == [1.0, 0.5]
+    assert covered([Stretch(1, 2)], 3, 1) == [pytest.approx(1 / 3)]
+    assert sum(covered([Stretch(7, 93)], 100, 13)) == pytest.approx(13 * 0.86)
+
+
+@pytest.mark.parametrize(
+    ("counts", "size"),
+    [
+        ([[20] * 20] * 5_000, 4),
+        ([[20] * 20] * 5_000, 1024),
+        ([[1]], 1024),
+        ([[1, 0, 0], [], [5]], 3),
+        ([[10**9] * 3], 33),
+    ],
+    ids=["100,000 row groups", "and 1,024 ranks", "one row", "empty ones", "large"],
+)
+def test_the_page_stays_small_and_is_only_what_we_put_there(seen, counts, size):
+    """Whatever the data set: no scripts, no ids, nothing from elsewhere, a few dozen kilobytes."""
+    found = seen(counts, size)
+    page = shards_html(found)
+    assert len(page) < 100_000
+    assert not re.search(r"<script|\bid=|https?:|url\(|@import|nan|inf\b", page)
+    tags = set(re.findall(r"<([a-z]+)", page))
+    assert tags <= {"div", "style", "span", "small", "b", "figure", "figcaption", "svg", "path", "text", "table",
+                    "thead", "tbody", "tr", "th", "td", "ul", "li"}  # fmt: skip
+    assert len(shards_text(found)) < 20_000
+
+
+def test_names_are_text(seen):
+    """Paths, columns and filters are escaped, and control characters are gone."""
+    evil = "<script>evil()</script>\x1b[2J\" onload='evil()'"
+    found = seen([[5, 5]], 3, name=evil, path=evil, where=evil, protocol="memory", columns=(evil, "a"))
+    page = shards_html(found)
+    assert "<script" not in page
+    assert "\x1b" not in page + shards_text(found)
+    assert "&lt;script&gt;evil()" in page
+    assert not re.search(r"<[^>]*onload='", page)
+
+
+def test_in_a_terminal(seen):
+    """The same as text: bands of characters, the table, the advice."""
+    text = shards_text(seen([[100, 300], [400]], 2, remainder="pad")).splitlines()
+    assert text[0].startswith("digits: 800 rows in 2 files")
+    even, in_turn = ((line[-2 * CELLS - 2 : -CELLS - 2], line[-CELLS:]) for line in text[6:8])
+    assert text[6].split() == ["rank", "0", "█" * 16 + "·" * 16, "████" + "·" * 12 + "█" * 16]
+    assert text[7].split() == ["rank", "1", "·" * 16 + "█" * 16, "····" + "█" * 12 + "·" * 16]
+    assert even[0] != in_turn[0]
+    assert text[-1].startswith("→ Petastorm's shards are uneven: rank 0 gets 500 rows and rank 1 300")
+
+
+def test_it_is_printed_where_no_notebook_is(seen, capsys):
+    """Outside of a notebook %shards prints."""
+    found = seen([[10]], 1)
+    shards.show_shards(found)
+    assert capsys.readouterr().out == shards_text(found) + "\n"
