@@ -218,7 +218,8 @@ def test_a_damaged_copy(files, cache, damage):
     else:
         commit.write_bytes(commit.read_bytes()[:-3])
     second = materialise(files(), cache=cache)
-    assert not second.reused and second.location.path != first.location.path
+    assert not second.reused
+    assert second.location.path != first.location.path
     assert materialise(files(), cache=cache).location.path == second.location.path
 
 
@@ -237,10 +238,11 @@ SLOW = """
     import sparkring.data.materialise as module
     module.version_of = lambda frame: "rows-0"  # not the wait is looked for, but the writing
     print("writing", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel has it, and not pyspark
     try:
         materialise(session.range(0, 8, 1, 4).mapInArrow(wait, "id long"), cache={cache!r})
-    except KeyboardInterrupt:
-        import os
+    except KeyboardInterrupt as error:
+        print(error)
         print("left:", len(os.listdir({cache!r})), flush=True)
         session.stop()
 """
@@ -249,19 +251,22 @@ SLOW = """
 def test_stop(driver, cache, wait_until):
     """Stop ends Spark's job and leaves nothing half-written."""
     process = driver(SLOW.format(cache=str(cache)))
+    process.until_said("^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
     process.process.send_signal(signal.SIGINT)
-    text = process.wait(); print(text)
-    assert "left: 1" in text  # the copy that had been written before
+    assert "left: 1" in (text := process.wait())  # the copy that had been written before
+    assert "interrupted, and nothing half-written was kept" in text
     assert [path for path in kept(cache) if not (path / COMMIT).exists()] == []
 
 
 def test_a_killed_kernel(driver, files, cache, wait_until):
     """What it leaves is removed by the next that writes, but not as long as it lives."""
     process = driver(SLOW.format(cache=str(cache)))
+    process.until_said("^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
     (half,) = (path for path in kept(cache) if not (path / COMMIT).exists())
-    assert str(half) not in clean(cache) and half.exists()
+    assert str(half) not in clean(cache)
+    assert half.exists()
     process.process.kill()
     process.process.wait()
     wait_until(lambda: not process.family(), "its JVM has ended")
@@ -276,10 +281,13 @@ def test_another_hosts_beginnings(files, cache):
     (folder / COMMIT).unlink()
     owner = json.loads((folder / OWNER).read_text())
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "pid": 1}))
-    assert clean(cache) == [] and folder.exists()
+    assert clean(cache) == []
+    assert folder.exists()
     (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "created": time.time() - 90_000}))
-    assert clean(cache) == [str(folder)] and not folder.exists()
-    assert owner["host"] == socket.gethostname() and owner["pid"] == os.getpid()
+    assert clean(cache) == [str(folder)]
+    assert not folder.exists()
+    assert owner["host"] == socket.gethostname()
+    assert owner["pid"] == os.getpid()
 
 
 def test_clean(files, cache):
@@ -295,7 +303,8 @@ def test_clean(files, cache):
         json.dump({**commit, "created": time.time() - month}, file)
     assert materialise(files().filter("x > 2"), cache=cache).reused  # which counts as use
     assert clean(cache) == [old]
-    assert not os.path.exists(os.path.dirname(old)) and os.path.exists(young)
+    assert not os.path.exists(os.path.dirname(old))
+    assert os.path.exists(young)
     assert (cache / "mine" / "precious.parquet").exists()
     assert clean(cache / "nowhere") == []
 

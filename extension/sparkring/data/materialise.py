@@ -28,6 +28,7 @@ import platformdirs
 from sparkring.data.frames import session_of, version_of, without_vectors
 from sparkring.data.jobs import interruptibly
 from sparkring.errors import DataError, OptionsError
+from sparkring.interrupts import interrupted
 from sparkring.storage import Location, locate
 from sparkring.words import root_cause
 
@@ -263,9 +264,11 @@ def _write(
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """What `ask` makes Spark do, in a job that Stop ends; DataError with Spark's reason."""
+    """What `ask` makes Spark do, in jobs that Stop ends; DataError with Spark's reason."""
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
+    except KeyboardInterrupt:
+        raise interrupted("and nothing half-written was kept") from None
     except Exception as error:  # pyspark has more than one class for it, and py4j others
         reason = root_cause(str(error))
         raise DataError(f"Spark could not compute or write {called}: {reason}{_advice(reason)}") from error
