@@ -524,4 +524,5 @@ def _path(source: Source | DataFrame, cache: str | os.PathLike[str] | None) -> S
         return source
     from sparkring.data.materialise import materialise
 
-    return materialise(source, cache=cache).path
+    written: str = materialise(source, cache=cache).location.written
+    return written

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.data.jobs import interruptibly
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.launchers.spark.session import stopped
-from sparkring.launchers.spark.words import REASONS, line_with
+from sparkring.words import REASONS, line_with
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -46,7 +44,7 @@ class Data(NamedTuple):
 
     def ranks(self) -> int:
         """How many to run where nobody says: one for each partition."""
-        found = _interruptibly(self.session().sparkContext, self.partitions)
+        found = interruptibly(self.session().sparkContext, "counts partitions", self.partitions)
         if found == 0:
             raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
         return found
@@ -84,28 +82,3 @@ def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data
             f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
         )
     raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")
-
-
-def _interruptibly(context: SparkContext, ask: Callable[[], int]) -> int:
-    """Run `ask` such that an interrupt ends the Spark jobs that it has started, too."""
-    from pyspark import InheritableThread
-
-    group = f"sparkring-{uuid.uuid4().hex[:12]}"
-    answer: Future[int] = Future()
-
-    def run() -> None:
-        try:
-            context.setJobGroup(group, "sparkring: counts partitions", interruptOnCancel=True)
-            answer.set_result(ask())
-        except Exception as error:  # raised again by result()
-            answer.set_exception(error)
-
-    thread = InheritableThread(target=run, name="sparkring-count", daemon=True)
-    thread.start()
-    try:
-        return answer.result()
-    except KeyboardInterrupt:
-        context.cancelJobGroup(group)
-        raise
-    finally:
-        thread.join()

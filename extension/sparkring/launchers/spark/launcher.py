@@ -25,7 +25,7 @@ from sparkring.errors import LaunchError, MemberLost
 from sparkring.launchers.base import Wanted
 from sparkring.launchers.spark.session import LOOPBACK
 from sparkring.launchers.spark.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
-from sparkring.launchers.spark.words import REASONS, last_before_java, line_with
+from sparkring.words import REASONS, last_before_java, line_with
 from sparkring.worker.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:

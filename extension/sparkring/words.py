@@ -18,3 +18,11 @@ def last_before_java(text: str) -> str:
     """The last line before the first Java stack: where a Python traceback says what happened."""
     before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
     return (before[-1] if before else "no reason given")[:400]
+
+
+def root_cause(text: str) -> str:
+    """What a Spark job failed of: the last line of the Python traceback in the message, or its last `Caused by`."""
+    if "Traceback (most recent call last)" in text:
+        return last_before_java(text.partition("Traceback (most recent call last)")[2])
+    causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by: ")]
+    return causes[-1].removeprefix("Caused by: ")[:400] if causes else line_with(text, *REASONS)

@@ -1,0 +1,241 @@
+"""Spark DataFrames: whether one can be used, and whether two stand for the same rows.
+
+A version is made of the plan, where the plan tells the data: expressions of Spark's own over files, whose sizes and
+times of change count as well. Where it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
+the time of day), of the rows themselves, in one pass of Spark: their number and two sums of 64-bit hashes, which do
+not depend on the order. What is not known for sure to be told counts as not told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from sparkring.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField
+
+_CATALYST = "org.apache.spark.sql.catalyst."
+_FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
+# Spark's own; Delta's, for one, keeps some of the truth beside its files.
+_FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
+# What changes with the time, the user or a function's body, or has another plan in it.
+_UNTOLD = re.compile(
+    r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
+    r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
+)
+# Fields that are null in a plan's JSON and lose nothing by it: they are optional, or the plan's text has them, or
+# (relation, desc) they are told here or by the plan below. Any other null may hide something.
+_EMPTY = {
+    "evalMode",
+    "relation",
+    "desc",
+    "timeZoneId",
+    "condition",
+    "filter",
+    "catalogTable",
+    "session",
+    "hint",
+    "value",
+}
+_IDS = re.compile(r"#\d+L?")
+_STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modification_time=(\d+);")
+
+
+def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
+    """The session of a Spark DataFrame. DataError if it is none, has been stopped, or is of Spark Connect."""
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
+    if ("pyspark", "DataFrame") not in roots:
+        raise DataError(f"{called} is a `{type(frame).__name__}`, and not a Spark DataFrame.")
+    session: SparkSession = frame.sparkSession
+    if getattr(session, "_sc", None) is None:
+        raise DataError(
+            f"{called} is of a Spark Connect session, which has no plan to look at: write it with "
+            "df.write.parquet(…) and name that path, or use a classic SparkSession."
+        )
+    if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
+        raise DataError(
+            f"the SparkSession of {called} has been stopped: make a new one with SparkSession.builder.getOrCreate(), "
+            "and the DataFrame with it."
+        )
+    return session
+
+
+def without_vectors(frame: DataFrame) -> DataFrame:
+    """The same rows with MLlib's vectors as arrays of doubles, which every reader knows."""
+    from pyspark.sql import functions
+
+    vectors = [field.name for field in frame.schema.fields if _is_vector(field.dataType)]
+    if not vectors:
+        return frame
+    from pyspark.ml.functions import vector_to_array
+
+    columns = [functions.col(_quoted(name)) for name in frame.columns]
+    arrays = [
+        vector_to_array(column).alias(name) if name in vectors else column
+        for name, column in zip(frame.columns, columns, strict=True)
+    ]
+    return frame.select(arrays)
+
+
+def version_of(frame: DataFrame) -> str:
+    """What two DataFrames share only if they stand for the same rows, in this kernel and later ones.
+
+    Reads the rows, in one Spark job, where the plan does not tell them; what Spark raises then goes to the caller.
+    """
+    return _by_plan(frame) or _by_rows(frame)
+
+
+# ── By the plan ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _by_plan(frame: DataFrame) -> str:
+    try:
+        told = _told(frame)
+    except Exception:  # Spark's inner classes differ between versions; its rows do not
+        return ""
+    return f"plan-{_digest(told)}" if told else ""
+
+
+def _told(frame: DataFrame) -> list[str]:
+    """All that the rows follow from, in an order of its own; empty if the plan does not tell it all."""
+    execution, session = frame._jdf.queryExecution(), frame.sparkSession
+    if "InMemoryRelation" in execution.withCachedData().toString():
+        return []  # what is in the cache may be older than the files
+    plan = execution.analyzed()
+    nodes = json.loads(plan.toJSON())
+    if not all(_tells(node) for node in _nodes(nodes)):
+        return []
+    files = [line for leaf in _leaves(plan) for line in _files(session, leaf)]
+    # The text says some things that the JSON leaves out, and has its own limit to how many fields it shows.
+    text = plan.treeString(True, False, 1_000_000, False)
+    seen: dict[str, str] = {}
+    settings = [
+        line
+        for line in session._jsparkSession.conf().getAll().mkString("\n").splitlines()
+        if line.startswith("spark.sql.") and "warehouse" not in line
+    ]
+    return [
+        session.version,
+        frame.schema.json(),
+        json.dumps(_renumbered(nodes, seen), sort_keys=True),
+        _IDS.sub(lambda found: _number(found[0].rstrip("L"), seen), text),
+        *sorted(settings),
+        *files,
+    ]
+
+
+def _nodes(found: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(found, dict):
+        if "class" in found:
+            yield found
+        found = list(found.values())
+    if isinstance(found, list):
+        for part in found:
+            yield from _nodes(part)
+
+
+def _tells(node: dict[str, Any]) -> bool:
+    name = str(node["class"])
+    ours = name == _FILES or name.startswith(_CATALYST)
+    lost = {key for key, value in node.items() if value is None} - _EMPTY
+    return ours and not lost and not _UNTOLD.search(name.rpartition(".")[2])
+
+
+def _leaves(plan: Any) -> list[Any]:
+    found = plan.collectLeaves()
+    return [found.apply(index) for index in range(found.size())]
+
+
+def _files(session: SparkSession, leaf: Any) -> list[str]:
+    """The files of one leaf of a plan, a line each: path, size, time of change; how they are read comes first."""
+    if leaf.getClass().getName() != _FILES:
+        return []
+    relation = leaf.relation()
+    reader = relation.fileFormat().getClass().getName()
+    if not reader.startswith(_FORMATS):
+        raise LookupError(reader)
+    paths = sorted(unquote(path) for path in relation.location().inputFiles())
+    found: dict[str, str] = {}
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        found |= _listed(session, folder)
+    return [reader, relation.options().toString(), *(f"{path} {found[_bare(path)]}" for path in paths)]
+
+
+def _listed(session: SparkSession, folder: str) -> dict[str, str]:
+    """Size and time of change of each file in a folder, as the file system says now and not as Spark once heard."""
+    jvm: Any = session._jvm
+    path = jvm.org.apache.hadoop.fs.Path(folder)
+    listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
+    text = jvm.org.apache.commons.lang3.ArrayUtils.toString(listed)  # one call, however many there are
+    return {_bare(name): f"{size} {changed}" for name, size, changed in _STATUS.findall(text)}
+
+
+def _bare(path: str) -> str:
+    """file:///x and file:/x are one."""
+    return re.sub(r":/+", ":/", path, count=1)
+
+
+def _renumbered(found: Any, seen: dict[str, str]) -> Any:
+    """A plan's JSON with its expressions numbered in order of appearance, and without what names this JVM."""
+    if isinstance(found, list):
+        return [_renumbered(part, seen) for part in found]
+    if not isinstance(found, dict):
+        return found
+    if "jvmId" in found:
+        return _number(f"#{found['id']}", seen)
+    return {key: _renumbered(part, seen) for key, part in found.items() if not key.endswith("dataset_id")}
+
+
+def _number(name: str, seen: dict[str, str]) -> str:
+    return seen.setdefault(name, f"#{len(seen)}")
+
+
+# ── By the rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _by_rows(frame: DataFrame) -> str:
+    from pyspark.sql import functions
+
+    parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
+    # A sum of decimals has room for 10^19 rows, and does not overflow where arithmetic is ANSI's.
+    sums = [
+        functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
+        for salt in (0, 1)
+    ]
+    row = frame.agg(functions.count(functions.lit(1)).alias("rows"), *sums).first()
+    return f"rows-{_digest([frame.schema.json(), *map(str, row or ())])}"
+
+
+def _hashable(field: StructField) -> list[Column]:
+    """What to hash of a column: xxhash64 passes over nulls, runs arrays together, and refuses maps."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    column = functions.col(_quoted(field.name))
+    found = [column.isNull()] if field.nullable else []
+    kind = field.dataType
+    if isinstance(kind, ArrayType) and not isinstance(kind.elementType, (ArrayType, MapType, StructType)):
+        nulls = [functions.transform(column, lambda item: item.isNull())] if kind.containsNull else []
+        return [column, functions.size(column), *nulls, *found]
+    if isinstance(kind, (ArrayType, MapType, StructType)):
+        return [functions.to_json(column, {"ignoreNullFields": "false"}), *found]
+    return [column, *found]
+
+
+def _is_vector(kind: DataType) -> bool:
+    return type(kind).__name__ == "VectorUDT"
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

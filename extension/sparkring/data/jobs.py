@@ -1,0 +1,69 @@
+"""Spark jobs that a notebook's Stop ends."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+Answer = TypeVar("Answer")
+_FIRST_WORD_S, _RAREST_WORD_S = 2.0, 60.0
+_CANCEL_AGAIN_S = 0.2
+
+
+def interruptibly(
+    context: SparkContext, what: str, ask: Callable[[], Answer], say: Callable[[str], None] | None = None
+) -> Answer:
+    """What `ask` gives; an interrupt ends the Spark jobs that it has started, too, before it is raised.
+
+    `what` stands in Spark's UI. `say` is told of a job's tasks when it takes long, ever more rarely.
+    """
+    from pyspark import InheritableThread
+
+    group = f"sparkring-{uuid.uuid4().hex[:12]}"
+    answer: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            context.setJobGroup(group, f"sparkring: {what}", interruptOnCancel=True)
+            answer.set_result(ask())
+        except Exception as error:  # raised again by result()
+            answer.set_exception(error)
+
+    thread = InheritableThread(target=run, name="sparkring-job", daemon=True)
+    thread.start()
+    started, pause_s = time.monotonic(), _FIRST_WORD_S
+    try:
+        while True:
+            try:
+                return answer.result(pause_s if say else None)
+            except NotYet:
+                if answer.done():  # a TimeoutError of its own
+                    raise
+                if say:
+                    say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(context, group)} …")
+                pause_s = min(2 * pause_s, _RAREST_WORD_S)
+    except KeyboardInterrupt:
+        while thread.is_alive():  # a job that was not there yet when it was cancelled begins all the same
+            context.cancelJobGroup(group)
+            thread.join(_CANCEL_AGAIN_S)
+        raise
+    finally:
+        thread.join()
+
+
+def _tasks(context: SparkContext, group: str) -> str:
+    """How many tasks of the group's jobs are done, as far as Spark tells."""
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    known = [stage for stage in stages if stage]
+    if not known:
+        return ""
+    return f", {sum(stage.numCompletedTasks for stage in known)} of {sum(stage.numTasks for stage in known)} tasks"

@@ -1,0 +1,424 @@
+"""A Spark DataFrame written once, as Parquet, and read by every later run that needs the same rows.
+
+    CACHE/<key>/<random>/
+        _owner.json         who writes it; from the first moment on
+        part-*.parquet      what Spark writes
+        _sparkring.json     the files, their rows and sizes; written last, and without it a folder is no copy
+        _used               when it was last asked for
+
+The key is made of the DataFrame's version (frames.py) and of how it is written. Nothing is renamed, since not every
+mount can. What a killed kernel has left half-written is removed by the next that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import platformdirs
+
+from sparkring.data.frames import session_of, version_of, without_vectors
+from sparkring.data.jobs import interruptibly
+from sparkring.errors import DataError, OptionsError
+from sparkring.interrupts import interrupted
+from sparkring.storage import Location, locate
+from sparkring.words import root_cause
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CACHE = "SPARKRING_CACHE"
+KEEP_DAYS = 30.0
+COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
+LAYOUT = 1
+ABANDONED_AFTER_S = 24 * 3600  # a copy that another host began and has not finished by then
+_KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
+_LAST_TASKS_S = 2.0
+
+Say = Callable[[str], None]
+
+
+class Copy(NamedTuple):
+    """A DataFrame's rows as Parquet files: the folder, its version and size, and whether it was there before."""
+
+    location: Location
+    version: str
+    rows: int
+    size_bytes: int
+    reused: bool
+
+
+class _File(NamedTuple):
+    name: str
+    size_bytes: int
+    rows: int
+
+
+def materialise(
+    frame: DataFrame,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    row_group_bytes: int = 32_000_000,
+    name: str = "",
+    say: Say | None = None,
+) -> Copy:
+    """The copy of a Spark DataFrame in `cache`: the one that is there, or one that is written now.
+
+    `cache` is any path that Spark's executors and this process both reach; default: see cache_folder(). Row groups
+    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles. `name` is what the
+    notebook calls it, and `say` is told what happens. An interrupt ends Spark's job, and leaves nothing half-written.
+    DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
+    """
+    called = f"`{name}`" if name else "the DataFrame"
+    tell: Say = say or (lambda text: None)
+    session = session_of(frame, called)
+    if row_group_bytes < 1:
+        raise OptionsError(f"row_group_bytes={row_group_bytes}: a row group has at least one byte.")
+    _check_columns(frame, called)
+    home = cache_folder(cache, session)
+    version = _computed(session, called, "looks for changes in", lambda: version_of(frame), tell)
+    key = hashlib.sha256(f"{LAYOUT} {row_group_bytes} {version}".encode()).hexdigest()[:32]
+    with _usable(home):
+        found = _find(home / key, version, tell)
+    if found:
+        return found
+    with _usable(home):
+        home.fs.makedirs(home.path, exist_ok=True)
+        remove_abandoned(home)
+    tell(f"writing {called} to {home.written} once; later runs reuse it")
+    return _write(frame, home, key, version, row_group_bytes, called, tell)
+
+
+def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
+    """Where copies are kept: `cache`, or `dataframes` in $SPARKRING_CACHE, or in the user's cache folder.
+
+    On Databricks the last is dbfs:/tmp/sparkring/<user>, which the executors reach, too.
+    """
+    if cache is not None:
+        return locate(cache)
+    named = os.environ.get(CACHE)
+    if named:
+        return locate(named) / "dataframes"
+    if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return locate(f"dbfs:/tmp/sparkring/{_user(session)}/dataframes")
+    return locate(platformdirs.user_cache_path("sparkring", appauthor=False) / "dataframes")
+
+
+def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
+    """Remove the copies in `cache` that nobody has asked for in `keep_days` days, and what was never finished.
+
+    Only whole folders that materialise() has made, and none that a live process is writing. Returns their paths.
+    DataError if the cache cannot be read.
+    """
+    home = cache_folder(cache)
+    with _usable(home):
+        gone = remove_abandoned(home)
+        for copy in _copies(home):
+            commit = _read(copy / COMMIT)
+            if commit and time.time() - _used(copy, commit) > keep_days * 24 * 3600:
+                gone.append(copy.written)
+                _remove(copy)
+        for key in _folders(home, _KEY):
+            with contextlib.suppress(OSError):  # another copy is in it
+                home.fs.rmdir(key.path)
+    return gone
+
+
+def remove_abandoned(home: Location) -> list[str]:
+    """Remove the copies that killed processes have left half-written. Returns their paths."""
+    gone = []
+    for copy in _copies(home):
+        if not _read(copy / COMMIT) and _abandoned(copy):
+            gone.append(copy.written)
+            _remove(copy)
+    return gone
+
+
+# ── Finding ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find(folder: Location, version: str, tell: Say) -> Copy | None:
+    """A copy in `folder` that is whole; one that has been damaged since is removed."""
+    for copy in _folders(folder, _COPY):
+        commit = _read(copy / COMMIT)
+        if not commit:
+            continue
+        damage = _damage(copy, commit)
+        if damage:
+            tell(f"the copy in {copy.written} is damaged ({damage}) and is written anew")
+            with contextlib.suppress(OSError):  # it is in nobody's way
+                _remove(copy)
+            continue
+        with contextlib.suppress(OSError):  # a cache that can only be read serves as well
+            copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
+        tell(f"reused {copy.written}, written {_ago(time.time() - commit['created'])}")
+        return Copy(copy, version, commit["rows"], commit["size_bytes"], True)
+    return None
+
+
+def _damage(copy: Location, commit: dict[str, Any]) -> str:
+    """What is not as it was written; '' if nothing."""
+    sizes = _sizes(copy)
+    for file in commit["files"]:
+        size = sizes.get(file["name"])
+        if size is None:
+            return f"{file['name']} is missing"
+        if size != file["size_bytes"]:
+            return f"{file['name']} has {size:,} bytes and was written with {file['size_bytes']:,}"
+    return ""
+
+
+def _copies(home: Location) -> Iterator[Location]:
+    for key in _folders(home, _KEY):
+        yield from _folders(key, _COPY)
+
+
+def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
+    """The folders in `parent` that are called as materialise() calls them; a cache may hold others' things."""
+    with contextlib.suppress(FileNotFoundError):
+        listed = parent.fs.ls(parent.path, detail=True, refresh=True)
+        names = sorted(_last(entry["name"]) for entry in listed if entry["type"] == "directory")
+        return [parent / name for name in names if pattern.fullmatch(name)]
+    return []
+
+
+def _sizes(copy: Location) -> dict[str, int]:
+    """The Parquet files in a folder, and their sizes in bytes."""
+    listed = copy.fs.ls(copy.path, detail=True, refresh=True)
+    names = {_last(entry["name"]): int(entry["size"]) for entry in listed if entry["type"] == "file"}
+    return {name: size for name, size in sorted(names.items()) if name.endswith(".parquet") and name[0] not in "._"}
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _read(file: Location) -> dict[str, Any]:
+    """What a JSON file says; nothing if it is not there, or not whole."""
+    try:
+        found = json.loads(file.fs.cat_file(file.path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("layout") == LAYOUT else {}
+
+
+def _used(copy: Location, commit: dict[str, Any]) -> float:
+    """When a copy was last asked for, in seconds since 1970."""
+    try:
+        return float(copy.fs.cat_file((copy / USED).path))
+    except (FileNotFoundError, ValueError):
+        return float(commit["created"])
+
+
+# ── Writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _write(
+    frame: DataFrame, home: Location, key: str, version: str, row_group_bytes: int, called: str, tell: Say
+) -> Copy:
+    copy = home / key / secrets.token_hex(8)
+    session = frame.sparkSession
+    try:
+        with _usable(home):
+            copy.fs.makedirs(copy.path)
+            _write_json(copy / OWNER, {"created": time.time(), **_me()})
+        _check_executors(session, copy, home, called)
+
+        def write() -> None:
+            # Into a folder that is there: its owner is in it. Spark passes over names that begin with _.
+            writer = without_vectors(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
+            writer.parquet(copy.for_spark())
+
+        started = time.time()
+        _computed(session, called, f"writes {home.written} from", write, tell)
+        with _usable(home):
+            sizes = _sizes(copy)
+            files = [_File(name, size, _rows(copy / name)) for name, size in sizes.items()]
+            # Spark's first task writes a file even if it has no rows.
+            if not any(file.name.startswith("part-00000") for file in files):
+                raise _own_disks("an executor", home)
+            rows, size_bytes = sum(file.rows for file in files), sum(sizes.values())
+            if not rows:
+                raise DataError(f"{called} has no rows: there is nothing to train on. Look at its filters and joins.")
+            commit = {"created": time.time(), "spark": session.version, "version": version}
+            _write_json(
+                copy / COMMIT,
+                {**commit, "rows": rows, "size_bytes": size_bytes, "files": [file._asdict() for file in files]},
+            )
+        tell(f"wrote {rows:,} rows, {size_bytes / 1e6:,.1f} MB, in {time.time() - started:.1f} s")
+        return Copy(copy, version, rows, size_bytes, False)
+    except BaseException:  # an interrupt as well
+        with contextlib.suppress(OSError):
+            _remove(copy)
+        with contextlib.suppress(OSError):  # there may be other copies
+            copy.fs.rmdir((home / key).path)
+        raise
+
+
+def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
+    """What `ask` makes Spark do, in jobs that Stop ends; DataError with Spark's reason."""
+    try:
+        return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
+    except KeyboardInterrupt:
+        raise interrupted("and nothing half-written was kept") from None
+    except Exception as error:  # pyspark has more than one class for it, and py4j others
+        reason = root_cause(str(error))
+        raise DataError(f"Spark could not compute or write {called}: {reason}{_advice(reason)}") from error
+
+
+def _advice(reason: str) -> str:
+    """What to do about a failure of Spark's that has to do with the cache."""
+    if re.search(r"No space left|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
+        return f". Free some space, or name another folder with cache=… or {CACHE}."
+    return ""
+
+
+def _check_columns(frame: DataFrame, called: str) -> None:
+    names = [name.lower() for name in frame.columns]
+    twice = [name for name in frame.columns if names.count(name.lower()) > 1]
+    if twice:
+        raise DataError(
+            f"{called} has more than one column called {twice[0]!r}, and a Parquet file cannot: rename one, or drop it."
+        )
+
+
+def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
+    """A folder on the driver's disk looks the same to executors elsewhere, which then write to disks of their own."""
+    context = session.sparkContext
+    if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
+        return
+    path = (copy / OWNER).path
+
+    # By value, since executors need not have sparkring; so everything that it needs is in it.
+    def look(_: int) -> tuple[str, bool]:
+        import os
+        import socket
+
+        return socket.gethostname(), os.path.exists(path)
+
+    def ask() -> list[tuple[str, bool]]:
+        tasks = context.defaultParallelism
+        return list(context.parallelize(range(tasks), tasks).map(look).collect())
+
+    found = _computed(session, called, "looks for executors of", ask, lambda text: None)
+    blind = sorted({host for host, sees in found if not sees})
+    if blind:
+        raise _own_disks(f"the executor on {blind[0]}", home)
+
+
+def _own_disks(who: str, home: Location) -> DataError:
+    return DataError(
+        f"{home.written} is on this machine only: {who} has a disk of its own there. Name a folder that all of "
+        f"Spark's machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
+    )
+
+
+def _rows(file: Location) -> int:
+    """The rows of a Parquet file, from its footer."""
+    from pyarrow import parquet
+
+    with file.fs.open(file.path, "rb") as opened:
+        return int(parquet.read_metadata(opened).num_rows)
+
+
+def _write_json(file: Location, content: dict[str, Any]) -> None:
+    file.fs.pipe_file(file.path, json.dumps({"layout": LAYOUT, **content}, indent=1).encode())
+
+
+@contextlib.contextmanager
+def _usable(home: Location) -> Iterator[None]:
+    """Whatever a file system says against the cache becomes a DataError that names it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each of fsspec's packages has its own
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DataError(
+            f"the cache for DataFrames in {home.written} cannot be used: {reason}. "
+            f"Name another folder with cache=… or {CACHE}."
+        ) from error
+
+
+def _remove(copy: Location) -> None:
+    """Remove a folder; a task that Spark is just ending may still write to it for a moment."""
+    deadline = time.monotonic() + _LAST_TASKS_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            copy.fs.rm(copy.path, recursive=True)
+        copy.fs.invalidate_cache()
+        if not copy.fs.exists(copy.path) or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
+
+
+# ── Who writes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _abandoned(copy: Location) -> bool:
+    """Will nobody finish this copy? On this host that is known; elsewhere a day has to pass."""
+    owner = _read(copy / OWNER)
+    if owner and owner["host"] == socket.gethostname():
+        return bool(owner["started"] != _started(owner["pid"]))
+    created = owner["created"] if owner else _modified(copy)
+    return time.time() - created > ABANDONED_AFTER_S
+
+
+def _modified(copy: Location) -> float:
+    """When a folder last changed, as far as its file system tells; now, if it does not."""
+    try:
+        return float(copy.fs.modified(copy.path).timestamp())
+    except Exception:  # many know no such thing for folders
+        return time.time()
+
+
+def _me() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks: a number that is used again has another. '' if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except OSError:
+        pass
+    if os.path.exists("/proc/self/stat"):
+        return ""
+    try:  # not Linux
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except OSError:
+        pass  # another user's
+    return "alive"
+
+
+def _user(session: SparkSession | None) -> str:
+    """Who works here: on Databricks all notebooks belong to root, and only Spark knows."""
+    import getpass
+
+    from pyspark.sql import SparkSession
+
+    found, session = "", session or SparkSession.getActiveSession()
+    if session is not None:
+        row = session.sql("SELECT current_user()").first()
+        found = str(row[0]) if row else ""
+    return re.sub(r"[^A-Za-z0-9._@-]", "_", found or getpass.getuser())
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "day"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
+    return "just now"

@@ -1,0 +1,392 @@
+"""A DataFrame is written once, found again by whoever needs the same rows, and never mistaken for another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+from pyarrow import parquet
+
+from sparkring.data.frames import version_of
+from sparkring.data.materialise import COMMIT, OWNER, USED, clean, materialise
+from sparkring.errors import DataError
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def files(spark, tmp_path):
+    """A DataFrame over Parquet files, made anew each time it is called."""
+    folder = str(tmp_path / "some rows")
+    spark.range(0, 1_000, 1, 4).withColumnRenamed("id", "x").write.parquet(folder)
+    return lambda: spark.read.parquet(folder)
+
+
+def kept(cache):
+    """The copies in a cache, and whatever else has the shape of one."""
+    return sorted(path for path in cache.glob("*/*"))
+
+
+def rows_of(copy):
+    return parquet.read_table(copy.location.path).to_pylist()
+
+
+# ── The same rows, or others ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_written_once(files, cache):
+    """The second time the copy is there, also for a DataFrame that was built anew, and its rows are those of Spark."""
+    told = []
+    build = lambda: files().filter("x >= 10").selectExpr("x", "cast(x AS float) AS y")  # noqa: E731
+    first = materialise(build(), cache=cache, name="df", say=told.append)
+    second = materialise(build(), cache=cache, name="df", say=told.append)
+    assert (first.reused, second.reused, second.location.path) == (False, True, first.location.path)
+    assert first.rows == 990
+    assert sorted(row["x"] for row in rows_of(first)) == list(range(10, 1_000))
+    assert told[0].startswith(f"writing `df` to {cache} once")
+    assert "just now" in told[-1]
+    assert first.version.startswith("plan-")  # no row was read to find it
+
+
+def test_another_question_is_another_copy(files, cache):
+    """A filter, a column, or the size of row groups: whatever makes a difference to the files."""
+    copies = [
+        materialise(files(), cache=cache),
+        materialise(files().filter("x > 3"), cache=cache),
+        materialise(files().filter("x > 4"), cache=cache),
+        materialise(files(), cache=cache, row_group_bytes=1_000),
+    ]
+    assert len({copy.location.path for copy in copies}) == 4
+
+
+def test_changed_files(spark, files, cache, tmp_path):
+    """A file that is written over under the same name, with as many rows, counts as other data."""
+    source = tmp_path / "one.parquet"
+    parquet.write_table(parquet.read_table(tmp_path / "some rows"), source)
+    frame = spark.read.parquet(str(source))
+    before = materialise(frame, cache=cache)
+    source.unlink()
+    table = parquet.read_table(tmp_path / "some rows")
+    parquet.write_table(table.set_column(0, "x", [table["x"].to_numpy() + 1]), source)
+    after = materialise(spark.read.parquet(str(source)), cache=cache)
+    assert not after.reused
+    assert sum(row["x"] for row in rows_of(after)) == sum(row["x"] for row in rows_of(before)) + 1_000
+    assert version_of(frame) == after.version  # the earlier DataFrame does not keep the earlier version
+
+
+def test_many_columns_and_long_lists(spark, files):
+    """What Spark leaves out of a plan's text makes a difference all the same."""
+    from pyspark.sql import functions
+
+    wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
+    assert version_of(wide(1)) == version_of(wide(1)) != version_of(wide(2))
+    listed = lambda last: files().filter(functions.col("x").isin(*range(200), last))  # noqa: E731
+    assert version_of(listed(500)) == version_of(listed(500)) != version_of(listed(501))
+
+
+def test_how_files_are_read(spark, tmp_path):
+    """The same CSV files with another separator or null value are other rows."""
+    (tmp_path / "table.csv").write_text("1;2,3\n4;5,6\n")
+    read = lambda **options: version_of(spark.read.csv(str(tmp_path / "table.csv"), "a string", **options))  # noqa: E731
+    assert read(sep=",") == read(sep=",")
+    assert len({read(sep=","), read(sep=";"), read(sep=",", nullValue="1;2")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(1, NULL)", "(NULL, 1)"),
+        ("(1, 2), (3, 4)", "(1, 2), (3, 5)"),
+        ("(1, 2)", "(1, 2), (1, 2)"),
+        ("(array(1, 2), array(3))", "(array(1), array(2, 3))"),
+        ("(array(1, NULL), 0)", "(array(NULL, 1), 0)"),
+        ("(map('a', 1), 0)", "(map('a', 2), 0)"),
+        ("(named_struct('a', 1, 'b', NULL), 0)", "(named_struct('a', NULL, 'b', 1), 0)"),
+        ("('a', 'bc')", "('ab', 'c')"),
+        ("(array(array(1), array(2)), 0)", "(array(array(1, 2)), 0)"),
+    ],
+)
+def test_rows_of_the_notebook(spark, one, other):
+    """What a plan does not show is told apart by its rows, whatever their order."""
+    versions = [version_of(spark.sql(f"SELECT * FROM VALUES {rows} AS t(a, b)")) for rows in (one, one, other)]
+    assert versions[0] == versions[1] != versions[2]
+    assert versions[0].startswith("rows-")
+
+
+def test_order_of_rows(spark):
+    """Rows of the notebook in another order are the same rows."""
+    rows = [(i, f"row {i}") for i in range(50)]
+    versions = {version_of(spark.createDataFrame(some, "a int, b string")) for some in (rows, rows[::-1])}
+    assert len(versions) == 1
+
+
+def test_functions_of_the_notebook(spark, files, cache):
+    """A Python function of the same name with another body makes other rows."""
+    from pyspark.sql import functions
+
+    copies = []
+    for step in (1, 1, 2):
+
+        def shift(x, step=step):
+            return x + step
+
+        copies.append(materialise(files().select(functions.udf(shift, "long")("x").alias("y")), cache=cache))
+    assert [copy.reused for copy in copies] == [False, True, False]
+
+
+def test_what_a_plan_does_not_tell(spark, files):
+    """The time of day, a random order, a subquery, a cached DataFrame: then the rows decide."""
+    cached = files().filter("x > 7").cache()
+    try:
+        untold = (cached, files().selectExpr("current_date()"), files().filter("x > (SELECT 3)"))
+        assert all(version_of(frame).startswith("rows-") for frame in untold)
+    finally:
+        cached.unpersist(blocking=True)
+
+
+def test_a_later_kernel(spark, driver, cache, tmp_path):
+    """Another process with a Spark of its own finds what the first one wrote, by plan and by rows."""
+    spark.range(100).write.parquet(str(tmp_path / "in"))
+    script = f"""
+        from sparkring.data.materialise import materialise
+
+        session = spark("local[2]")
+        both = (session.read.parquet({str(tmp_path / "in")!r}).selectExpr("id", "id % 3 AS m"),
+                session.createDataFrame([(1, "a")], "n int, s string"))
+        print([materialise(frame, cache={str(cache)!r}).reused for frame in both])
+        session.stop()
+    """
+    assert "[False, False]" in driver(script).wait()
+    assert "[True, True]" in driver(script).wait()
+
+
+# ── What is written ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_vectors_become_arrays(spark, cache):
+    """MLlib's vectors, dense and sparse, are lists of doubles in the files; odd names are kept."""
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(0, Vectors.dense([1.0, 2.0])), (1, Vectors.sparse(2, [1], [3.0]))]
+    copy = materialise(spark.createDataFrame(rows, ["id", "a.`v"]), cache=cache)
+    assert sorted((row["id"], row["a.`v"]) for row in rows_of(copy)) == [(0, [1.0, 2.0]), (1, [0.0, 3.0])]
+
+
+def test_row_groups(spark, cache):
+    """Row groups are about as large as asked for."""
+    copy = materialise(
+        spark.range(0, 200_000, 1, 1).selectExpr("id", "rand(7) AS r"), cache=cache, row_group_bytes=400_000
+    )
+    (file,) = copy.location.fs.glob(f"{copy.location.path}/*.parquet")
+    assert 4 <= parquet.read_metadata(file).num_row_groups <= 16
+
+
+def test_the_commit_file_tells_all(files, cache):
+    """It names every file with its rows and bytes, and was written last."""
+    copy = materialise(files(), cache=cache)
+    folder = cache.joinpath(*copy.location.path.split("/")[-2:])
+    told = json.loads((folder / COMMIT).read_text())
+    assert {file["name"]: file["size_bytes"] for file in told["files"]} == {
+        path.name: path.stat().st_size for path in folder.glob("*.parquet")
+    }
+    assert told["rows"] == sum(file["rows"] for file in told["files"]) == 1_000
+    assert (folder / COMMIT).stat().st_mtime_ns == max(path.stat().st_mtime_ns for path in folder.iterdir())
+
+
+# ── Damage, and what killed kernels leave ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "no commit", "half a commit"])
+def test_a_damaged_copy(files, cache, damage):
+    """A copy that is not as it was written is not used, and another one is made."""
+    first = materialise(files(), cache=cache)
+    (folder,) = kept(cache)
+    part, commit = sorted(folder.glob("part-*"))[1], folder / COMMIT
+    if damage == "cut":
+        os.truncate(part, part.stat().st_size - 1)
+    elif damage == "gone":
+        part.unlink()
+    elif damage == "no commit":
+        commit.unlink()
+    else:
+        commit.write_bytes(commit.read_bytes()[:-3])
+    second = materialise(files(), cache=cache)
+    assert not second.reused
+    assert second.location.path != first.location.path
+    assert materialise(files(), cache=cache).location.path == second.location.path
+
+
+SLOW = """
+    from sparkring.data.materialise import materialise
+
+    def wait(batches):
+        import time
+        for batch in batches:
+            yield batch
+            time.sleep(600)
+
+    session = spark("local[2]")
+    frame = session.range(0, 4, 1, 2)
+    materialise(frame, cache={cache!r})
+    import sparkring.data.materialise as module
+    module.version_of = lambda frame: "rows-0"  # not the wait is looked for, but the writing
+    print("writing", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel has it, and not pyspark
+    try:
+        materialise(session.range(0, 8, 1, 4).mapInArrow(wait, "id long"), cache={cache!r})
+    except KeyboardInterrupt as error:
+        print(error)
+        print("left:", len(os.listdir({cache!r})), flush=True)
+        session.stop()
+"""
+
+
+def test_stop(driver, cache, wait_until):
+    """Stop ends Spark's job and leaves nothing half-written."""
+    process = driver(SLOW.format(cache=str(cache)))
+    process.until_said("^writing")
+    wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
+    process.process.send_signal(signal.SIGINT)
+    assert "left: 1" in (text := process.wait())  # the copy that had been written before
+    assert "interrupted, and nothing half-written was kept" in text
+    assert [path for path in kept(cache) if not (path / COMMIT).exists()] == []
+
+
+def test_a_killed_kernel(driver, files, cache, wait_until):
+    """What it leaves is removed by the next that writes, but not as long as it lives."""
+    process = driver(SLOW.format(cache=str(cache)))
+    process.until_said("^writing")
+    wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
+    (half,) = (path for path in kept(cache) if not (path / COMMIT).exists())
+    assert str(half) not in clean(cache)
+    assert half.exists()
+    process.process.kill()
+    process.process.wait()
+    wait_until(lambda: not process.family(), "its JVM has ended")
+    materialise(files(), cache=cache)
+    assert not half.exists()
+
+
+def test_another_hosts_beginnings(files, cache):
+    """What another machine has begun is left alone for a day."""
+    materialise(files(), cache=cache)
+    (folder,) = kept(cache)
+    (folder / COMMIT).unlink()
+    owner = json.loads((folder / OWNER).read_text())
+    (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "pid": 1}))
+    assert clean(cache) == []
+    assert folder.exists()
+    (folder / OWNER).write_text(json.dumps({**owner, "host": "elsewhere", "created": time.time() - 90_000}))
+    assert clean(cache) == [str(folder)]
+    assert not folder.exists()
+    assert owner["host"] == socket.gethostname()
+    assert owner["pid"] == os.getpid()
+
+
+def test_clean(files, cache):
+    """Copies that nobody has asked for in a month go; younger ones, and what is not ours, stay."""
+    old, young = (materialise(files().filter(f"x > {n}"), cache=cache).location.path for n in (1, 2))
+    (cache / "mine").mkdir()
+    (cache / "mine" / "precious.parquet").write_text("x")
+    month = 31 * 24 * 3600
+    with open(f"{old}/{USED}", "w") as file:
+        file.write(str(time.time() - month))
+    commit = json.loads(open(f"{young}/{COMMIT}").read())
+    with open(f"{young}/{COMMIT}", "w") as file:
+        json.dump({**commit, "created": time.time() - month}, file)
+    assert materialise(files().filter("x > 2"), cache=cache).reused  # which counts as use
+    assert clean(cache) == [old]
+    assert not os.path.exists(os.path.dirname(old))
+    assert os.path.exists(young)
+    assert (cache / "mine" / "precious.parquet").exists()
+    assert clean(cache / "nowhere") == []
+
+
+# ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_rows(files, cache):
+    """An empty DataFrame is said to be empty, and nothing of it is kept."""
+    with pytest.raises(DataError, match="`df` has no rows"):
+        materialise(files().filter("x < 0"), cache=cache, name="df")
+    assert kept(cache) == []
+
+
+def test_what_spark_cannot_compute(files, cache):
+    """The reason in one line: what the Python function raised, and not a page of Java; nothing is kept."""
+    from pyspark.sql import functions
+
+    def burst(x):
+        raise ValueError(f"no {x} today")
+
+    with pytest.raises(DataError, match=r"could not compute or write `df`: ValueError: no \d+ today$"):
+        materialise(files().select(functions.udf(burst, "long")("x")), cache=cache, name="df")
+    assert kept(cache) == []
+
+
+def test_where_spark_cannot_write(spark, files):
+    """A place that Spark does not know: its reason in a line, and nothing is left there."""
+    import fsspec
+
+    with pytest.raises(DataError, match='No FileSystem for scheme "memory"'):
+        materialise(files(), cache="memory://cache")
+    assert not fsspec.filesystem("memory").glob("/cache/*/*")
+
+
+def test_columns_of_one_name(spark, cache):
+    """Two columns of one name are named before anything is computed."""
+    with pytest.raises(DataError, match="more than one column called 'a'"):
+        materialise(spark.sql("SELECT 1 AS a, 2 AS A"), cache=cache)
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(files, tmp_path):
+    """A file in the way, a folder that is read-only: which, why, and what to set."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/below cannot be used: .*SPARKRING_CACHE"):
+        materialise(files(), cache=tmp_path / "file" / "below")
+    with pytest.raises(DataError, match=r"/proc/none cannot be used"):
+        materialise(files(), cache="/proc/none")
+
+
+def test_no_usable_frame(files, cache):
+    """Something else than a DataFrame is called what it is."""
+    with pytest.raises(DataError, match="`df` is a `list`"):
+        materialise([1, 2], cache=cache, name="df")
+
+
+def test_a_stopped_session(driver, cache):
+    """A DataFrame whose session has ended: one sentence."""
+    text = driver(f"""
+        from sparkring.data.materialise import materialise
+
+        session = spark("local[2]")
+        frame = session.range(3)
+        session.stop()
+        try:
+            materialise(frame, cache={str(cache)!r})
+        except Exception as error:
+            print(type(error).__name__, error)
+    """).wait()
+    assert "DataError the SparkSession of the DataFrame has been stopped" in text
+
+
+def test_where_copies_are_kept(monkeypatch, tmp_path):
+    """What is named, else SPARKRING_CACHE, else the user's own cache folder; on Databricks one of his own on DBFS."""
+    from sparkring.data.materialise import cache_folder
+
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path))
+    assert cache_folder("dbfs:/x").path == str(tmp_path / "x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert cache_folder().path == str(tmp_path / "home" / "sparkring" / "dataframes")
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "15.4")
+    assert cache_folder().written.startswith("dbfs:/tmp/sparkring/")
+    monkeypatch.setenv("SPARKRING_CACHE", str(tmp_path / "other"))
+    assert cache_folder().path == str(tmp_path / "other" / "dataframes")
