@@ -279,7 +279,8 @@ class Gang:
                 self._gpus[rank, fields["address"]] = events.GpuUsed(now, rank, **fields)
                 return [self._gpus[rank, fields["address"]]]
             case "data":
-                return [events.DataOpened(now, rank, **{**fields, "columns": tuple(fields["columns"])})]
+                kind, columns = fields.pop("data_kind"), tuple(fields.pop("columns"))
+                return [events.DataOpened(now, rank, kind=kind, columns=columns, **fields)]
             case "read":
                 return [events.DataRead(now, rank, **fields)]
             case "done" if self.turn is not None:

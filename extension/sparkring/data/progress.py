@@ -39,7 +39,7 @@ class Progress:
             {
                 "reader": self._reader,
                 "name": name,
-                "kind": kind,
+                "data_kind": kind,  # a frame has a kind of its own
                 "columns": list(columns),
                 "where": where,
                 "version": version,
