@@ -6,6 +6,7 @@ What Petastorm has to say of its own (a UserWarning) is left alone. Imports noth
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -19,7 +20,7 @@ _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 def silence() -> None:
     """Keep that noise away in this process, and in those that it starts; calling it again changes nothing."""
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
-        warnings.filterwarnings("ignore", category=category, module=r"petastorm(\.|$)")
+        warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
     # Both speak of what Petastorm 0.12 imports.
     warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
     warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
@@ -28,6 +29,8 @@ def silence() -> None:
     os.environ["PYTHONWARNINGS"] = ",".join(found + [entry for entry in ours if entry not in found])
     import logging  # Petastorm imports it, too
 
+    atexit.unregister(_let_functions_go)
+    atexit.register(_let_functions_go)
     logging.getLogger("tensorflow").addFilter(_not_of_petastorm)
     logging.getLogger("petastorm.spark.spark_dataset_converter").addFilter(_not_told_anyway)
 
@@ -44,6 +47,13 @@ class _Finder:
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "petastorm":
             silence()
+
+
+def _let_functions_go() -> None:
+    """A dataset that is still there when Python ends needs modules that are not, for a count that nobody reads."""
+    module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
+    if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
+        del module.AtomicFunction.__del__
 
 
 def _not_of_petastorm(record: Any) -> bool:
