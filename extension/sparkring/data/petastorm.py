@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkring.data import petastorm_transform
+from sparkring.data import petastorm_cache, petastorm_transform
 from sparkring.data.progress import Progress
 from sparkring.data.quiet import silence
 from sparkring.errors import DataError, OptionsError, PathError
@@ -97,7 +97,9 @@ def make_spark_converter(
     `parent_cache_dir_url` is the folder in which the cache folder is made, which all ranks must see; it becomes the
     Spark setting petastorm.spark.converter.parentCacheDirUrl, which serves where it is not given. The others
     (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default floats become float32,
-    and MLlib's vectors 1-D arrays. The cache folder is removed by delete(), and when the notebook's process ends.
+    and MLlib's vectors 1-D arrays. The cache folder is removed by delete(), when the notebook's process ends, and, if
+    that was killed, when the next one on the same host makes a converter in the same parent folder. OptionsError if
+    there is no parent folder, PathError for one that cannot be.
     """
     silence()
     from petastorm.spark import make_spark_converter as real
@@ -108,7 +110,9 @@ def make_spark_converter(
     elif not settings.get(_PARENT_CACHE_DIR_URL, None):
         raise OptionsError("make_spark_converter has to know where to keep the rows, in a folder that all ranks see: "
                            "parent_cache_dir_url='dbfs:/tmp/petastorm', for example.")  # fmt: skip
+    petastorm_cache.remove_abandoned(locate(settings.get(_PARENT_CACHE_DIR_URL)))
     made = real(df, *arguments, **options)
+    petastorm_cache.claim(made.cache_dir_url)
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
 
 
@@ -256,6 +260,7 @@ class _Plan(NamedTuple):
     options: dict[str, Any]
     batched: bool
     batch_size: int | None
+    columns: list[str]
 
     @property
     def groups(self) -> list[int]:
@@ -313,12 +318,13 @@ def _plan(
     if not batched and not source.has_unischema:
         raise DataError(f"{source.name} was not written with Petastorm's materialize_dataset: there is no Unischema "
                         "beside the files. Read it with make_batch_reader.")  # fmt: skip
+    columns = list(petastorm_transform.view(source.schema, options["schema_fields"]).fields)
     spec = options["transform_spec"]
     if spec is not None:
         petastorm_transform.check(spec, source, options["schema_fields"], batched=batched, every_change=every_change)
     if options["shuffle_row_groups"] and options["seed"] is None and not options["shuffle_rows"]:
         options["seed"] = secrets.randbits(31)  # as good as none, but so the order is known
-    plan = _Plan(source, options, batched, batch_size)
+    plan = _Plan(source, options, batched, batch_size, columns)
     if options["shard_count"]:
         _check_shards(plan)
     return plan
@@ -518,7 +524,7 @@ def _watch(reader: Reader, plan: _Plan) -> None:
     progress = Progress(
         name=source.name,
         kind="petastorm",
-        columns=list(_view(source.schema, options["schema_fields"]).fields),
+        columns=plan.columns,
         where=_where(options),
         version=source.version,
         files=len(source.groups_in),
@@ -721,10 +727,6 @@ def _guard(results: queue.Queue[Any], deaths: _Deaths) -> None:
 
 
 # ── Words and numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _view(schema: Any, schema_fields: Any) -> Any:
-    return petastorm_transform.view(schema, schema_fields)
 
 
 def _is_ngram(schema_fields: Any) -> bool:
