@@ -21,6 +21,7 @@ from typing import Any
 
 from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
+from sparkring.data import quiet
 from sparkring.worker import collectives, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
@@ -52,6 +53,7 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
+        quiet.silence_when_imported()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:

@@ -1,0 +1,66 @@
+"""What Petastorm prints about the age of the libraries that it calls is kept out of the notebook.
+
+None of it is about the user's code, and there is nothing that they could do: some forty lines per reader.
+What Petastorm has to say of its own (a UserWarning) is left alone. Imports nothing that is not there anyway.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from typing import Any
+
+# The reader's workers can be processes: what stands here reaches them through their environment.
+_WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
+_TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
+
+
+def silence() -> None:
+    """Keep that noise away in this process, and in those that it starts; calling it again changes nothing."""
+    for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writ", module=r"petastorm\.pytorch")
+    # Both speak of what Petastorm 0.12 imports.
+    warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
+    warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
+    found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
+    ours = [f"ignore::FutureWarning:{module}" for module in _WORKERS]
+    os.environ["PYTHONWARNINGS"] = ",".join(found + [entry for entry in ours if entry not in found])
+    import logging  # Petastorm imports it, too
+
+    atexit.unregister(_let_functions_go)
+    atexit.register(_let_functions_go)
+    logging.getLogger("tensorflow").addFilter(_not_of_petastorm)
+    logging.getLogger("petastorm.spark.spark_dataset_converter").addFilter(_not_told_anyway)
+
+
+def silence_when_imported() -> None:
+    """The same as soon as this process imports Petastorm, at no cost if it does not."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds nothing, but is asked first."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname == "petastorm":
+            silence()
+
+
+def _let_functions_go() -> None:
+    """A dataset that is still there when Python ends needs modules that are not, for a count that nobody reads."""
+    module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
+    if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
+        del module.AtomicFunction.__del__
+
+
+def _not_of_petastorm(record: Any) -> bool:
+    """TensorFlow logs where it was called in a way that it will not know for ever."""
+    return "petastorm" not in str(record.args[0] if record.args else "")
+
+
+def _not_told_anyway(record: Any) -> bool:
+    return not str(record.msg).startswith(_TOLD_ANYWAY)

@@ -1,0 +1,645 @@
+"""Petastorm in a cell: as it is, and under the same names in sparkring.data.petastorm."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sparkring.data.petastorm import (
+    SparkDatasetConverter,
+    TransformSpec,
+    check_transform,
+    make_batch_reader,
+    make_reader,
+    make_spark_converter,
+    row_group_shard,
+)
+from sparkring.errors import DataError, OptionsError, PathError, RunFailed
+
+QUIET = {"env": (("TF_CPP_MIN_LOG_LEVEL", "2"),)}  # what TensorFlow's C++ says of the processor
+ROWS = (100, 90, 10)  # of three files, whose row groups have at most 40
+GROUPS = (40, 40, 20, 40, 40, 10, 10)
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """A folder of three Parquet files, which Petastorm shares out as 110 rows and 90."""
+    return write(tmp_path / "uneven", ROWS)
+
+
+def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path:
+    """Files of so many rows each; `x` counts them all."""
+    folder.mkdir()
+    first = 0
+    for number, count in enumerate(rows):
+        x = np.arange(first, first + count)
+        table = pa.table({"x": x, "y": x.astype("float32") / 2, "v": pa.array([[float(i), 1.0] for i in x])})
+        parquet.write_table(table, folder / f"part-{number}.parquet", row_group_size=row_group_size)
+        first += count
+    return folder
+
+
+@pytest.fixture(scope="module")
+def materialized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Where the rows of `things` are, once they are written."""
+    return {"folder": tmp_path_factory.mktemp("materialized") / "things"}
+
+
+@pytest.fixture
+def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
+    """A Petastorm data set of 12 rows in 4 row groups, written with Spark as Petastorm documents it; its schema too."""
+    if "schema" not in materialized:
+        from petastorm.codecs import CompressedNdarrayCodec, NdarrayCodec, ScalarCodec
+        from petastorm.etl.dataset_metadata import materialize_dataset
+        from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
+        from pyspark.sql.types import IntegerType, StringType
+
+        schema = Unischema("Things", [
+            UnischemaField("id", np.int32, (), ScalarCodec(IntegerType()), False),
+            UnischemaField("name", np.str_, (), ScalarCodec(StringType()), False),
+            UnischemaField("image", np.uint8, (4, 3), NdarrayCodec(), False),
+            UnischemaField("window", np.float32, (None, 2), CompressedNdarrayCodec(), False),
+        ])  # fmt: skip
+
+        def row(number: int) -> Any:
+            image = np.full((4, 3), number, np.uint8)
+            window = np.full((number + 1, 2), number, np.float32)
+            return dict_to_spark_row(schema, {"id": number, "name": f"n{number}", "image": image, "window": window})
+
+        url = f"file://{materialized['folder']}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # in the notebook's process Petastorm's noise is its own
+            with materialize_dataset(spark, url, schema):
+                rows = spark.sparkContext.parallelize(range(12), 4).map(row)
+                spark.createDataFrame(rows, schema.as_spark_schema()).write.parquet(url)
+        materialized.update(schema=schema, url=url)
+    return materialized
+
+
+# ── As it is ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_shards_are_what_petastorm_gives(local, uneven):
+    """Rows per rank are those that row_group_shard says, for every number of shards that Petastorm takes."""
+    cell = """
+        from petastorm import make_batch_reader
+        found = []
+        for count in range(1, 8):
+            rows = 0
+            for shard in range(rank, count, size):
+                with make_batch_reader(url, cur_shard=shard, shard_count=count) as reader:
+                    found.append((count, shard, sum(len(batch.x) for batch in reader)))
+        found
+    """
+    result = local.run(cell, namespace={"url": f"file://{uneven}"})
+    told = {(count, shard): rows for values in result.values for count, shard, rows in values}
+    for count in range(1, 8):
+        assert [told[count, shard] for shard in range(count)] == row_group_shard(GROUPS, count)
+    assert row_group_shard(GROUPS, 2) == [110, 90]
+
+
+def test_batch_reader_as_it_is(local, uneven):
+    """make_batch_reader under TensorFlow, PyTorch and in processes of its own, with not a word on standard error."""
+    result = local.run("""
+        import numpy as np
+        from petastorm import TransformSpec, make_batch_reader
+        from petastorm.pytorch import BatchedDataLoader, DataLoader
+        from petastorm.tf_utils import make_petastorm_dataset
+
+        mine = {"cur_shard": rank, "shard_count": size}
+
+        def halve(rows):
+            rows["half"] = rows.x.astype("float32") / 2
+            return rows[["half", "x"]]
+
+        spec = TransformSpec(halve, edit_fields=[("half", np.float32, (), False)], selected_fields=["half", "x"])
+        with make_batch_reader(url, transform_spec=spec, **mine) as reader:
+            under_tf = sorted(int(x) for rows in make_petastorm_dataset(reader) for x in rows.x)
+        with DataLoader(make_batch_reader(url, transform_spec=spec, **mine), batch_size=16) as loader:
+            under_torch = [batch["half"] for batch in loader]
+        with BatchedDataLoader(make_batch_reader(url, reader_pool_type="process", workers_count=1, **mine)) as loader:
+            in_a_process = sum(len(batch["v"]) for batch in loader)
+        under_tf, float(sum(half.sum() for half in under_torch)), in_a_process
+    """, namespace={"url": f"file://{uneven}"}, **QUIET)  # fmt: skip
+    assert sorted(x for found, _, _ in result.values for x in found) == list(range(200))
+    assert sum(halves for _, halves, _ in result.values) == sum(range(200)) / 2
+    assert [rows for _, _, rows in result.values] == [110, 90]
+    assert [line for line in local.view.record.recent if line.stream == "stderr"] == []
+
+
+def test_reader_as_it_is(tasks, things):
+    """make_reader in Spark's tasks: a Unischema and codecs of the notebook's, and a TransformSpec on rows."""
+    result = tasks.run("""
+        import numpy as np
+        from petastorm import TransformSpec, make_reader
+        from petastorm.pytorch import DataLoader
+        from petastorm.tf_utils import make_petastorm_dataset
+
+        def scale(row):
+            row["image"] = row["image"].astype(np.float32) / 11
+            del row["window"], row["name"]
+            return row
+
+        spec = TransformSpec(scale, [("image", np.float32, (4, 3), False)], removed_fields=["window", "name"])
+        mine = {"cur_shard": rank, "shard_count": size}
+        with make_reader(things["url"], schema_fields=[things["schema"].id, "na.*", "window"], **mine) as reader:
+            rows = sorted((int(row.id), str(row.name), row.window.shape) for row in reader)
+        with make_reader(things["url"], transform_spec=spec, **mine) as reader:
+            images = [row.image.shape for row in make_petastorm_dataset(reader)]
+        with DataLoader(make_reader(things["url"], transform_spec=spec, **mine), batch_size=4) as loader:
+            most = max(float(batch["image"].max()) for batch in loader)
+        rows, images, most
+    """, namespace={"things": things}, **QUIET)  # fmt: skip
+    rows = sorted(row for found, _, _ in result.values for row in found)
+    assert rows == [(number, f"n{number}", (number + 1, 2)) for number in range(12)]
+    assert all(image.as_list() == [4, 3] for _, images, _ in result.values for image in images)
+    assert max(most for _, _, most in result.values) == 1.0
+    assert [line for line in tasks.view.record.recent if line.stream == "stderr"] == []
+
+
+def test_converter_as_it_is(spark, local, tmp_path):
+    """A converter of Petastorm's own is made in the notebook, and used in a cell under Horovod."""
+    from petastorm.spark import SparkDatasetConverter as Real
+    from petastorm.spark import make_spark_converter as real
+
+    spark.conf.set(Real.PARENT_CACHE_DIR_URL_CONF, f"file://{tmp_path}/cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        converter = real(spark.range(64).repartition(4))
+    result = local.run("""
+        mine = {"cur_shard": rank, "shard_count": size, "num_epochs": 1}
+        with converter.make_tf_dataset(batch_size=8, **mine) as dataset:
+            under_tf = [int(x) for batch in dataset for x in batch.id]
+        with converter.make_torch_dataloader(batch_size=8, **mine) as loader:
+            under_torch = [int(x) for batch in loader for x in batch["id"]]
+        under_tf, under_torch
+    """, namespace={"converter": converter}, framework="horovod", **QUIET)  # fmt: skip
+    for found in zip(*result.values, strict=True):
+        assert sorted(x for each in found for x in each) == list(range(64))
+    assert os.path.isdir(converter.cache_dir_url.removeprefix("file://")), "a rank has removed the files"
+    assert [line for line in local.view.record.recent if line.stream == "stderr"] == []
+    converter.delete()
+
+
+# ── The adapter's shards ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rank_reads_its_shard(local, uneven):
+    """Without cur_shard every rank reads its own rows; one that is given counts."""
+    result = local.run("""
+        from sparkring.data.petastorm import make_batch_reader
+        def read(**options):
+            with make_batch_reader(folder, **options) as reader:
+                return sorted(int(x) for batch in reader for x in batch.x)
+        read(), read(cur_shard=1, shard_count=3), read(seed=7, shuffle_row_groups=False)
+    """, namespace={"folder": str(uneven)})  # fmt: skip
+    mine, given, seeded = zip(*result.values, strict=True)
+    assert sorted(mine[0] + mine[1]) == list(range(200))
+    assert [len(each) for each in mine] == row_group_shard(GROUPS, 2)
+    assert given[0] == given[1]
+    assert len(given[0]) == row_group_shard(GROUPS, 3)[1]
+    assert seeded == mine
+    assert [line for line in local.view.record.recent if line.stream == "stderr"] == []
+
+
+def test_the_notebook_reads_everything(uneven):
+    """In the notebook's process nothing is shared out, unless it is asked for, and Petastorm's own positions count."""
+    with make_batch_reader(uneven, ["x"]) as reader:
+        assert sum(len(batch.x) for batch in reader) == 200
+        assert reader.schema.fields.keys() == {"x"}
+    with make_batch_reader(str(uneven), cur_shard=1, shard_count=2) as reader:
+        assert sum(len(batch.x) for batch in reader) == 90
+
+
+@pytest.mark.parametrize("form", ["dbfs:/{}", "/dbfs/{}", "file:/dbfs/{}", "file://{root}/{}", "{root}/{}"])
+def test_paths_as_users_type_them(uneven, monkeypatch, form):
+    """DBFS in every form, URLs and bare paths lead to the same rows; so does a list of files."""
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(uneven.parent))
+    path = form.format(uneven.name, root=uneven.parent)
+    with make_batch_reader(path) as reader:
+        assert sum(len(batch.x) for batch in reader) == 200
+    with make_batch_reader([f"{path}/part-1.parquet", f"{path}/part-2.parquet"]) as reader:
+        assert sum(len(batch.x) for batch in reader) == 100
+
+
+def test_uneven_steps_are_told(local, uneven):
+    """One warning, of one rank, with both numbers; none where all ranks have as many steps, or never end."""
+    local.run("""
+        from sparkring.data.petastorm import make_batch_reader
+        make_batch_reader(folder, batch_size=16).stop()
+        make_batch_reader(folder, batch_size=200).stop()
+        make_batch_reader(folder, batch_size=16, num_epochs=None).stop()
+        make_batch_reader(folder).stop()
+    """, namespace={"folder": str(uneven)})  # fmt: skip
+    lines = [line for line in local.view.record.recent if line.stream == "stderr"]
+    assert {line.rank for line in lines} == {0}
+    assert len([line for line in lines if "Warning" in line.text]) == 1
+    assert lines[0].text.startswith(f"<cell>:3: UserWarning: {uneven}: rank 0 gets 7 steps of 16 rows, rank 1 gets 6: "
+                                    "an allreduce in the last step hangs or fails.")  # fmt: skip
+
+
+def test_too_few_row_groups(local, tmp_path):
+    """More ranks than row groups is an error that says how many there are, and what to do, before a worker starts."""
+    folder = write(tmp_path / "few", (30,))
+    with pytest.raises(RunFailed) as caught:
+        local.run("from sparkring.data.petastorm import make_batch_reader\nmake_batch_reader(folder)",
+                  namespace={"folder": str(folder)})  # fmt: skip
+    assert f"DataError: {folder} has 1 row group in 1 file, too few for 2 ranks" in str(caught.value)
+    with pytest.raises(DataError, match=r"parquet_row_group_size_bytes=\d+\), or use sparkring.shards"):
+        make_batch_reader(folder, cur_shard=0, shard_count=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cur_shard": 0}, "cur_shard and shard_count go together"),
+        ({"cur_shard": 2, "shard_count": 2}, "cur_shard=2 is no shard of shard_count=2"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_arguments_that_cannot_be(uneven, options, said):
+    """They are named, and no reader is made."""
+    with pytest.raises(OptionsError, match=said):
+        make_batch_reader(uneven, **options)
+
+
+# ── What ranks tell ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_record_knows_what_was_read(local, uneven):
+    """Data set, columns, epochs, rows and steps as planned, and the place where the last rows came from."""
+    result = local.run("""
+        from sparkring.data.petastorm import make_batch_reader
+        with make_batch_reader(folder, ["x", "y"], num_epochs=3, workers_count=1, shuffle_row_groups=False) as reader:
+            for batch in reader:
+                pass
+    """, namespace={"folder": str(uneven)})  # fmt: skip
+    for rank, rows, groups in ((0, 110, 4), (1, 90, 3)):
+        (reading,) = result.record.ranks[rank].readings
+        opened = reading.opened
+        assert (opened.name, opened.kind, set(opened.columns)) == (str(uneven), "petastorm", {"x", "y"})
+        assert (opened.files, opened.row_groups, opened.rows, opened.where) == (3, 7, 200, "")
+        found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
+        assert found == [(epoch, rows, rows, groups, groups) for epoch in (1, 2, 3)]
+        assert all(read.size_bytes == rows * 12 and read.done for read in reading.ended)
+    places = [result.record.ranks[rank].readings[0].ended[0].place for rank in (0, 1)]
+    assert places == ["part-2.parquet, row group 1 of 1", "part-1.parquet, row group 3 of 3"]
+    versions = {rank.readings[0].opened.version for rank in result.record.ranks}
+    assert len(versions) == 1
+
+
+def test_steps_and_rows_of_a_converter(local, uneven):
+    """With a batch size, steps are batches; endless reading counts epochs of so many rows as the shard has."""
+    converter = SparkDatasetConverter(
+        f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
+    )
+    result = local.run("""
+        with converter.make_tf_dataset(batch_size=20) as dataset:
+            for number, batch in zip(range(12), dataset):
+                pass
+        with converter.make_torch_dataloader(batch_size=20, num_epochs=1, predicate=None) as loader:
+            batches = len(list(loader))
+        batches
+    """, namespace={"converter": converter}, **QUIET)  # fmt: skip
+    assert result.values == [6, 5]
+    for rank, rows, steps in ((0, 110, 6), (1, 90, 5)):
+        endless, once = result.record.ranks[rank].readings
+        assert endless.opened.batch_size == 20
+        assert {(read.rows, read.steps, read.steps_planned) for read in endless.ended} == {(rows, steps, steps)}
+        assert [read.epoch for read in endless.ended] == list(range(1, len(endless.ended) + 1))
+        assert len(endless.ended) >= 2
+        assert [(read.rows, read.steps) for read in once.ended] == [(rows, steps)]
+
+
+def test_rows_of_a_petastorm_data_set(local, things):
+    """Under make_reader a result is a row; batches of a known size are steps."""
+    result = local.run("""
+        from sparkring.data.petastorm import make_reader
+        with make_reader(url, batch_size=4, num_epochs=2) as reader:
+            sorted(int(row.id) for row in reader)
+    """, namespace={"url": things["url"]})  # fmt: skip
+    for rank in result.record.ranks:
+        (reading,) = rank.readings
+        found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
+        assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
+
+
+def test_a_filter_leaves_rows_unplanned(local, uneven):
+    """With a predicate nobody knows how many rows will come: none are promised, and those that came are told."""
+    result = local.run("""
+        from petastorm.predicates import in_lambda
+        from sparkring.data.petastorm import make_batch_reader
+        below = in_lambda(["x"], lambda x: x < 50)
+        with make_batch_reader(folder, predicate=below) as reader:
+            found = sum(len(batch.x) for batch in reader)
+        found
+    """, namespace={"folder": str(uneven)})  # fmt: skip
+    assert sum(result.values) == 50
+    for rank, found in zip(result.record.ranks, result.values, strict=True):
+        (reading,) = rank.readings
+        assert reading.opened.where == "in_lambda"
+        assert [(read.rows, read.rows_planned, read.done) for read in reading.ended] == [(found, None, True)]
+
+
+# ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
+    """Made in the notebook with a DBFS path, it serves Spark's tasks; what they leave is for delete() to remove."""
+    from pyspark.ml.linalg import Vectors
+
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path))
+    rows = [(number, float(number), Vectors.dense([number, 1.0])) for number in range(40)]
+    frame = spark.createDataFrame(rows, ["id", "y", "features"]).repartition(4)
+    converter = make_spark_converter(frame, parent_cache_dir_url="dbfs:/cache", compression_codec="gzip")
+    folder = converter.cache_dir_url.removeprefix("file://")
+    assert len(converter) == 40
+    assert folder.startswith(f"{tmp_path}/cache/")
+    assert spark.conf.get(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF) == f"file://{tmp_path}/cache"
+    result = tasks.run("""
+        with converter.make_tf_dataset(batch_size=8, num_epochs=1) as dataset:
+            specs = dataset.element_spec._asdict().items()
+            spec = {name: (each.dtype.name, each.shape.as_list()) for name, each in specs}
+            batches = [(batch.id.numpy(), batch.features.numpy()) for batch in dataset]
+        with converter.make_torch_dataloader(batch_size=8, num_epochs=1) as loader:
+            under_torch = [int(number) for batch in loader for number in batch["id"]]
+        spec, batches, under_torch
+    """, namespace={"converter": converter}, **QUIET)  # fmt: skip
+    assert result.values[0][0] == {
+        "id": ("int64", [None]),
+        "y": ("float32", [None]),
+        "features": ("float32", [None, None]),
+    }
+    ids = [number for _, batches, _ in result.values for numbers, _ in batches for number in numbers]
+    assert sorted(ids) == sorted(number for _, _, found in result.values for number in found) == list(range(40))
+    assert all((features == [[number, 1.0] for number in numbers]).all()
+               for _, batches, _ in result.values for numbers, features in batches)  # fmt: skip
+    assert os.path.isdir(folder)
+    with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) on a rank removes the files"):
+        tasks.run("converter.delete()", namespace={"converter": converter})
+    assert os.path.isdir(folder)
+    converter.delete()
+    assert not os.path.exists(folder)
+    with pytest.raises(DataError, match="there is nothing at"), converter.make_tf_dataset():
+        pass
+
+
+def test_options_of_a_converter(spark, tmp_path, capfd):
+    """dtype, codec and row group size are Petastorm's; it says nothing of what was asked for."""
+    frame = spark.range(10_000).selectExpr("id", "cast(id as double) as y").coalesce(1)
+    with Deleted(frame, parent_cache_dir_url=tmp_path) as converter:
+        (path,) = converter.file_urls
+        plain = parquet.ParquetFile(path.removeprefix("file://"))
+        assert str(plain.schema_arrow.field("y").type) == "float"
+    with Deleted(frame, parquet_row_group_size_bytes=20_000, compression_codec="snappy", dtype="float64") as converter:
+        (path,) = converter.file_urls
+        small = parquet.ParquetFile(path.removeprefix("file://"))
+        assert str(small.schema_arrow.field("y").type) == "double"
+        assert small.metadata.num_row_groups > plain.metadata.num_row_groups
+        assert small.metadata.row_group(0).column(0).compression == "SNAPPY"
+    assert capfd.readouterr().err == ""
+
+
+class Deleted:
+    """A converter for the time of a with."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.converter = make_spark_converter(*arguments, **options)
+
+    def __enter__(self) -> SparkDatasetConverter:
+        return self.converter
+
+    def __exit__(self, *_: object) -> None:
+        self.converter.delete()
+
+
+def test_a_converter_without_a_folder(spark):
+    """Without a parent folder, given or set, it says what to write."""
+    spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
+    with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
+        make_spark_converter(spark.range(3))
+    with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
+        make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
+
+
+def test_what_a_killed_kernel_leaves(driver, tmp_path):
+    """The next kernel removes the folder of one that was killed, and nobody else's; in neither is there any noise."""
+    script = """
+        import sys
+        from sparkring.data.petastorm import make_spark_converter
+        frame = spark("local[1]").range(100).repartition(2)
+        converter = make_spark_converter(frame, parent_cache_dir_url="{parent}")
+        print("made", converter.cache_dir_url, flush=True)
+        with converter.make_torch_dataloader(num_epochs=1) as loader:
+            print("read", sum(len(batch["id"]) for batch in loader), flush=True)
+        {then}
+    """
+    parent = tmp_path / "cache"
+    first = driver(script.format(parent=parent, then="time.sleep(600)"))
+    first.until_said("^read 100$")
+    killed = Path(re.search(r"^made file://(.+)$", first.text, re.MULTILINE)[1])
+    stranger = parent / "20200101000000-appid-local-1-of-somebody-else"
+    stranger.mkdir()
+    first.process.kill()
+    first.wait()
+    assert killed.is_dir()
+    second = driver(script.format(parent=parent, then=""))
+    of_spark = re.compile(r"\d\d/\d\d/\d\d |Setting default|To adjust")
+    said = [line for line in second.wait().splitlines() if not of_spark.match(line)]
+    assert [line.split()[0] for line in said] == ["made", "read"]
+    assert os.listdir(parent) == [stranger.name]
+
+
+# ── What is wrong with the data ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken(folder: Path) -> str:
+    write(folder, (10, 10))
+    (folder / "part-1.parquet").write_bytes(b"PAR1 and then nothing")
+    return f"{folder}/part-1.parquet cannot be read as Parquet"
+
+
+def hollow(folder: Path) -> str:
+    write(folder, (0, 0))
+    return f"{folder} has no rows: 2 files, all of them empty"
+
+
+def bare(folder: Path) -> str:
+    folder.mkdir()
+    return f"{folder} holds no Parquet files"
+
+
+def missing(folder: Path) -> str:
+    return f"{folder}: there is nothing at {folder}"
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+@pytest.mark.parametrize("spoil", [broken, hollow, bare, missing])
+def test_data_that_cannot_be_read(tmp_path, spoil, make):
+    """One sentence that names the file or folder, before a worker starts."""
+    said = spoil(tmp_path / "data")
+    threads = set(threading.enumerate())
+    with pytest.raises(DataError, match=re.escape(said)):
+        make(tmp_path / "data")
+    assert set(threading.enumerate()) == threads
+
+
+def test_paths_that_cannot_be(uneven):
+    """A host that was meant as a folder, what a URL takes for a question, and a data set that is no Petastorm's."""
+    with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
+        make_batch_reader("dbfs://data/x")
+    with pytest.raises(PathError, match=r"Petastorm takes what follows a \? or #"):
+        make_batch_reader("/data/what?")
+    with pytest.raises(DataError, match=r"not written with Petastorm.s materialize_dataset.*make_batch_reader"):
+        make_reader(uneven)
+    with pytest.raises(DataError, match=r"matches no column\. There is: x, y, v"):
+        make_batch_reader(uneven, schema_fields=["z"])
+
+
+# ── Transforms ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Y_AS_PAIR = ("pair", np.float32, (2,), False)
+
+
+def pairs(of: Any) -> Any:
+    """A transform of rows that adds `pair`: of(y)."""
+
+    def transform(rows: Any) -> Any:
+        rows["pair"] = [of(y) for y in rows.y]
+        return rows[["x", "pair"]]
+
+    return transform
+
+
+def fails(rows: Any) -> Any:
+    return rows.assign(z=1 / 0)
+
+
+WRONG = [
+    (TransformSpec(pairs(lambda y: np.zeros(3, np.float32)), [Y_AS_PAIR], selected_fields=["x", "pair"]),
+     r"field 'pair' is float32 of shape \(3,\).*declares float32 of shape \(2,\)"),
+    (TransformSpec(pairs(lambda y: np.zeros(2)), [Y_AS_PAIR], selected_fields=["x", "pair"]),
+     r"field 'pair' is float64 of shape \(2,\).*declares float32 of shape \(2,\)"),
+    (TransformSpec(pairs(lambda y: None), [Y_AS_PAIR], selected_fields=["x", "pair"]),
+     r"field 'pair' is None; expected float32 of shape \(2,\), not nullable"),
+    (TransformSpec(pairs(lambda y: y), [("pair", np.int64, (), False)], selected_fields=["x", "pair"]),
+     r"field 'pair' is float64.*declares int64"),
+    (TransformSpec(pairs(lambda y: y), [("pair", np.float32, (), False)], selected_fields=["x"]),
+     r"there is a field 'pair', which its TransformSpec does not declare"),
+    (TransformSpec(pairs(lambda y: y), [("other", np.float32, (), False)], removed_fields=["y", "v"]),
+     r"there is no field 'other'.*Got: x, pair"),
+    (TransformSpec(None, selected_fields=["x", "yy"]), r"selected_fields names 'yy'.*There is: v, x, y"),
+    (TransformSpec(lambda rows: None), r"the transform returned NoneType; it gets a pandas DataFrame"),
+    (TransformSpec(fails), r"fails on the first rows: ZeroDivisionError: division by zero \(in fails, line \d+\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "said"), WRONG)
+def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
+    """The field, what is declared and what came; the readers look before a worker starts, too."""
+    with pytest.raises(DataError, match=said):
+        check_transform(spec, uneven)
+    threads = set(threading.enumerate())
+    with pytest.raises(DataError, match=said):
+        make_batch_reader(uneven, transform_spec=spec)
+    converter = SparkDatasetConverter(f"file://{uneven}", (f"file://{uneven}/part-0.parquet",), 100)
+    with pytest.raises(DataError, match=said), converter.make_torch_dataloader(transform_spec=spec):
+        pass
+    assert set(threading.enumerate()) == threads
+
+
+def test_transforms_that_keep_their_word(uneven):
+    """What is declared comes out; rows may be dropped, and Python's numbers have no width."""
+    spec = TransformSpec(pairs(lambda y: np.array([y, 1], np.float32)), [Y_AS_PAIR], selected_fields=["pair", "x"])
+    check_transform(spec, uneven)
+    with make_batch_reader(uneven, transform_spec=spec) as reader:
+        batch = next(reader)
+    assert batch._fields == ("pair", "x")
+    assert batch.pair.shape == (len(batch.x), 2)
+    check_transform(TransformSpec(removed_fields=["v"]), uneven, schema_fields=["x", "v"])
+    check_transform(TransformSpec(lambda rows: rows[rows.x > 3]), uneven)
+
+
+def test_a_change_that_is_not_declared(uneven):
+    """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
+    spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
+    said = r"turns field 'x' from int64 into float64, and its TransformSpec does not declare it"
+    with pytest.raises(DataError, match=said):
+        check_transform(spec, uneven)
+    converter = SparkDatasetConverter(f"file://{uneven}", (f"file://{uneven}/part-0.parquet",), 100)
+    with pytest.raises(DataError, match=said), converter.make_tf_dataset(transform_spec=spec):
+        pass
+    with make_batch_reader(uneven, transform_spec=spec) as reader:
+        assert next(reader).x.dtype == np.float64
+
+
+def test_transforms_of_rows(things):
+    """Under make_reader the function gets one decoded row, as a dict."""
+    got = []
+
+    def look(row: Any) -> Any:
+        got.append({name: np.shape(value) for name, value in row.items()})
+        return {"id": row["id"], "image": row["image"][:2]}
+
+    edited = [("image", np.uint8, (2, 3), False)]
+    check_transform(TransformSpec(look, edited, selected_fields=["id", "image"]), things["url"])
+    assert got == [{"id": (), "name": (), "image": (4, 3), "window": (1, 2)}]
+    with make_reader(things["url"], transform_spec=TransformSpec(look, edited, ["name", "window"])) as reader:
+        assert next(reader).image.shape == (2, 3)
+    with pytest.raises(DataError, match=r"field 'image' is uint8 of shape \(2, 3\).*declares uint8 of shape \(3, 2\)"):
+        make_reader(things["url"], transform_spec=TransformSpec(look, [("image", np.uint8, (3, 2), False)],
+                                                                selected_fields=["id", "image"]))  # fmt: skip
+
+
+# ── Workers that die ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+DEATHS = {
+    "sys.exit() in a thread": ("""
+        def leave(rows):
+            if threading.current_thread() is not threading.main_thread():
+                sys.exit(3)
+            return rows
+        reader = make_batch_reader(folder, transform_spec=TransformSpec(leave), workers_count=2)
+        list(reader)
+    """, r"DataError: .*: \d of the 2 workers of Petastorm's reader ended without a result \(a thread;"),
+    "a killed process": ("""
+        reader = make_batch_reader(folder, reader_pool_type="process", workers_count=2, num_epochs=None)
+        next(reader)
+        os.kill(reader._workers_pool._workers[0].pid, signal.SIGKILL)
+        for batch in reader:
+            pass
+    """, r"DataError: .*: 1 of the 2 workers of Petastorm's reader ended without a result \(a process, killed by sig"),
+    "an error, and then another try": ("""
+        def fail(rows):
+            if threading.current_thread() is not threading.main_thread():
+                raise KeyError("later")
+            return rows
+        reader = make_batch_reader(folder, transform_spec=TransformSpec(fail))
+        try:
+            next(reader)
+        except KeyError:
+            while True:
+                next(reader)
+    """, r"DataError: the reader has failed before: KeyError: 'later'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_workers_that_die(local, uneven, death):
+    """Where Petastorm's own reader waits for ever, this one raises."""
+    cell, said = DEATHS[death]
+    imports = """
+        import os, signal, sys, threading
+        from sparkring.data.petastorm import TransformSpec, make_batch_reader
+    """
+    with pytest.raises(RunFailed, match=said):
+        local.run(imports + cell, n=1, namespace={"folder": str(uneven)})
