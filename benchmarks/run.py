@@ -30,6 +30,7 @@ import death  # noqa: E402
 import horde  # noqa: E402
 import latency  # noqa: E402
 import loading  # noqa: E402
+import reading  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
 import values  # noqa: E402
@@ -51,8 +52,22 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "arrays": warm.arrays,
     "lines": warm.lines,
     "torchrun": warm.torch,
+    "reading": reading.parquet,
+    "together": reading.together,
+    "tfrecord": reading.tfrecord,
 }
-PACKAGES = ("sparkring", "horovod", "tensorflow-cpu", "torch", "pyspark", "ipython", "ipyparallel", "numpy")
+PACKAGES = (
+    "sparkring",
+    "horovod",
+    "tensorflow-cpu",
+    "torch",
+    "pyspark",
+    "petastorm",
+    "pyarrow",
+    "ipython",
+    "ipyparallel",
+    "numpy",
+)
 RESULTS = HERE / "RESULTS.md"
 
 

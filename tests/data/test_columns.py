@@ -17,11 +17,11 @@ VECTOR = pa.struct(
 )
 
 
-def converted(values, kind=None, *, fill=None, dtype=None):
+def converted(values, kind=None, *, fill=None, dtype=None, raw=None):
     """The column, cut into chunks somewhere, as an array."""
     array = values if isinstance(values, pa.Array) else pa.array(values, kind)
     half = len(array) // 2
-    return to_numpy(pa.chunked_array([array.slice(0, half), array.slice(half)]), "c", fill or {}, dtype)
+    return to_numpy(pa.chunked_array([array.slice(0, half), array.slice(half)]), "c", fill or {}, dtype, raw)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +128,27 @@ def test_no_rows_are_an_array_of_none():
     """With the shape that the type tells."""
     assert converted([], pa.float32()).shape == (0,)
     assert converted([], pa.list_(pa.float32(), 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(24)])
+def test_raw_bytes_become_arrays_of_what_they_are(kind):
+    """Wherever in the column's memory they begin."""
+    wanted = np.arange(30, dtype="<f4").reshape(5, 3, 2)
+    rows = [row.tobytes() for row in wanted]
+    np.testing.assert_array_equal(converted(rows, kind, raw=(np.dtype("<f4"), (3, 2))), wanted)
+    cut = pa.array([*rows, *rows], kind).slice(3, 4)
+    np.testing.assert_array_equal(converted(cut, raw=(np.dtype("<f4"), (3, 2))), [*wanted[3:], *wanted[:2]])
+    assert converted([], kind, raw=(np.dtype("<f4"), (3, 2))).shape == (0, 3, 2)
+    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, and column `c` has one of 24"):
+        converted(rows, kind, raw=(np.dtype("<i8"), (2,)))
+
+
+def test_raw_is_for_bytes():
+    """Of one length, and filled where there are none."""
+    with pytest.raises(DataError, match="column `c` is int64, and raw is for binary"):
+        converted([1, 2], raw=(np.dtype("u1"), (8,)))
+    with pytest.raises(DataError, match="has one of 1"):
+        converted([b"ab", b"a", b"ab"], raw=(np.dtype("u1"), (2,)))
+    np.testing.assert_array_equal(
+        converted([b"ab", None], fill={"c": b"xx"}, raw=(np.dtype("u1"), (2,))), [[97, 98], [120] * 2]
+    )

@@ -254,6 +254,21 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     assert len(pair) == 2
 
 
+def test_images_stand_in_binary_columns(tmp_path):
+    """As arrays of their own dtype and shape, in every format."""
+    images = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), np.uint8)
+    pq.write_table(pa.table({"image": [image.tobytes() for image in images], "n": range(12)}), tmp_path / "a.parquet")
+    data = shards(tmp_path, 4, raw={"image": ("uint8", (4, 5, 3))})
+    assert data.spec["image"] == ((4, 5, 3), np.uint8)
+    for batch in data.as_numpy():
+        np.testing.assert_array_equal(batch["image"], images[batch["n"]])
+    for image, n in data.as_tf("image", "n"):
+        assert image.shape == [4, 4, 5, 3]
+        np.testing.assert_array_equal(image, images[n.numpy()])
+    for image, n in data.as_torch("image", "n"):
+        np.testing.assert_array_equal(image, images[n])
+
+
 def test_times_are_int64_nanoseconds_for_tensors(tmp_path):
     """Datetimes for NumPy, numbers where there are no times."""
     pq.write_table(
@@ -345,6 +360,10 @@ def test_it_says_what_it_is(numbered):
         ({"columns": ["z"]}, "no column `z`"),
         ({"columns": {"a": []}}, "`a` is made of no column"),
         ({"fill": {"z": 0}}, "fill names `z`"),
+        ({"raw": {"z": ("u1", (3,))}}, "raw names `z`"),
+        ({"raw": {"x": "uint8"}}, "it is a dtype and a shape"),
+        ({"raw": {"x": ("uint8", (0,))}}, "it is a dtype and a shape"),
+        ({"raw": {"x": ("nonsense", (3,))}}, "it is a dtype and a shape"),
         ({"where": "z > 3"}, "a column `z` that is not there"),
     ],
 )

@@ -9,6 +9,7 @@ Spark ML's vectors       [rows, length]         float64, sparse ones filled up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from sparkring.errors import DataError
 
 Array = Any  # numpy.ndarray
+Raw = tuple[np.dtype[Any], tuple[int, ...]]  # what the bytes of a row are: dtype (little-endian) and shape
 _VECTOR = {"type", "size", "indices", "values"}
 
 
@@ -27,14 +29,16 @@ def is_vector(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {field.name for field in kind} == _VECTOR
 
 
-def to_numpy(column: pa.ChunkedArray, name: str, fill: Mapping[str, Any], dtype: Any = None) -> Array:
-    """One column as an array of shape [rows, …]; floating-point values as `dtype`, if one is given.
+def to_numpy(
+    column: pa.ChunkedArray, name: str, fill: Mapping[str, Any], dtype: Any = None, raw: Raw | None = None
+) -> Array:
+    """One column as an array of shape [rows, …]; floating-point values as `dtype`, if one is given, and bytes as `raw`.
 
     DataError if there are nulls for which `fill` has no value, rows of different lengths, or a type that is no array.
     """
-    parts = [_array(_filled(chunk, name, fill), name) for chunk in column.chunks if len(chunk)]
-    if not parts:
-        parts = [_array(pa.array([], column.type), name)]
+    chunks = [chunk for chunk in column.chunks if len(chunk)] or [pa.array([], column.type)]
+    filled = [_filled(chunk, name, fill) for chunk in chunks]
+    parts = [_array(chunk, name) if raw is None else _from_bytes(chunk, name, raw) for chunk in filled]
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise _ragged(name, sorted(shape[0] for shape in shapes))
@@ -88,6 +92,31 @@ def _array(array: pa.Array, name: str) -> Array:
             "or write its parts as columns of their own."
         )
     return array.to_numpy(zero_copy_only=False)
+
+
+def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
+    """The bytes of all rows as they lie in memory, with nothing made of each row by itself."""
+    dtype, shape = raw
+    wanted = dtype.itemsize * math.prod(shape)
+    types, kind = pa.types, array.type
+    if types.is_fixed_size_binary(kind):
+        begin, lengths = array.offset * kind.byte_width, np.full(len(array), kind.byte_width)
+        values = array.buffers()[1]
+    elif types.is_binary(kind) or types.is_large_binary(kind):
+        width = np.int64 if types.is_large_binary(kind) else np.int32
+        offsets = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
+        begin, lengths = int(offsets[0]), np.diff(offsets)
+        values = array.buffers()[2]
+    else:
+        raise DataError(f"raw={{'{name}': …}}: column `{name}` is {kind}, and raw is for binary ones.")
+    odd = lengths[lengths != wanted]
+    if len(odd):
+        raise DataError(
+            f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, and column `{name}` has "
+            f"one of {odd[0]:,}."
+        )
+    found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
+    return found.reshape(len(array), *shape)
 
 
 def _rows(values: pa.Array, rows: int, length: int, name: str) -> Array:

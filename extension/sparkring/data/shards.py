@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparkring import place
 from sparkring.data import plan as planning
-from sparkring.data.columns import to_numpy
+from sparkring.data.columns import Raw, to_numpy
 from sparkring.data.dataset import Dataset, Source, open_dataset
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress
@@ -69,6 +69,7 @@ def shards(
     seed: int = 0,
     remainder: Remainder = "drop",
     fill: Mapping[str, Any] | None = None,
+    raw: Mapping[str, tuple[Any, Sequence[int]]] | None = None,
     dtype: Any = None,
     prefetch: int = 2,
     cache: str | os.PathLike[str] | None = None,
@@ -94,7 +95,9 @@ def shards(
     seed: of that order, the same on all ranks; 0 is one like the others.
     remainder: what becomes of an epoch's last rows that fill no batch: "drop" leaves them out, "pad" fills the batch
         with rows that the rank has read already, "join" gives a smaller batch, and one rank may have one more.
-    fill: what stands for nulls, by column. dtype: what all floating-point columns become, as in dtype="float32".
+    fill: what stands for nulls, by column.
+    raw: what the bytes of a binary column are, as in {"image": ("uint8", (32, 32, 3))}: the dtype and shape of a row.
+    dtype: what all floating-point columns become, as in dtype="float32".
     prefetch: how many buffers are read ahead. rank, size: instead of this rank's own.
 
     Raises DataError, PathError.
@@ -114,9 +117,10 @@ def shards(
     dataset = open_dataset(_path(source, cache), names, where)
     if groups is None:
         groups = {name: (name,) for name in dataset.columns}
-    unknown = set(fill or {}) - set(dataset.columns)
-    if unknown:
-        raise DataError(f"fill names `{sorted(unknown)[0]}`, which is no column that is read.")
+    for option, named in (("fill", fill or {}), ("raw", raw or {})):
+        for name in named:
+            if name not in dataset.columns:
+                raise DataError(f"{option} names `{name}`, which is no column that is read.")
     return Shards(
         dataset,
         batch_size,
@@ -125,6 +129,7 @@ def shards(
         window=_window(shuffle, batch_size, dataset),
         remainder=remainder,
         fill=dict(fill or {}),
+        raw={name: _raw(name, value) for name, value in (raw or {}).items()},
         dtype=None if dtype is None else np.dtype(dtype),
         prefetch=prefetch,
         seat=seat,
@@ -147,6 +152,7 @@ class Shards:
     window: int
     remainder: Remainder
     fill: Mapping[str, Any]
+    raw: Mapping[str, Raw]
     dtype: np.dtype[Any] | None
     prefetch: int
     seat: tuple[int, int] | None
@@ -398,7 +404,7 @@ class Shards:
         rows = slice(0, len(order)) if not self.window and len(order) <= len(table) else order
         found = {}
         for name, members in self.groups.items():
-            parts = [to_numpy(table.column(each), each, self.fill, self.dtype) for each in members]
+            parts = [to_numpy(table.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
             found[name] = parts[0][rows] if len(parts) == 1 else _side_by_side(parts, members, name)[rows]
         return found
 
@@ -500,6 +506,17 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
     if number < least or isinstance(value, bool):
         raise DataError(f"{name}={value!r}: it is {what}, a whole number from {least} on.")
     return number
+
+
+def _raw(name: str, value: Any) -> Raw:
+    try:
+        dtype, shape = value
+        found = np.dtype(dtype).newbyteorder("<"), tuple(operator.index(length) for length in shape)
+    except (TypeError, ValueError):
+        found = np.dtype(object), ()
+    if found[0].hasobject or min(found[1], default=1) < 1:
+        raise DataError(f"raw={{'{name}': {value!r}}}: it is a dtype and a shape, ('float32', (16, 3)).")
+    return found
 
 
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
