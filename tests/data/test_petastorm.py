@@ -590,6 +590,25 @@ def test_transforms_that_keep_their_word(uneven):
     check_transform(TransformSpec(lambda rows: rows[rows.x > 3]), uneven)
 
 
+def test_partitions(tmp_path):
+    """Columns that stand in folder names come as Petastorm reads them, for the transform's check as well."""
+    rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
+    parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
+    seen = []
+
+    def label(rows: Any) -> Any:
+        seen.append(sorted(rows.kind.astype(str)))
+        return rows.assign(label=rows.kind.astype(str) + "!")[["x", "label"]]
+
+    spec = TransformSpec(label, [("label", np.str_, (), False)], selected_fields=["x", "label"])
+    check_transform(spec, tmp_path / "data")
+    assert seen == [["a", "a"]]
+    with make_batch_reader(tmp_path / "data", transform_spec=spec) as reader:
+        assert sorted(label for batch in reader for label in batch.label) == ["a!", "a!", "b!"]
+    with make_batch_reader(tmp_path / "data", filters=[("kind", "=", "b")]) as reader:
+        assert [batch.x.tolist() for batch in reader] == [[3]]
+
+
 def test_a_change_that_is_not_declared(uneven):
     """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))

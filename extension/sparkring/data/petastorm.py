@@ -5,7 +5,7 @@
 is all that a notebook has to change. What these do beside what Petastorm's own do:
 
 - `cur_shard` and `shard_count` are this rank's and the number of ranks unless they are given; in the notebook's
-  process nothing is shared out.
+  process nothing is shared out. A rank that is to read everything says cur_shard=0, shard_count=1.
 - Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
 - The footers are read before a worker starts: a path that is not there, too few row groups, a TransformSpec that does
   not give what it declares are a DataError then; ranks with unequal numbers of steps are told in a warning.
