@@ -306,7 +306,7 @@ def test_steps_and_rows_of_a_converter(local, uneven):
         with converter.make_tf_dataset(batch_size=20) as dataset:
             for number, batch in zip(range(12), dataset):
                 pass
-        with converter.make_torch_dataloader(batch_size=20, num_epochs=1, predicate=None) as loader:
+        with converter.make_torch_dataloader(batch_size=20, num_epochs=1) as loader:
             batches = len(list(loader))
         batches
     """, namespace={"converter": converter}, **QUIET)  # fmt: skip
@@ -331,6 +331,24 @@ def test_rows_of_a_petastorm_data_set(local, things):
         (reading,) = rank.readings
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
+
+
+def test_windows_of_rows(local, things):
+    """An NGram reads as under Petastorm; how many windows there will be is not known."""
+    result = local.run("""
+        from petastorm.ngram import NGram
+        from sparkring.data.petastorm import make_reader
+        pairs = NGram({0: ["id"], 1: ["id", "name"]}, delta_threshold=1, timestamp_field="id")
+        with make_reader(url, schema_fields=pairs) as reader:
+            found = sorted((int(window[0].id), int(window[1].id)) for window in reader)
+        found
+    """, namespace={"url": things["url"]})  # fmt: skip
+    within = [(number, number + 1) for number in range(12) if number % 3 < 2]  # a window ends with its row group
+    assert sorted(pair for pairs in result.values for pair in pairs) == within
+    for rank in result.record.ranks:
+        (reading,) = rank.readings
+        assert set(reading.opened.columns) == {"id", "name"}
+        assert [(read.rows, read.rows_planned) for read in reading.ended] == [(4, None)]
 
 
 def test_a_filter_leaves_rows_unplanned(local, uneven):
@@ -427,6 +445,9 @@ def test_a_converter_without_a_folder(spark):
     spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
     with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
         make_spark_converter(spark.range(3))
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, "dbfs://tmp/x")
+    with pytest.raises(PathError, match="Write dbfs:/tmp/x"):
+        make_spark_converter(spark.range(3))
     with pytest.raises(PathError, match=r"Write dbfs:/tmp/x"):
         make_spark_converter(spark.range(3), parent_cache_dir_url="dbfs://tmp/x")
 
@@ -453,7 +474,7 @@ def test_what_a_killed_kernel_leaves(driver, tmp_path):
     first.wait()
     assert killed.is_dir()
     second = driver(script.format(parent=parent, then=""))
-    of_spark = re.compile(r"\d\d/\d\d/\d\d |Setting default|To adjust")
+    of_spark = re.compile(r"\d\d/\d\d/\d\d |Setting |To adjust")
     said = [line for line in second.wait().splitlines() if not of_spark.match(line)]
     assert [line.split()[0] for line in said] == ["made", "read"]
     assert os.listdir(parent) == [stranger.name]
@@ -569,6 +590,25 @@ def test_transforms_that_keep_their_word(uneven):
     check_transform(TransformSpec(lambda rows: rows[rows.x > 3]), uneven)
 
 
+def test_partitions(tmp_path):
+    """Columns that stand in folder names come as Petastorm reads them, for the transform's check as well."""
+    rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
+    parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
+    seen = []
+
+    def label(rows: Any) -> Any:
+        seen.append(sorted(rows.kind.astype(str)))
+        return rows.assign(label=rows.kind.astype(str) + "!")[["x", "label"]]
+
+    spec = TransformSpec(label, [("label", np.str_, (), False)], selected_fields=["x", "label"])
+    check_transform(spec, tmp_path / "data")
+    assert seen == [["a", "a"]]
+    with make_batch_reader(tmp_path / "data", transform_spec=spec) as reader:
+        assert sorted(label for batch in reader for label in batch.label) == ["a!", "a!", "b!"]
+    with make_batch_reader(tmp_path / "data", filters=[("kind", "=", "b")]) as reader:
+        assert [batch.x.tolist() for batch in reader] == [[3]]
+
+
 def test_a_change_that_is_not_declared(uneven):
     """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
@@ -618,6 +658,15 @@ DEATHS = {
         for batch in reader:
             pass
     """, r"DataError: .*: 1 of the 2 workers of Petastorm's reader ended without a result \(a process, killed by sig"),
+    "sys.exit() in a thread, under TensorFlow": ("""
+        from petastorm.tf_utils import make_petastorm_dataset
+        def leave(rows):
+            if threading.current_thread() is not threading.main_thread():
+                sys.exit(3)
+            return rows
+        for rows in make_petastorm_dataset(make_batch_reader(folder, transform_spec=TransformSpec(leave))):
+            pass
+    """, r"DataError: .* workers of Petastorm's reader ended without a result \(a thread;"),
     "an error, and then another try": ("""
         def fail(rows):
             if threading.current_thread() is not threading.main_thread():

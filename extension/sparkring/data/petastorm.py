@@ -5,7 +5,7 @@
 is all that a notebook has to change. What these do beside what Petastorm's own do:
 
 - `cur_shard` and `shard_count` are this rank's and the number of ranks unless they are given; in the notebook's
-  process nothing is shared out.
+  process nothing is shared out. A rank that is to read everything says cur_shard=0, shard_count=1.
 - Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
 - The footers are read before a worker starts: a path that is not there, too few row groups, a TransformSpec that does
   not give what it declares are a DataError then; ranks with unequal numbers of steps are told in a warning.
@@ -24,6 +24,7 @@ import os
 import queue
 import random
 import secrets
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ Path = str | os.PathLike[str]
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
 _DEAD_AND_SILENT_S = 0.3  # what a worker says before it ends is read first
 _DEAD_S = 1.5
+_ROWS_AT_ONCE = 32
 
 
 def __getattr__(name: str) -> Any:
@@ -105,12 +107,13 @@ def make_spark_converter(
     from petastorm.spark import make_spark_converter as real
 
     settings = df.sparkSession.conf
-    if parent_cache_dir_url is not None:
-        settings.set(_PARENT_CACHE_DIR_URL, _cache_url(parent_cache_dir_url))
-    elif not settings.get(_PARENT_CACHE_DIR_URL, None):
+    parent = parent_cache_dir_url or settings.get(_PARENT_CACHE_DIR_URL, None)
+    if not parent:
         raise OptionsError("make_spark_converter has to know where to keep the rows, in a folder that all ranks see: "
                            "parent_cache_dir_url='dbfs:/tmp/petastorm', for example.")  # fmt: skip
-    petastorm_cache.remove_abandoned(locate(settings.get(_PARENT_CACHE_DIR_URL)))
+    url = _cache_url(parent)
+    settings.set(_PARENT_CACHE_DIR_URL, url)
+    petastorm_cache.remove_abandoned(url)
     made = real(df, *arguments, **options)
     petastorm_cache.claim(made.cache_dir_url)
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
@@ -358,7 +361,10 @@ def _url(path: Path) -> str:
 
 def _cache_url(path: Path) -> str:
     """The same for what Spark writes and Petastorm reads: on Databricks that is the mount, not dbfs:/."""
-    found = locate(path)
+    written = os.fspath(path)
+    if written.startswith("hdfs:"):
+        return written
+    found = locate(written)
     return f"file://{found.path}" if found.local else found.for_spark()
 
 
@@ -565,7 +571,7 @@ class _Results:
         except Exception as error:  # of the user's transform, of the files
             self._failed = error
             raise
-        self._tally.add(item, began)
+        self._tally.add(item, time.monotonic() - began)
         return item
 
 
@@ -585,12 +591,14 @@ class _Tally:
         results = sum(min(each, parts) for each in rows)  # row groups, or parts of them
         spec = plan.options["transform_spec"]
         self._by_result = plan.batched and spec is not None and spec.func is not None
-        self._whole = (results if self._by_result else sum(rows)) if plan.counted else math.inf
+        whole = results if self._by_result else sum(rows)
+        self._whole = whole if plan.counted and whole else math.inf
         self._rows_planned = sum(rows) if plan.counted else None
         steps = plan.steps(sum(rows))
         self._steps_planned = (results if plan.batched and steps is None else steps) if plan.counted else None
         self._places = _places(plan) if plan.counted else iter(())
         self._place, self._place_rows = "", 0
+        self._results, self._waited_s = 0, 0.0  # what is not counted yet
         self._rows = self._size_bytes = self._epoch = 0  # what is not told yet, and of which epoch
         self._begin()
 
@@ -600,15 +608,25 @@ class _Tally:
         self._ended = False
         self._progress.begin(self._epoch, self._rows_planned, self._steps_planned)
 
-    def add(self, item: Any, began: float) -> None:
-        """One result, for which somebody has waited since `began`."""
-        # In a thread of TensorFlow's nobody waits who would otherwise compute.
-        waited_s = time.monotonic() - began if _in_main_thread() else 0.0
-        rows = len(item[0]) if self._batched and len(item) else 1
-        self._size_bytes += sum(map(_size_bytes, item)) if isinstance(item, tuple) else 0
-        if self._batched or not self._place_rows:
+    def add(self, item: Any, waited_s: float) -> None:
+        """One result, for which somebody has waited so long."""
+        self._results += 1
+        self._waited_s += waited_s
+        # To count is a fifth of what Petastorm takes for a row: they are counted a few at a time, as large as the last.
+        if not self._batched and self._results < min(_ROWS_AT_ONCE, self._whole - self._done % self._whole):
+            return
+        rows = len(item[0]) if self._batched and len(item) else self._results
+        size_bytes = sum(map(_size_bytes, item)) if isinstance(item, tuple) else 0
+        self._size_bytes += size_bytes if self._batched else size_bytes * rows
+        self._count(rows)
+
+    def _count(self, rows: int) -> None:
+        if self._batched or self._place_rows <= 0:
             self._place, self._place_rows = next(self._places, ("", 0))
-        self._place_rows = max(0, self._place_rows - rows)
+        self._place_rows -= rows
+        # In a thread of TensorFlow's nobody waits who would otherwise compute.
+        waited_s = self._waited_s if threading.current_thread() is threading.main_thread() else 0.0
+        self._results, self._waited_s = 0, 0.0
         while rows or self._by_result:
             if self._ended:
                 self._begin()
@@ -617,7 +635,7 @@ class _Tally:
             self._tell(taken, waited_s)
             rows, waited_s = rows - taken, 0.0
             if self._done >= self._whole:
-                self.end()
+                self._end()
             if self._by_result:
                 break
 
@@ -630,7 +648,12 @@ class _Tally:
             self._rows, self._size_bytes, waited_s = self._rows - batch_size, 0, 0.0
 
     def end(self) -> None:
-        """This epoch is over, or there is nothing more to read."""
+        """There is nothing more to read."""
+        if self._results:
+            self._count(self._results)
+        self._end()
+
+    def _end(self) -> None:
         if self._ended or not self._done:
             return
         self._ended = True
@@ -744,12 +767,6 @@ def _size_bytes(value: Any) -> int:
     if isinstance(value, (str, bytes)):
         return len(value)
     return int(getattr(value, "nbytes", 8))
-
-
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
 
 
 def _level_of_user() -> int:

@@ -27,10 +27,11 @@ def claim(cache_dir_url: str) -> None:
         folder.fs.pipe_file((folder / OWNER).path, json.dumps(owner).encode())
 
 
-def remove_abandoned(parent: Location) -> list[str]:
-    """Remove the folders in `parent` whose owner ran on this host and has ended. Returns their paths."""
+def remove_abandoned(parent_url: str) -> list[str]:
+    """Remove the folders in there whose owner ran on this host and has ended. Returns their paths."""
     gone = []
     with contextlib.suppress(Exception):  # nothing depends on it; as above
+        parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
             if _NAME.fullmatch(os.path.basename(folder.path)) and _abandoned(folder):

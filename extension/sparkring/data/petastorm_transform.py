@@ -54,7 +54,7 @@ def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every
 
 def view(schema: Any, schema_fields: Any) -> Any:
     """The part of a Unischema that `schema_fields` names: patterns, fields, or an NGram; DataError for none."""
-    if schema_fields is None or schema_fields == []:
+    if schema_fields is None or (isinstance(schema_fields, list) and not schema_fields):
         return schema
     if hasattr(schema_fields, "resolve_regex_field_names"):
         ngram = copy.deepcopy(schema_fields)
