@@ -29,20 +29,13 @@ def is_vector(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and {field.name for field in kind} == _VECTOR
 
 
-def to_numpy(
-    column: pa.ChunkedArray, name: str, fill: Mapping[str, Any], dtype: Any = None, raw: Raw | None = None
-) -> Array:
-    """One column as an array of shape [rows, …]; floating-point values as `dtype`, if one is given, and bytes as `raw`.
+def to_numpy(column: pa.Array, name: str, fill: Mapping[str, Any], dtype: Any = None, raw: Raw | None = None) -> Array:
+    """A column as an array of shape [rows, …]; floating-point values as `dtype`, if one is given, and bytes as `raw`.
 
     DataError if there are nulls for which `fill` has no value, rows of different lengths, or a type that is no array.
     """
-    chunks = [chunk for chunk in column.chunks if len(chunk)] or [pa.array([], column.type)]
-    filled = [_filled(chunk, name, fill) for chunk in chunks]
-    parts = [_array(chunk, name) if raw is None else _from_bytes(chunk, name, raw) for chunk in filled]
-    shapes = {part.shape[1:] for part in parts}
-    if len(shapes) > 1:
-        raise _ragged(name, sorted(shape[0] for shape in shapes))
-    found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    filled = _filled(column, name, fill)
+    found = _array(filled, name) if raw is None else _from_bytes(filled, name, raw)
     if dtype is not None and found.dtype.kind == "f":
         found = found.astype(dtype, copy=False)
     return found
@@ -112,8 +105,8 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
     odd = lengths[lengths != wanted]
     if len(odd):
         raise DataError(
-            f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, and column `{name}` has "
-            f"one of {odd[0]:,}."
+            f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, and column `{name}` "
+            f"has one of {odd[0]:,}."
         )
     found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
     return found.reshape(len(array), *shape)
@@ -131,11 +124,12 @@ def _rows(values: pa.Array, rows: int, length: int, name: str) -> Array:
 def _length(lengths: Array, name: str) -> int:
     """The length of all rows; of no rows 0."""
     if len(lengths) and (lengths != lengths[0]).any():
-        raise _ragged(name, sorted(set(lengths.tolist())))
+        raise ragged(name, sorted(set(lengths.tolist())))
     return int(lengths[0]) if len(lengths) else 0
 
 
-def _ragged(name: str, lengths: list[int]) -> DataError:
+def ragged(name: str, lengths: list[int]) -> DataError:
+    """What to say of a column whose rows have these lengths, sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), and a batch is one array: pad or cut them before, "

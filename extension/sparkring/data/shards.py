@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sparkring import place
 from sparkring.data import plan as planning
-from sparkring.data.columns import Raw, to_numpy
+from sparkring.data.columns import Raw, ragged, to_numpy
 from sparkring.data.dataset import Dataset, Source, open_dataset
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkring.data.plan import Remainder
 
 SHUFFLED_ROWS = 65_536
-SHUFFLED_BYTES = 32_000_000  # in a window, by default
+SHUFFLED_BYTES = 16_000_000  # in a window, by default
 READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
@@ -39,6 +39,16 @@ Batch = dict[str, Array]
 Transform = Callable[[Batch], Mapping[str, Any]]
 Held = TypeVar("Held")
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+class Buffer(NamedTuple):
+    """Rows as they are stored, and the order to hand the first `rows` out in; `before` came earlier in the epoch."""
+
+    table: pa.Table
+    order: Array
+    rows: int
+    before: int
+    place: str
 
 
 class Spec(NamedTuple):
@@ -322,24 +332,24 @@ class Shards:
 
         A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
         """
-        for table, order, first, where in self._windows(worker, workers):
-            arrays, rows = self._arrays(table, order), len(order)
+        for buffer in self._windows(worker, workers):
+            arrays, rows, where, size_bytes = self._arrays(buffer), buffer.rows, buffer.place, buffer.table.nbytes
             if self.transform is None:
                 self._check(arrays, rows, where)
-                yield Chunk(arrays, rows, table.nbytes, where)
+                yield Chunk(arrays, rows, size_bytes, where)
                 continue
             made = []
             for begin in range(0, rows, self.batch_size):
                 part = min(self.batch_size, rows - begin)
                 batch = self._transformed({name: array[begin : begin + part] for name, array in arrays.items()})
-                self._check(batch, part, f"step {(first + begin) // self.batch_size + 1} (read up to {where})")
+                self._check(batch, part, f"step {(buffer.before + begin) // self.batch_size + 1} (read up to {where})")
                 if whole:
                     made.append(batch)
                 else:
-                    yield Chunk(batch, part, table.nbytes * part // rows, where)
+                    yield Chunk(batch, part, size_bytes * part // rows, where)
             if whole:
                 joined = {name: np.concatenate([batch[name] for batch in made]) for name in self.spec}
-                yield Chunk(joined, rows, table.nbytes, where)
+                yield Chunk(joined, rows, size_bytes, where)
 
     # ── inside ────────────────────────────────────────────────────────────────
 
@@ -375,8 +385,8 @@ class Shards:
     def _rows_handed_out(self, shard: Shard) -> int:
         return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
 
-    def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[pa.Table, Array, int, str]]:
-        """This rank's buffers: rows as stored, the order to hand them out in, how many came before, and where."""
+    def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
+        """This rank's buffers, one after another."""
         shard = self.plan()[self.rank]
         key = (self.start.seed, self.start.epoch, len(self.start.legs), self.rank)
         length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
@@ -388,24 +398,41 @@ class Shards:
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
         for number, (table, where) in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
-            own = min(len(table), max(0, shard.rows - number * length))
-            order = np.concatenate(
-                [planning.shuffled(own, self.window, key, number), np.arange(own, len(table))]
-            )  # rows that fill up the last batch come last
-            yield table, order[: left - number * length], number * length, where
+            order = np.arange(len(table))
+            own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
+            order[:own] = planning.shuffled(own, self.window, key, number)
+            yield Buffer(table, order, min(len(table), left - number * length), number * length, where)
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
-        for table, order, _, where in self._windows():
-            found = table.take(order) if self.window else table.slice(0, len(order))
-            yield Chunk(found, len(order), table.nbytes, where)
+        for table, order, rows, _, where in self._windows():
+            found = table.take(order[:rows]) if self.window else table.slice(0, rows)
+            yield Chunk(found, rows, table.nbytes, where)
 
-    def _arrays(self, table: pa.Table, order: Array) -> Batch:
-        """The rows of a table in an order, as arrays, those of several columns side by side."""
-        rows = slice(0, len(order)) if not self.window and len(order) <= len(table) else order
+    def _arrays(self, buffer: Buffer) -> Batch:
+        """The rows that a buffer hands out, in its order, as arrays."""
+        batches = buffer.table.to_batches()
+        if len(batches) == 1 and not self.window:
+            return {name: array[: buffer.rows] for name, array in self._columns(batches[0]).items()}
+        place = np.empty(len(buffer.order), np.int64)  # where each row goes, so that it is moved just once
+        place[buffer.order] = np.arange(len(buffer.order))
+        found: Batch = {}
+        begin = 0
+        for batch in batches:
+            for name, part in self._columns(batch).items():
+                if name not in found:
+                    found[name] = np.empty((len(place), *part.shape[1:]), part.dtype)
+                elif part.shape[1:] != found[name].shape[1:]:
+                    raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
+                found[name][place[begin : begin + len(batch)]] = part
+            begin += len(batch)
+        return {name: array[: buffer.rows] for name, array in found.items()}
+
+    def _columns(self, batch: pa.RecordBatch) -> Batch:
+        """What is stored as what a batch is to hold, those of several columns side by side."""
         found = {}
         for name, members in self.groups.items():
-            parts = [to_numpy(table.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
-            found[name] = parts[0][rows] if len(parts) == 1 else _side_by_side(parts, members, name)[rows]
+            parts = [to_numpy(batch.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
+            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
         return found
 
     def _transformed(self, batch: Batch) -> Batch:
@@ -420,7 +447,7 @@ class Shards:
         whole = planning.in_order(self.dataset.counts())[0]
         first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
         table, _ = next(windows(self.dataset, [first], first.rows, READ_BYTES))
-        batch = self._arrays(table, np.arange(len(table)))
+        batch = self._columns(table.combine_chunks().to_batches()[0])
         if self.transform is not None:
             batch = self._transformed(batch)
             for name, array in batch.items():

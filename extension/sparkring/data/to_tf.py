@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
+
+LARGE_BYTES = 256_000  # of a batch: from here on TensorFlow is given one at a time
 
 
 def as_tf(data: Shards, names: Sequence[str]) -> Any:
@@ -23,23 +26,31 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         return tf.string if dtype.kind in "OSU" else tf.int64 if dtype.kind in "mM" else tf.as_dtype(dtype)
 
     batch = {
-        name: tf.TensorSpec([None, size if whole else None, *spec.shape], kind(spec.dtype))
+        name: tf.TensorSpec([size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in data.spec.items()
     }
+    # Each call from TensorFlow into Python costs as much as copying a few hundred kB.
+    row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in data.spec.values())
+    several = size * row_bytes < LARGE_BYTES
 
-    def chunks() -> Iterator[Any]:
-        """Several batches at a time, and of each of them the epoch that it is the last of, or 0."""
+    def batches() -> Iterator[Any]:
+        """Batches, and with each the epoch that it is the last of, or 0; `several` at a time, one more dimension."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))
             full = rows // size * size
             for begin, end, each in ((0, full, size), (full, rows, rows - full)):
-                if begin < end:
-                    steps = (end - begin) // each
-                    ends = np.zeros(steps, np.int64)
-                    ends[left - 1 : left] = epoch
-                    left -= steps
-                    yield ends, {name: _tensor(array[begin:end], each) for name, array in arrays.items()}
+                if begin == end:
+                    continue
+                ends = np.zeros((end - begin) // each, np.int64)
+                ends[left - 1 : left] = epoch
+                left -= len(ends)
+                stacked = {name: _tensor(array[begin:end], each) for name, array in arrays.items()}
+                if several:
+                    yield ends, stacked
+                else:
+                    for at in range(len(ends)):
+                        yield ends[at], {name: array[at] for name, array in stacked.items()}
 
     def handed_out(ends: Any, batch: Any) -> Any:
         over = tf.cond(
@@ -50,9 +61,14 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         with tf.control_dependencies([over]):
             return tf.nest.map_structure(tf.identity, take(batch))
 
-    found = tf.data.Dataset.from_generator(chunks, output_signature=(tf.TensorSpec([None], tf.int64), batch))
-    # Nothing is read ahead behind this: what is handed out there, the training has.
-    found = found.prefetch(1).unbatch().prefetch(tf.data.AUTOTUNE).map(handed_out)
+    signature = (tf.TensorSpec([], tf.int64), batch)
+    if several:
+        pieces = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), signature)
+        found = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
+    else:
+        found = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    # Nothing is read ahead behind the last step: what it hands out, the training has.
+    found = found.prefetch(tf.data.AUTOTUNE).map(handed_out)
     if not data.start.legs:  # the rest of an epoch is shorter than those to come
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
