@@ -257,7 +257,8 @@ def test_ranks_read_their_shares(local, folder, files):
     assert sorted(x for each in rows for x in each) == list(range(144))
     for rank in result.record.ranks:
         (reading,) = rank.readings
-        told = (reading.opened.kind, reading.opened.rows, reading.read.steps, reading.read.rows, reading.read.done)
+        (read,) = reading.ended
+        told = (reading.opened.kind, reading.opened.rows, read.steps, read.rows, read.done)
         assert told == ("tfrecord", 144, 12, 48, True)
     split = any("do not go evenly into 3 ranks" in line.text for line in result.record.recent)
     assert split == (files != 6)
