@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -336,7 +337,7 @@ def test_a_write_that_is_stopped(folder):
         yield numbered(100)
         raise error
 
-    for error in (KeyboardInterrupt(), ZeroDivisionError("mine")):
+    for error in (KeyboardInterrupt(), ZeroDivisionError("mine"), FileNotFoundError("mine, too")):
         with pytest.raises(type(error)):
             write_tfrecord(stopped(error), folder, batch_size=4)
         assert not folder.exists()
@@ -347,6 +348,18 @@ def test_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/below cannot be written: Not a directory"):
         write_tfrecord(numbered(4), tmp_path / "file" / "below", batch_size=4)
+
+
+def test_a_full_disk(folder):
+    """Here a limit to the size of files: the reason, and nothing is left."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"records cannot be written: .*File too large.*Free some space"):
+            write_tfrecord({"x": np.random.default_rng(0).random(1_000_000)}, folder, batch_size=1_000, files=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

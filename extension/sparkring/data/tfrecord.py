@@ -142,14 +142,14 @@ def write_tfrecord(
     _tensorflow()
     target = locate(path)
     called = f"`{name}`" if name else "the data"
-    batches = _rebatched(_chunks(source, called, cache, name, say), batch_size, called)
+    batches = _Source(_rebatched(_chunks(source, called, cache, name, say), batch_size, called), target, say)
     made = _claim(target)
     try:
         names = _names(count, prefixes)
-        schema = _write(_telling(batches, target, say), target, names, batch_size, compression, called)
+        schema = _write(batches, target, names, batch_size, compression, called)
     except BaseException as error:  # an interrupt as well
         _withdraw(target, made)
-        if _is_of_files(error):
+        if error is not batches.failed and _is_of_files(error):
             raise _unwritable(error, target) from error
         raise
     if say:
@@ -159,7 +159,7 @@ def write_tfrecord(
 
 
 def _write(
-    batches: Iterator[Arrays],
+    batches: _Source,
     target: Location,
     names: Sequence[str],
     batch_size: int,
@@ -201,18 +201,34 @@ def _write(
             shutil.rmtree(here, ignore_errors=True)
 
 
-def _telling(batches: Iterator[Arrays], target: Location, say: Callable[[str], None] | None) -> Iterator[Arrays]:
-    """The batches; when it takes long, `say` is told how many rows they were, ever more rarely."""
-    started, pause_s, rows = time.monotonic(), FIRST_WORD_S, 0
-    due = started + pause_s
-    for batch in batches:
-        rows += len(next(iter(batch.values())))
-        now = time.monotonic()
-        if say and now >= due:
-            pause_s = min(2 * pause_s, RAREST_WORD_S)
-            due = now + pause_s
-            say(f"writing {target.written}: {rows:,} rows in {now - started:.0f} s …")
-        yield batch
+class _Source:
+    """The batches to write. When they take long, `say` is told how many rows they were, ever more rarely.
+
+    `failed`: what making them raised, which is not about the files that are written.
+    """
+
+    def __init__(self, batches: Iterator[Arrays], target: Location, say: Callable[[str], None] | None) -> None:
+        self._batches, self._target, self._say = batches, target, say
+        self.failed: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Arrays]:
+        started, pause_s, rows = time.monotonic(), FIRST_WORD_S, 0
+        due = started + pause_s
+        while True:
+            try:
+                batch = next(self._batches, None)
+            except BaseException as error:
+                self.failed = error
+                raise
+            if batch is None:
+                return
+            rows += len(next(iter(batch.values())))
+            now = time.monotonic()
+            if self._say and now >= due:
+                pause_s = min(2 * pause_s, RAREST_WORD_S)
+                due = now + pause_s
+                self._say(f"writing {self._target.written}: {rows:,} rows in {now - started:.0f} s …")
+            yield batch
 
 
 def _names(count: int, prefixes: int) -> list[str]:
