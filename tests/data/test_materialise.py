@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 
+import psutil
 import pytest
 from pyarrow import parquet
 
@@ -328,6 +329,21 @@ def test_what_spark_cannot_compute(files, cache):
 
     with pytest.raises(DataError, match=r"could not compute or write `df`: ValueError: no \d+ today$"):
         materialise(files().select(functions.udf(burst, "long")("x")), cache=cache, name="df")
+    assert kept(cache) == []
+
+
+def test_a_full_disk(spark, cache):
+    """Here a limit to the size of files: Spark's reason in a line, what to do, and nothing is left."""
+    if not spark.sparkContext.master.startswith("local"):
+        pytest.skip("the executors are other processes")
+    jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
+    before = jvm.rlimit(psutil.RLIMIT_FSIZE)
+    jvm.rlimit(psutil.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"could not compute or write .*File too large.*name another folder"):
+            materialise(spark.range(0, 2_000_000, 1, 2).selectExpr("rand(1)"), cache=cache)
+    finally:
+        jvm.rlimit(psutil.RLIMIT_FSIZE, before)
     assert kept(cache) == []
 
 

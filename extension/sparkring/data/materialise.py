@@ -276,7 +276,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 
 def _advice(reason: str) -> str:
     """What to do about a failure of Spark's that has to do with the cache."""
-    if re.search(r"No space left|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
+    if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
         return f". Free some space, or name another folder with cache=… or {CACHE}."
     return ""
 

@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -42,6 +43,7 @@ LARGEST_RECORD = 2**31 - 2**20  # protobuf ends at 2 GiB
 SHUFFLED_BYTES = 64_000_000
 MOST_SHUFFLED, MOST_OPEN = 64, 16
 OPEN_IN_ORDER = 256
+FIRST_WORD_S, RAREST_WORD_S = 2.0, 60.0
 
 Compression = Literal["GZIP", "ZLIB"]
 Remainder = Literal["drop", "pad"]
@@ -140,13 +142,16 @@ def write_tfrecord(
     _tensorflow()
     target = locate(path)
     called = f"`{name}`" if name else "the data"
-    batches = _rebatched(_chunks(source, called, cache, name, say), batch_size, called)
+    batches = _Source(_rebatched(_chunks(source, called, cache, name, say), batch_size, called), target, say)
     made = _claim(target)
     try:
-        schema = _write(batches, target, _names(count, prefixes), batch_size, compression, called)
+        names = _names(count, prefixes)
+        schema = _write(batches, target, names, batch_size, compression, called)
     except BaseException as error:  # an interrupt as well
         _withdraw(target, made)
-        raise _told(error, target) from error
+        if error is not batches.failed and _is_of_files(error):
+            raise _unwritable(error, target) from error
+        raise
     if say:
         say(f"wrote {schema.rows:,} rows in {schema.records:,} records and {count} files, "
             f"{schema.size_bytes / 1e6:,.1f} MB, to {target.written}")  # fmt: skip
@@ -154,7 +159,7 @@ def write_tfrecord(
 
 
 def _write(
-    batches: Iterator[Arrays],
+    batches: _Source,
     target: Location,
     names: Sequence[str],
     batch_size: int,
@@ -196,6 +201,36 @@ def _write(
             shutil.rmtree(here, ignore_errors=True)
 
 
+class _Source:
+    """The batches to write. When they take long, `say` is told how many rows they were, ever more rarely.
+
+    `failed`: what making them raised, which is not about the files that are written.
+    """
+
+    def __init__(self, batches: Iterator[Arrays], target: Location, say: Callable[[str], None] | None) -> None:
+        self._batches, self._target, self._say = batches, target, say
+        self.failed: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Arrays]:
+        started, pause_s, rows = time.monotonic(), FIRST_WORD_S, 0
+        due = started + pause_s
+        while True:
+            try:
+                batch = next(self._batches, None)
+            except BaseException as error:
+                self.failed = error
+                raise
+            if batch is None:
+                return
+            rows += len(next(iter(batch.values())))
+            now = time.monotonic()
+            if self._say and now >= due:
+                pause_s = min(2 * pause_s, RAREST_WORD_S)
+                due = now + pause_s
+                self._say(f"writing {self._target.written}: {rows:,} rows in {now - started:.0f} s …")
+            yield batch
+
+
 def _names(count: int, prefixes: int) -> list[str]:
     names = [f"part-{index:05d}.tfrecord" for index in range(count)]
     if not prefixes:
@@ -219,7 +254,7 @@ def _claim(target: Location) -> bool:
         target.fs.makedirs(target.path, exist_ok=True)
         return True
     except OSError as error:
-        raise _told(error, target) from error
+        raise _unwritable(error, target) from error
 
 
 def _withdraw(target: Location, made: bool) -> None:
@@ -234,12 +269,14 @@ def _withdraw(target: Location, made: bool) -> None:
         pass  # without a schema nobody takes it for whole
 
 
-def _told(error: BaseException, target: Location) -> BaseException:
-    """A file system's or TensorFlow's failure to write as a DataError; anything else as it is."""
-    if isinstance(error, OSError) or type(error).__module__.startswith("tensorflow."):
-        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-        return DataError(f"{target.written} cannot be written: {reason}. Free some space, or name another folder.")
-    return error
+def _is_of_files(error: BaseException) -> bool:
+    """Is it a file system's or TensorFlow's failure to write?"""
+    return isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
+
+
+def _unwritable(error: BaseException, target: Location) -> DataError:
+    reason = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return DataError(f"{target.written} cannot be written: {reason}. Free some space, or name another folder.")
 
 
 def _encoded(batch: Arrays, called: str) -> bytes:
@@ -612,7 +649,7 @@ class Records:
         if names or self.transform is not None:
             found = found.map(lambda batch: self._as_asked(batch, names), num_parallel_calls=tf.data.AUTOTUNE)
         found = found.prefetch(tf.data.AUTOTUNE)
-        found = found.enumerate().map(reading.counted)
+        found = found.scan(tf.constant(0, tf.int64), reading.counted)
         options = tf.data.Options()
         options.deterministic = True
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -733,13 +770,12 @@ class _Reading:
             random.Random(f"{records.seed} {self._epoch}").shuffle(order)
         return np.array(order, np.int64)
 
-    def counted(self, index: Any, batch: Any) -> Any:
-        """The batch itself; every so often Python is told."""
+    def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
+        """How many batches it is now, and the batch itself; every so often Python is told."""
         tf = _tensorflow()
-        due = tf.logical_or(tf.equal((index + 1) % self._every, 0), tf.equal(index + 1, self._records.steps))
-        told = tf.cond(due, lambda: tf.numpy_function(self._tell, [index + 1], tf.int64), lambda: index)
-        with tf.control_dependencies([told]):
-            return tf.nest.map_structure(tf.identity, batch)
+        steps = before + 1
+        due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self._records.steps))
+        return tf.cond(due, lambda: tf.numpy_function(self._tell, [steps], tf.int64), lambda: steps), batch
 
     def _tell(self, steps: np.int64) -> np.int64:
         for _ in range(int(steps) - self._told):

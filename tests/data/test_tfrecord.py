@@ -1,0 +1,417 @@
+"""TFRecord files of whole batches: what is written is what is read, and every rank has its even share of it."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkring.data.tfrecord import (
+    SCHEMA,
+    Column,
+    RecordFile,
+    Schema,
+    read_schema,
+    share_out,
+    tfrecords,
+    write_tfrecord,
+)
+from sparkring.errors import DataError, OptionsError
+
+
+@pytest.fixture(autouse=True)
+def tf(watch):
+    """TensorFlow, which keeps what it opens when it is imported."""
+
+    def use():
+        import tensorflow
+
+        list(tensorflow.data.Dataset.range(1))
+        return tensorflow
+
+    return watch.except_for(use)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "records"
+
+
+def numbered(rows):
+    return {"x": np.arange(rows), "y": np.arange(rows, dtype=np.float32)[:, None] * [1, 2]}
+
+
+def seen(records):
+    """The x of every row of an epoch, in the order in which they come."""
+    return [int(x) for batch in records for x in batch["x"]]
+
+
+# ── Shares ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    records=st.integers(1, 200),
+    files=st.integers(1, 20),
+    ranks=st.integers(1, 24),
+    short=st.integers(0, 6),
+    remainder=st.sampled_from(["drop", "pad"]),
+)
+def test_shares(records, files, ranks, short, remainder):
+    """As many steps on every rank, no record on two of them, and next to none on none."""
+    batch = 7
+    rows = [0] * files
+    for index in range(records):
+        rows[index % files] += batch
+    rows[(records - 1) % files] -= short
+    each = tuple(RecordFile(str(i), -(-n // batch), n, 0) for i, n in enumerate(rows))
+    schema = Schema((Column("x", "int64"),), batch, sum(rows), each)
+    usable = schema.rows // batch if remainder == "drop" else records
+    if usable < ranks:
+        with pytest.raises(DataError, match="too few"):
+            share_out(schema, 0, ranks, remainder)
+        return
+    shares = [share_out(schema, rank, ranks, remainder) for rank in range(ranks)]
+    assert {share.steps for share in shares} == {usable // ranks if remainder == "drop" else -(-usable // ranks)}
+    read = collections.Counter(
+        (part.file, index)
+        for share in shares
+        for part in share.parts
+        for index in range(part.skip, part.skip + part.take)
+    )
+    assert len(read) == usable
+    assert sum(read.values()) == (usable if remainder == "drop" else shares[0].steps * ranks)
+    for share in shares:
+        took = sum(part.take for part in share.parts)
+        assert share.steps <= took <= share.steps + (remainder == "drop")
+
+
+def test_whole_files_where_they_are_even():
+    """Twice as many files as ranks: no file is opened by two."""
+    files = tuple(RecordFile(str(i), 10, 100, 0) for i in range(8))
+    schema = Schema((Column("x", "int64"),), 10, 800, files)
+    shares = [share_out(schema, rank, 4) for rank in range(4)]
+    assert [sorted(part.file for part in share.parts) for share in shares] == [[r, r + 4] for r in range(4)]
+    assert not any(share.split for share in shares)
+    assert all(share_out(schema, rank, 3).split for rank in range(3))
+
+
+# ── There and back ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_every_type(folder, tf, compression):
+    """Numbers of every width, arrays, images, text and bytes come back as they were, with static shapes."""
+    random = np.random.default_rng(0)
+    names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+    rows = {name: random.integers(0, 2, (10, 3)).astype(name) for name in names.split()}
+    rows["uint64"][0] = 2**64 - 1
+    rows["big"] = np.arange(10, dtype=">i4")
+    rows["image"] = random.integers(0, 256, (10, 4, 5, 3), np.uint8)
+    rows["text"] = np.array([f"ö{i}" * i for i in range(10)], object)
+    rows["raw"] = np.array([bytes([0, i, 0]) for i in range(10)], object)
+    write_tfrecord(rows, folder, batch_size=5, files=2, compression=compression)
+    records = tfrecords(folder, shuffle=False)
+    spec = records.as_tf().element_spec
+    assert (spec["image"].shape, spec["image"].dtype) == ((5, 4, 5, 3), tf.uint8)
+    assert (spec["text"].shape, spec["text"].dtype) == ((5,), tf.string)
+    batches = list(records)
+    for name, written in rows.items():
+        read = np.concatenate([batch[name] for batch in batches])
+        if name == "text":
+            written = np.array([text.encode() for text in written], object)
+        assert read.dtype == written.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(read, written)
+
+
+def test_rows_in_pieces(folder):
+    """Batches of any size, arrays' lists and pandas' frames: what counts is the rows; files differ by one record."""
+    pieces = [numbered(60)["x"][start:stop] for start, stop in ((0, 1), (1, 1), (1, 40), (40, 60))]
+    schema = write_tfrecord(({"x": piece} for piece in pieces), folder, batch_size=4, files=4)
+    assert [file.records for file in schema.files] == [4, 4, 4, 3]
+    assert [file.size_bytes for file in schema.files] == [(folder / file.name).stat().st_size for file in schema.files]
+    assert read_schema(folder) == schema
+    assert seen(tfrecords(folder, shuffle=False)) == list(range(60))
+
+
+def test_a_spark_frame(spark, folder, tmp_path):
+    """A Spark DataFrame, with lists, vectors and text, and rows spread evenly however its partitions are."""
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(i, [float(i), 0.5], Vectors.dense([i, 1.0, 2.0]), f"row {i}", bytearray([i]), True) for i in range(50)]
+    frame = spark.createDataFrame(rows, ["x", "l", "v", "t", "b", "z"]).repartition(7)
+    told = []
+    schema = write_tfrecord(frame, folder, batch_size=8, ranks=2, cache=tmp_path / "cache", name="df", say=told.append)
+    assert [file.records for file in schema.files] == [2, 2, 2, 1]
+    assert schema.columns[:3] == (Column("x", "int64"), Column("l", "float64", (2,)), Column("v", "float64", (3,)))
+    found = sorted(
+        (int(batch["x"][i]), *batch["l"][i], *batch["v"][i], batch["t"][i], batch["b"][i])
+        for batch in tfrecords(folder, remainder="pad")
+        for i in range(8)
+    )
+    assert sorted(set(found)) == [(i, i, 0.5, i, 1.0, 2.0, f"row {i}".encode(), bytes([i])) for i in range(50)]
+    assert any(line.startswith("writing `df`") for line in told)
+    assert told[-1].startswith("wrote 50 rows in 7 records and 4 files")
+
+
+def test_prefixes(folder):
+    """The files' paths are spread evenly over folders with names like hashes."""
+    schema = write_tfrecord(numbered(64), folder, batch_size=4, files=8, prefixes=4)
+    spread = collections.Counter(file.name.partition("/")[0] for file in schema.files)
+    assert sorted(spread.values()) == [2, 2, 2, 2]
+    assert sorted(path.parent.name for path in folder.glob("*/*.tfrecord")) == sorted(spread.elements())
+    assert sorted(seen(tfrecords(folder))) == list(range(64))
+
+
+def test_another_file_system(folder):
+    """Elsewhere the files are copied whole; where TensorFlow cannot read, it is said before the first batch."""
+    import fsspec
+
+    write_tfrecord(numbered(8), "memory://far/records", batch_size=4, files=2, prefixes=2)
+    try:
+        assert len(fsspec.filesystem("memory").glob("/far/records/*/*.tfrecord")) == 2
+        assert read_schema("memory://far/records").rows == 8
+        with pytest.raises(DataError, match="this TensorFlow cannot read memory://"):
+            tfrecords("memory://far/records")
+    finally:
+        fsspec.filesystem("memory").rm("/far", recursive=True)
+
+
+# ── Order, columns, what is asked for ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_order(folder):
+    """Another one every epoch, the same for the same seed, and 0 is a seed."""
+    write_tfrecord(numbered(512), folder, batch_size=4, files=8)
+
+    def epochs(seed):
+        records = tfrecords(folder, seed=seed)
+        found = records.as_tf("x")
+        return [[int(x) for batch in found for x in batch] for _ in range(3)]
+
+    first, again, other = epochs(0), epochs(0), epochs(1)
+    assert first == again != other
+    assert len({tuple(order) for order in (*first, *other)}) == 6
+    assert all(sorted(order) == list(range(512)) for order in (*first, *other))
+    plain = tfrecords(folder, shuffle=False)
+    assert seen(plain) == seen(plain) == list(range(512))
+
+
+def test_remainder(folder, capsys):
+    """What does not fill a batch is left out, which is said, or filled up with rows that were there."""
+    write_tfrecord(numbered(22), folder, batch_size=4, files=2)
+    dropped = tfrecords(folder, shuffle=False)
+    assert (len(dropped), dropped.dropped, seen(dropped)) == (5, 2, list(range(20)))
+    assert "2 of 22 rows are left out of each epoch" in capsys.readouterr().out
+    padded = tfrecords(folder, shuffle=False, remainder="pad")
+    assert (len(padded), padded.dropped) == (6, 0)
+    assert seen(padded) == [*range(22), 20, 21]
+    assert padded.as_tf("x").element_spec.shape == (4,)
+
+
+def test_what_is_asked_for(folder, tf):
+    """A dict; a tuple by names; one tensor; some columns only; what a transform makes of them."""
+    write_tfrecord(numbered(8), folder, batch_size=4, files=2)
+    records = tfrecords(folder, shuffle=False)
+    assert set(records.as_tf().element_spec) == {"x", "y"}
+    assert [spec.shape.as_list() for spec in records.as_tf("y", "x").element_spec] == [[4, 2], [4]]
+    assert records.as_tf("x").element_spec.dtype == tf.int64
+    assert set(tfrecords(folder, columns=["y"]).as_tf().element_spec) == {"y"}
+    twice = tfrecords(folder, shuffle=False, transform=lambda batch: {"z": batch["x"] * 2})
+    assert next(iter(twice.as_tf("z"))).numpy().tolist() == [0, 2, 4, 6]
+    assert len(records.as_tf()) == records.steps == 2
+
+
+def test_keras(folder, tf):
+    """fit() takes it as it is, epoch after epoch."""
+    write_tfrecord(numbered(64), folder, batch_size=8, files=4)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+    model.compile("sgd", "mse")
+    history = model.fit(tfrecords(folder).as_tf("y", "x"), epochs=3, verbose=0)
+    assert len(history.history["loss"]) == 3
+
+
+# ── Ranks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+READ = """
+    from sparkring.data.tfrecord import tfrecords
+
+    records = tfrecords(path, seed=0)
+    found = [[int(x) for batch in records.as_tf("x") for x in batch] for epoch in range(1)]
+    len(records), found[0]
+"""
+
+
+@pytest.mark.parametrize("files", [6, 4, 1])
+def test_ranks_read_their_shares(local, folder, files):
+    """Three ranks make as many steps each, read no row twice, and tell the run how far they are."""
+    write_tfrecord(numbered(36 * 4), folder, batch_size=4, files=files)
+    result = local.run(READ, 3, namespace={"path": str(folder)})
+    steps, rows = zip(*result.values, strict=True)
+    assert steps == (12, 12, 12)
+    assert sorted(x for each in rows for x in each) == list(range(144))
+    for rank in result.record.ranks:
+        (reading,) = rank.readings
+        (read,) = reading.ended
+        told = (reading.opened.kind, reading.opened.rows, read.steps, read.rows, read.done)
+        assert told == ("tfrecord", 144, 12, 48, True)
+    split = any("do not go evenly into 3 ranks" in line.text for line in result.record.recent)
+    assert split == (files != 6)
+
+
+def test_too_few_records(folder):
+    """More ranks than records: said before the first batch."""
+    write_tfrecord(numbered(8), folder, batch_size=4, files=2)
+    with pytest.raises(DataError, match="2 full records of 4 rows are too few for 3 ranks"):
+        share_out(read_schema(folder), 0, 3)
+
+
+# ── Bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"a": np.array([1, None], object)}, r"column 'a' has nulls \(1 of 2"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "column 'a' has masked values"),
+        ({"a": [[1, 2], [3]]}, "column 'a' is ragged"),
+        ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, r"column 'a' is ragged \(shapes \(2,\) and \(3,\)"),
+        ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column 'a' is of type datetime64\[s\].*"),
+        ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: a 2, b 3"),
+        ({"a": np.zeros((2, 0))}, "column 'a' has arrays of no values"),
+        ({"a": np.zeros(0)}, "the data has no rows"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], "from row 2 on the columns are b"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2, int)}], "column 'a' is of type float64, and int64 from row 2 on"),
+        ([{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}], r"column 'a' is ragged \(\(3,\), and \(4,\) from row 2"),
+        ([1, 2], "gives a `int` where a batch is to be a dict"),
+        ([], "the data has no rows"),
+    ],
+)
+def test_what_cannot_be_stored(folder, rows, message):
+    """One sentence that names the column; nothing is left."""
+    with pytest.raises(DataError, match=message):
+        write_tfrecord(rows, folder, batch_size=4)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("if(id = 3, NULL, id)", "column 'c' has nulls"),
+        ("if(id = 3, array(1), array(1, 2))", "column 'c' is ragged"),
+        ("timestamp'2020-01-01 00:00:00'", r"column 'c' is of type timestamp.*unix_micros"),
+        ("cast(id AS decimal(5, 2))", "column 'c' is of type decimal.*cast it to double"),
+        ("map('a', id)", "column 'c' is of type map"),
+    ],
+)
+def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
+    """The same for a Spark DataFrame's columns."""
+    with pytest.raises(DataError, match=message):
+        write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
+    assert not folder.exists()
+
+
+def test_a_folder_with_something_in_it(folder):
+    """Nothing is written over, and what was there stays; an empty folder is taken, and stays when writing fails."""
+    folder.mkdir()
+    with pytest.raises(DataError, match="no rows"):
+        write_tfrecord([], folder, batch_size=4)
+    assert list(folder.iterdir()) == []
+    write_tfrecord(numbered(8), folder, batch_size=4)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(DataError, match="is there and not an empty folder"):
+        write_tfrecord(numbered(4), folder, batch_size=4)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_write_that_is_stopped(folder):
+    """An interrupt, or whatever the source raises, comes through, and leaves no file."""
+
+    def stopped(error):
+        yield numbered(100)
+        raise error
+
+    for error in (KeyboardInterrupt(), ZeroDivisionError("mine"), FileNotFoundError("mine, too")):
+        with pytest.raises(type(error)):
+            write_tfrecord(stopped(error), folder, batch_size=4)
+        assert not folder.exists()
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    """A file in the way: which, and why."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file/below cannot be written: Not a directory"):
+        write_tfrecord(numbered(4), tmp_path / "file" / "below", batch_size=4)
+
+
+def test_a_full_disk(folder):
+    """Here a limit to the size of files: the reason, and nothing is left."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"records cannot be written: .*File too large.*Free some space"):
+            write_tfrecord({"x": np.random.default_rng(0).random(1_000_000)}, folder, batch_size=1_000, files=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"files": 0}, {"ranks": 0}, {"prefixes": -1}, {"compression": "ZIP"}]
+)
+def test_options(folder, options):
+    with pytest.raises(OptionsError):
+        write_tfrecord(numbered(4), folder, **{"batch_size": 4, **options})
+    assert not folder.exists()
+
+
+def test_what_is_no_whole_folder(folder):
+    """A path that is not there, one without a schema, a schema that was cut."""
+    with pytest.raises(DataError, match="does not exist"):
+        tfrecords(folder)
+    write_tfrecord(numbered(8), folder, batch_size=4)
+    text = (folder / SCHEMA).read_text()
+    (folder / SCHEMA).write_text(text[: len(text) // 2])
+    with pytest.raises(DataError, match=r"_schema.json is damaged"):
+        tfrecords(folder)
+    (folder / SCHEMA).write_text(json.dumps({**json.loads(text), "layout": 99}))
+    with pytest.raises(DataError, match="another version"):
+        tfrecords(folder)
+    (folder / SCHEMA).unlink()
+    with pytest.raises(DataError, match="the writing was stopped"):
+        tfrecords(folder)
+
+
+def test_damaged_files(folder):
+    """One that is gone, cut, or has a bit turned over: its name is in the error."""
+    write_tfrecord(numbered(80), folder, batch_size=4, files=2)
+    part = folder / "part-00001.tfrecord"
+    content = part.read_bytes()
+    middle = len(content) // 2
+    part.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    records = tfrecords(folder)  # of the right size
+    with pytest.raises(DataError, match=r"part-00001.tfrecord is damaged after record \d+ \(corrupted record"):
+        list(records)
+    os.truncate(part, middle)
+    with pytest.raises(DataError, match=r"part-00001.tfrecord has [\d,]+ bytes and was written with"):
+        tfrecords(folder)
+    part.unlink()
+    with pytest.raises(DataError, match=r"part-00001.tfrecord is missing"):
+        tfrecords(folder)
+
+
+def test_columns_that_are_not_there(folder):
+    """The nearest name is proposed."""
+    write_tfrecord({"label": np.zeros(4), "image": np.zeros(4)}, folder, batch_size=4)
+    with pytest.raises(DataError, match=r"no column 'lable'. Did you mean 'label'"):
+        tfrecords(folder, columns=["lable"])
+    with pytest.raises(DataError, match=r"no column 'imag'. Did you mean 'image'"):
+        tfrecords(folder).as_tf("imag")
+    with pytest.raises(DataError, match=r"the transform's result has no column 'q'. There are: p"):
+        tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")
