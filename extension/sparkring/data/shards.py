@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -568,5 +569,9 @@ def _path(source: Source | DataFrame, cache: str | os.PathLike[str] | None) -> S
         return source
     from sparkring.data.materialise import materialise
 
-    written: str = materialise(source, cache=cache).location.written
+    written: str = materialise(source, cache=cache, say=_say).location.written
     return written
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"sparkring: {text}\n")
