@@ -271,8 +271,10 @@ def test_a_killed_kernel(driver, files, cache, wait_until):
     process.process.kill()
     process.process.wait()
     wait_until(lambda: not process.family(), "its JVM has ended")
-    materialise(files(), cache=cache)
+    told = []
+    materialise(files(), cache=cache, say=told.append)
     assert not half.exists()
+    assert told[0].startswith("removed 1 old or unfinished copy")
 
 
 def test_another_hosts_beginnings(files, cache):

@@ -7,7 +7,8 @@
         _used               when it was last asked for
 
 The key is made of the DataFrame's version (frames.py) and of how it is written. Nothing is renamed, since not every
-mount can. What a killed kernel has left half-written is removed by the next that writes.
+mount can. Whoever writes first removes what killed kernels have left half-written, and copies that nobody has asked for
+in a month.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def materialise(
         return found
     with _usable(home):
         home.fs.makedirs(home.path, exist_ok=True)
-        remove_abandoned(home)
+        gone = _clean(home, KEEP_DAYS)
+    if gone:
+        tell(f"removed {len(gone)} old or unfinished {'copies' if len(gone) > 1 else 'copy'} from {home.written}")
     tell(f"writing {called} to {home.written} once; later runs reuse it")
     return _write(frame, home, key, version, row_group_bytes, called, tell)
 
@@ -120,25 +123,20 @@ def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEE
     """
     home = cache_folder(cache)
     with _usable(home):
-        gone = remove_abandoned(home)
-        for copy in _copies(home):
-            commit = _read(copy / COMMIT)
-            if commit and time.time() - _used(copy, commit) > keep_days * 24 * 3600:
-                gone.append(copy.written)
-                _remove(copy)
-        for key in _folders(home, _KEY):
-            with contextlib.suppress(OSError):  # another copy is in it
-                home.fs.rmdir(key.path)
-    return gone
+        return _clean(home, keep_days)
 
 
-def remove_abandoned(home: Location) -> list[str]:
-    """Remove the copies that killed processes have left half-written. Returns their paths."""
+def _clean(home: Location, keep_days: float) -> list[str]:
     gone = []
-    for copy in _copies(home):
-        if not _read(copy / COMMIT) and _abandoned(copy):
-            gone.append(copy.written)
-            _remove(copy)
+    for key in _folders(home, _KEY):
+        for copy in _folders(key, _COPY):
+            commit = _read(copy / COMMIT)
+            unused_s = time.time() - _used(copy, commit) if commit else 0.0
+            if unused_s > keep_days * 24 * 3600 or (not commit and _abandoned(copy)):
+                _remove(copy)
+                gone.append(copy.written)
+        with contextlib.suppress(OSError):  # another copy is in it
+            home.fs.rmdir(key.path)
     return gone
 
 
@@ -174,11 +172,6 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
         if size != file["size_bytes"]:
             return f"{file['name']} has {size:,} bytes and was written with {file['size_bytes']:,}"
     return ""
-
-
-def _copies(home: Location) -> Iterator[Location]:
-    for key in _folders(home, _KEY):
-        yield from _folders(key, _COPY)
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
