@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring import shards
+from sparkring import report, shards
 from sparkring.data import dataset
 from sparkring.data import shards as module
 from sparkring.errors import DataError
@@ -321,6 +321,33 @@ def test_where_tensorflow_is_has_to_be_said(numbered):
         data.position()
     assert data.position(step=1).legs[0].rows == 100
     del reading
+
+
+def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
+    """Not what was read ahead; the end of an epoch is told with its last batch."""
+    told = []
+    monkeypatch.setattr(report, "_tell", lambda kind, fields: told.append({"told": kind, **fields}))
+    for read in (
+        lambda data: data.as_numpy(),
+        lambda data: data.as_arrow(),
+        lambda data: iter(data.as_torch()),
+        lambda data: iter(data.as_torch(workers=1)),
+    ):
+        told.clear()
+        data = shards(numbered, 100, rank=0, size=2)
+        batches = read(data)
+        next(batches)
+        assert [each["told"] for each in told] == ["data", "read"]
+        assert told[0]["opened"]["rows"] == 1000
+        assert (told[1]["rows"], told[1]["steps"], told[1]["rows_planned"], told[1]["done"]) == (100, 1, 500, False)
+        assert 0 < told[1]["size_bytes"] < 100 * 200
+        for _ in range(4):
+            next(batches)
+        assert (told[-1]["rows"], told[-1]["steps"], told[-1]["epoch"], told[-1]["done"]) == (500, 5, 1, True)
+        assert told[-1]["place"].startswith("part-")
+    told.clear()
+    assert len(list(shards(numbered, 100, rank=0, size=2).as_tf())) == 5
+    assert (told[-1]["rows"], told[-1]["steps"], told[-1]["done"]) == (500, 5, True)
 
 
 def test_shards_travel_to_ranks(numbered):

@@ -170,6 +170,7 @@ class Shards:
     start: Position
     _steps: int = 0  # handed out since `start`
     _spec: dict[str, Spec] | None = field(default=None, repr=False)
+    _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
     _progress: Progress | None = field(default=None, repr=False)
 
     # ── what it is ────────────────────────────────────────────────────────────
@@ -200,6 +201,8 @@ class Shards:
     def plan(self, size: int | None = None) -> tuple[Shard, ...]:
         """Who reads what in (the rest of) this epoch, by rank. DataError if a rank cannot fill a single batch."""
         size = size or self.size
+        if self._planned is not None and self._planned[:2] == (size, self.start):
+            return self._planned[2]
         found = planning.plan(
             self.dataset.counts(),
             size,
@@ -214,6 +217,7 @@ class Shards:
                 f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
                 f'fills no batch of {self.batch_size:,}: take a smaller batch_size, fewer ranks, or remainder="pad".'
             )
+        self._planned = size, self.start, found
         return found
 
     @property
@@ -307,24 +311,32 @@ class Shards:
 
     def chunks(self) -> Iterator[Batch]:
         """One epoch as arrays of several batches, for a format that cuts them itself and calls ended()."""
+        told = self._begin()
         self._steps = _AHEAD
-        return (chunk.data for chunk in self._told(self._ahead(self.read)))
+        for chunk, waited_s in self._ahead(self.read):
+            told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
+            yield chunk.data
 
     def ended(self, epoch: int) -> None:
         """The rank's own code has been handed the last batch of an epoch: the next one is next."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
+            if self._progress is not None:
+                self._progress.end()
 
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
         """An epoch's chunks, each with the s it was waited for, cut into batches; what a rank was handed is read."""
         epoch, steps = self.start.epoch, len(self)
+        told = self._begin()
         self._steps = 0
-        for chunk in self._told(chunks):
+        for chunk, waited_s in chunks:
             for begin in range(0, chunk.rows, self.batch_size):
+                rows = min(self.batch_size, chunk.rows - begin)
+                told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
-                if self._steps == steps:
+                if self._steps == steps:  # whoever counts steps never asks for one more
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
 
@@ -357,9 +369,9 @@ class Shards:
     def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
         return Ahead(read, self.prefetch * (1 if self.transform is None else TRANSFORMED_AHEAD))
 
-    def _told(self, chunks: Iterable[tuple[Chunk[Held], float]]) -> Iterator[Chunk[Held]]:
-        """Tell the notebook what is read, and how far it is."""
-        shard, found = self.plan()[self.rank], self.dataset
+    def _begin(self) -> Progress:
+        """Tell the notebook that an epoch begins, and first what data it is."""
+        found = self.dataset
         if self._progress is None:
             self._progress = Progress(
                 name=found.name,
@@ -373,15 +385,9 @@ class Shards:
                 size_bytes=found.size_bytes,
                 batch_size=self.batch_size,
             )
-        told = self._progress
-        rows = self._rows_handed_out(shard)
-        told.begin(self.start.epoch, rows, shard.steps)
-        for chunk, waited_s in chunks:
-            told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
-            rows -= chunk.rows
-            if not rows:  # whoever counts steps never asks for more
-                told.end()
-            yield chunk
+        shard = self.plan()[self.rank]
+        self._progress.begin(self.start.epoch, self._rows_handed_out(shard), shard.steps)
+        return self._progress
 
     def _rows_handed_out(self, shard: Shard) -> int:
         return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
@@ -477,8 +483,8 @@ class Shards:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        # What this process has told the notebook is its own.
-        return {**self.__dict__, "_progress": None}
+        # What this process has told the notebook is its own, and what it has planned is quickly made.
+        return {**self.__dict__, "_progress": None, "_planned": None}
 
 
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
