@@ -72,6 +72,7 @@ def run_cell(
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
+    _look_ahead(captured, namespace, options.size)
     try:
         result = _run(request, options, title, code, large, view, data, warm, ranks)
     except ResultError:  # the cell ran all the same
@@ -82,6 +83,15 @@ def run_cell(
     if warm is not None:
         warm.held.bound({*captured.binds, *result.pulled}, taking_part)
     return result
+
+
+def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
+    """Let what travels say what is wrong with it for so many ranks, before they are started."""
+    for name in captured.names:
+        value = namespace.get(name.name)
+        look = getattr(type(value), "_sparkring_look_ahead", None)
+        if look is not None and size:
+            look(value, size)
 
 
 def take_along(

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring import runs, shards
+from sparkring import runs, shards, world
 from sparkring.errors import DataError, RunFailed
 
 
@@ -108,7 +108,22 @@ def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     assert "cell line 3" in str(caught.value)
 
 
-def test_a_dataset_that_is_wrong_never_reaches_a_launch(numbered):
-    """Made in the notebook, it is told there."""
-    with pytest.raises(DataError, match="no column `z`"):
-        shards(numbered, columns=["z"])
+def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local):
+    """Too few rows for them, a transform that gives too few, rows that are no array; a transform's own error is not."""
+    few = shards(numbered, 500)
+    ragged = shards(numbered, 5, transform=lambda batch: {"x": batch["x"][:1]})
+
+    def only_on_ranks(batch):
+        if world().size == 1:
+            raise RuntimeError("this is no rank")
+        return batch
+
+    later = shards(numbered, 50, transform=only_on_ranks)
+    before = runs.saved()
+    with pytest.raises(DataError, match="333 for each of 3 ranks and fills no batch of 500"):
+        local.run("next(few.as_numpy())", n=3, namespace={"few": few})
+    with pytest.raises(DataError, match="transform gave 1 rows of `x` for 16"):
+        local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})
+    assert runs.saved() == before
+    result = local.run("len(next(later.as_numpy('x')))", namespace={"later": later})
+    assert result.values == [50, 50]

@@ -227,6 +227,16 @@ class Shards:
             self._spec = self._probe()
         return self._spec
 
+    def _sparkring_look_ahead(self, size: int) -> None:
+        """What would be told on the ranks is told before they are started."""
+        self.plan(self.size if self.seat else size)
+        try:
+            self.spec  # noqa: B018
+        except DataError:
+            raise
+        except Exception:
+            pass  # a transform may need what only ranks have; if not, they tell it with its line
+
     def __repr__(self) -> str:
         found, each = self.dataset, self.plan()
         least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
