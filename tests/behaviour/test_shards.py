@@ -101,6 +101,17 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
+def test_torchs_workers_read_on_ranks(ring, numbered):
+    """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
+    data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")
+    result = ring.run("""
+        sorted(x for batch in data.as_torch("x", workers=2) for x in batch.tolist())
+    """, namespace={"data": data})  # fmt: skip
+    assert sorted(result.values[0] + result.values[1]) == list(range(1001))
+    for rank in result.record.ranks:
+        assert [(read.rows, read.done) for read in rank.readings[0].ended] == [(len(result.values[rank.rank]), True)]
+
+
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     """It names the rank, and shows the line of the cell; a row group that is broken is named."""
     with pytest.raises(RunFailed, match=r"DataError: .*/nowhere: there is nothing there") as caught:
