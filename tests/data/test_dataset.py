@@ -185,6 +185,14 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
         open_dataset([])
 
 
+def test_a_table_with_a_log_is_not_taken_for_its_files(flights):
+    """Of a Delta table, removed rows lie beside the others."""
+    (flights / "_delta_log").mkdir()
+    (flights / "_delta_log" / "00000000000000000000.json").write_text("{}")
+    with pytest.raises(DataError, match=r"is a Delta table, .* give the DataFrame"):
+        open_dataset(flights)
+
+
 def test_an_empty_data_set(tmp_path):
     """No file, no rows, and files of which one has no rows."""
     (tmp_path / "none").mkdir()

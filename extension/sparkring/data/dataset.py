@@ -36,6 +36,7 @@ AT_ONCE = 16  # footers that are read at the same time: most of it is waiting
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # of a row group that is not held in memory as it is stored
+_TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 # What Arrow raises for bytes that are no Parquet, for compressed data that is none, and what file systems raise.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
@@ -251,6 +252,12 @@ def _files(place: Location) -> list[_File]:
     files = []
     for each, info in sorted(found.items()):
         below = str(each)[len(base) :].lstrip("/")
+        table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
+        if table:
+            raise DataError(
+                f"{place.written} is a {table} table, whose log says which of its files count: read it with Spark, and "
+                "give the DataFrame."
+            )
         if not any(part.startswith(("_", ".")) for part in below.split("/")):
             files.append(_File(str(each), below, int(info["size"] or 0)))
     return files
