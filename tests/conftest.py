@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import os
 import re
 import shutil
@@ -701,3 +702,18 @@ def driver(tmp_path: Path, watch: Watch) -> Iterator[Callable[[str], Driver]]:
             found.process.kill()
         found.process.wait()
         until(lambda found=found: not found.family(), "Spark's JVM ends a moment after its driver")
+
+
+# ── Notebooks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="session")
+def run_demo() -> Any:
+    """notebooks/run_demo.py, which is what `make demo` runs; it can execute any of the notebooks."""
+    path = Path(__file__).parents[1] / "notebooks" / "run_demo.py"
+    spec = importlib.util.spec_from_file_location("run_demo", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,8 +1,7 @@
-"""The notebooks on %%barrier and on warm gangs, run from the first cell to the last in a real kernel."""
+"""The notebooks on %%barrier, on warm gangs and on data, run from the first cell to the last in a real kernel."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import sparkring
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
+PICTURES = {"shards": ("data-picture", "picture"), "mixed_inputs": ("picture", "bars")}  # the cells that draw them
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,27 +27,16 @@ def loop() -> Iterator[None]:
     found.close()
 
 
-def run_demo() -> Any:
-    """notebooks/run_demo.py, which can execute any of the notebooks."""
-    spec = importlib.util.spec_from_file_location("run_demo", NOTEBOOKS / "run_demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
+def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
     """Runs a notebook of this name; returns the outputs of its cells, by id."""
 
     def run(name: str) -> dict[str, list[Any]]:
         monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
         monkeypatch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
-        demo = run_demo()
-        demo.own_kernel(tmp_path / "jupyter")
+        run_demo.own_kernel(tmp_path / "jupyter")
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
+        run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         assert not [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
         return found
@@ -63,7 +52,7 @@ def result(cell: list[Any]) -> str:
     return next(str(output.data["text/plain"]) for output in cell if output.output_type == "execute_result")
 
 
-@pytest.mark.parametrize("name", ["ensemble", "conversation"])
+@pytest.mark.parametrize("name", ["ensemble", "conversation", "shards", "mixed_inputs"])
 def test_is_kept_without_outputs(name: str) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
@@ -96,3 +85,46 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert "The gang goes on" in error.evalue
     assert result(found["still"]) == f"rank 0: {64 * 128 + 128}"
     assert "stopped" in printed(found["stop"])
+
+
+@pytest.mark.slow
+def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """All train; on uneven row groups Petastorm's shards hang, which is told, and ours train."""
+    found = outputs("shards")
+    kept = {cell: printed(found[cell]) for cell in ("keep", "petastorm-keep", "tfrecord-keep", "fine-keep")}
+    for text in kept.values():
+        accuracy = float(re.search(r"held-out accuracy (\d\.\d{3})$", text, re.MULTILINE)[1])  # type: ignore[index]
+        assert 0.93 <= accuracy <= 1
+    rows = {cell: re.findall(r"^rank \d has read ([\d,]+) ", text, re.MULTILINE) for cell, text in kept.items()}
+    assert rows.pop("petastorm-keep") == ["6,480", "6,453"]
+    assert list(rows.values()) == [["6,464", "6,464"]] * 3
+
+    failed = [cell for cell, made in found.items() if any(output.output_type == "error" for output in made)]
+    assert failed == ["hang", "fewer"]
+    panel, error = found["hang"]
+    assert error.ename == "RunTimeout"
+    assert re.search(r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue)
+    assert re.search(r"nothing heard for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
+    assert printed(found["hang-result"]).splitlines() == [
+        "rank 0 was given 7,733 rows for 121 steps",
+        "rank 1 was given 5,200 rows for 82 steps",
+    ]
+    (error,) = found["fewer"]
+    assert error.ename == "DataError"
+    assert "5 row groups in 1 file, too few for 8 ranks" in error.evalue
+    assert all(any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["shards"])
+
+
+@pytest.mark.slow
+def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """Each picture has its own window: with another's, both inputs together would be no better than one."""
+    found = outputs("mixed_inputs")
+    told = dict(re.findall(r"^(.+): (\d\.\d{3})$", printed(found["outcome"]), re.MULTILINE))
+    picture, readings, both = (float(told[name]) for name in ("picture", "readings", "picture and readings"))
+    assert picture < 0.6
+    assert readings < 0.8
+    assert 1 > both > 0.9
+    assert "'window': Spec(shape=(3, 32), dtype=dtype('float32'))" in result(found["shards"])
+    assert all(
+        any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["mixed_inputs"]
+    )

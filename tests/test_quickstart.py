@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import json
 import os
 import re
@@ -45,16 +44,6 @@ class Executed:
                 yield cell.id, output
 
 
-def run_demo() -> Any:
-    """notebooks/run_demo.py, which is what `make demo` runs."""
-    spec = importlib.util.spec_from_file_location("run_demo", NOTEBOOKS / "run_demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
     """The event loop that Jupyter's blocking calls share: here before the first test, gone after the last."""
@@ -64,21 +53,20 @@ def loop() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def executed(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Executed:
+def executed(run_demo: Any, loop: None, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     """The notebook, run once for all tests."""
     folder = tmp_path_factory.mktemp("quickstart")
     mark = str(folder)
-    demo = run_demo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKRING_TEST", mark)
         patch.setenv("SPARKRING_HOME", str(folder / "home"))
         patch.setenv("SPARKRING_DEMO_OUTCOME", str(folder / "outcome.json"))
         patch.setenv("PYTHONPATH", SOURCE_ROOT)
         patch.setenv("JUPYTER_PATH", "")  # own_kernel() adds to it
-        demo.own_kernel(folder / "jupyter")
+        run_demo.own_kernel(folder / "jupyter")
         notebook = nbformat.read(NOTEBOOK, as_version=4)
-        demo.execute(notebook, NOTEBOOKS, folder / "kernel.log", CELL_TIMEOUT_S)
-        page = demo.keep(notebook, folder, "quickstart")
+        run_demo.execute(notebook, NOTEBOOKS, folder / "kernel.log", CELL_TIMEOUT_S)
+        page = run_demo.keep(notebook, folder, "quickstart")
     outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
     return Executed(notebook, page.read_text(encoding="utf-8"), outcome)
 

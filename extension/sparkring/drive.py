@@ -14,6 +14,7 @@ from sparkring.recorder import Recorder
 from sparkring.result import RunResult, bring_back
 from sparkring.turn import Turn
 from sparkring.views import summary
+from sparkring.worker.stacks import collective
 
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
@@ -198,7 +199,9 @@ class Drive:
         self._look_at = now + self.options.stall_s
         self._ask_where()
         ranks = self.recorder.record.ranks
-        places = {stack.cell_line for rank in running if (stack := ranks[rank].stack) is not None}
+        stacks = [stack for rank in running if (stack := ranks[rank].stack) is not None]
+        # All of Keras' fit is one line of the cell.
+        places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = summary.explain_where(self.recorder.record)
         if (len(places) > 1 or len(running) < len(self.turn.ranks)) and where != self._told:
             self._told = where

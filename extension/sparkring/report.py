@@ -67,8 +67,10 @@ def log_to_driver(message: object) -> None:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, numbers.Real):
         return float(value)
+    detach = getattr(value, "detach", None)
     try:
-        return float(value)  # 0-d arrays and tensors; raises for anything larger
+        # 0-d arrays and tensors; raises for anything larger. torch warns of those that have a gradient.
+        return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"log({name}=…): {type(value).__name__} is not a number; reduce it first, as in .mean()"

@@ -33,12 +33,15 @@ def test_metrics_arrive(ring):
 
 
 def test_arrays_of_one_number_are_numbers(ring):
-    """A 0-d array or a tensor is taken as the number that it holds."""
+    """A 0-d array or a tensor is taken as the number that it holds; torch has nothing to say of a loss's gradient."""
     record = ring.run("import numpy as np, torch\nfrom sparkring import log\n"
-                      "log(a=np.float32(0.5), b=np.array(2), c=torch.tensor(3.0), d=float('nan'))").record  # fmt: skip
+                      "loss = torch.tensor(4.0, requires_grad=True)\n"
+                      "log(a=np.float32(0.5), b=np.array(2), c=torch.tensor(3.0), d=float('nan'), e=loss)"
+                      ).record  # fmt: skip
     values = record.metrics[0].values
-    assert (values["a"], values["b"], values["c"]) == (0.5, 2.0, 3.0)
+    assert (values["a"], values["b"], values["c"], values["e"]) == (0.5, 2.0, 3.0, 4.0)
     assert values["d"] != values["d"]
+    assert not [line.text for rank in record.ranks for line in rank.tail]
 
 
 def test_a_metric_that_is_no_number(ring):

@@ -311,6 +311,19 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
+def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(local_gang):
+    """As in Keras' fit, which is one line; and an interrupt that TensorFlow swallows there is one all the same."""
+    local_gang.start(2).cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
+    interrupt_when(local_gang, lambda record: bool(record.notices))
+    with pytest.raises(KeyboardInterrupt):
+        local_gang.cell("(hvd.allreduce if rank else hvd.allgather)(tf.ones(3))", framework="horovod", stall_s=1.0)
+    record = local_gang.view.record
+    (notice,) = record.notices
+    assert re.search(r"rank 0 waits in allgather, cell line 2.*; rank 1 waits in allreduce, cell line 2", notice.text)
+    assert [rank.state for rank in record.ranks] == ["stopped"] * 2
+    assert not any("pybind11" in line.text for rank in record.ranks for line in rank.tail)
+
+
 def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
     """Silence alone is no reason for a notice."""
     local_gang.start(2)

@@ -25,9 +25,14 @@ _ECHOES = (
     "Horovod has been shut down",
 )
 
+# pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
+_INTERRUPTED = "REPLACED BY KeyboardInterrupt"
+
 
 def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
     """The fields of an events.Failure, as JSON values; `cell` is the file name of the cell that is being run."""
+    if _INTERRUPTED in _text_of(error):
+        error = KeyboardInterrupt().with_traceback(error.__traceback__)
     name = type(error).__qualname__
     text = _text_of(error)
     if isinstance(error, SystemExit):
