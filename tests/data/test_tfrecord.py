@@ -6,22 +6,15 @@ import collections
 import json
 import os
 import resource
+from decimal import Decimal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.data.tfrecord import (
-    SCHEMA,
-    Column,
-    RecordFile,
-    Schema,
-    read_schema,
-    share_out,
-    tfrecords,
-    write_tfrecord,
-)
+from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
+from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
 from sparkring.errors import DataError, OptionsError
 
 
@@ -178,7 +171,7 @@ def test_another_file_system(folder):
         assert len(fsspec.filesystem("memory").glob("/far/records/*/*.tfrecord")) == 2
         assert read_schema("memory://far/records").rows == 8
         with pytest.raises(DataError, match="this TensorFlow cannot read memory://"):
-            tfrecords("memory://far/records")
+            tfrecords("memory://far/records").as_tf()
     finally:
         fsspec.filesystem("memory").rm("/far", recursive=True)
 
@@ -278,17 +271,25 @@ def test_too_few_records(folder):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"a": np.array([1, None], object)}, r"column 'a' has nulls \(1 of 2"),
-        ({"a": np.ma.masked_array([1, 2], [False, True])}, "column 'a' has masked values"),
-        ({"a": [[1, 2], [3]]}, "column 'a' is ragged"),
-        ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, r"column 'a' is ragged \(shapes \(2,\) and \(3,\)"),
-        ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column 'a' is of type datetime64\[s\].*"),
-        ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: a 2, b 3"),
-        ({"a": np.zeros((2, 0))}, "column 'a' has arrays of no values"),
+        ({"a": np.array([1, None], object)}, r"column `a` has nulls \(1 of 2"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "column `a` has masked values"),
+        ({"a": [[1, 2], [3]]}, "column `a` is ragged"),
+        ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, "column `a` is ragged"),
+        ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column `a` is of type datetime64\[s\].*unix_micros"),
+        ({"a": [Decimal(1)]}, "column `a` is of type Decimal, .* make it numbers"),
+        ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: `a` 2, `b` 3"),
+        ({"a": np.zeros((2, 0))}, r"column `a` has the shape \[2, 0\]"),
+        ({"a": 3.0}, r"column `a` has the shape \[\]"),
         ({"a": np.zeros(0)}, "the data has no rows"),
-        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], "from row 2 on the columns are b"),
-        ([{"a": np.zeros(2)}, {"a": np.zeros(2, int)}], "column 'a' is of type float64, and int64 from row 2 on"),
-        ([{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}], r"column 'a' is ragged \(\(3,\), and \(4,\) from row 2"),
+        (
+            [{"a": np.zeros(2)}, {"b": np.zeros(2)}],
+            r"column `a` is not there from row 2 on, and float64 of shape \[\] before",
+        ),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2, int)}], "column `a` is int64 of shape .* from row 2 on, and float64"),
+        (
+            [{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}],
+            r"column `a` is float64 of shape \[4\] from row 2 on.* \[3\]",
+        ),
         ([1, 2], "gives a `int` where a batch is to be a dict"),
         ([], "the data has no rows"),
     ],
@@ -303,11 +304,10 @@ def test_what_cannot_be_stored(folder, rows, message):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("if(id = 3, NULL, id)", "column 'c' has nulls"),
-        ("if(id = 3, array(1), array(1, 2))", "column 'c' is ragged"),
-        ("timestamp'2020-01-01 00:00:00'", r"column 'c' is of type timestamp.*unix_micros"),
-        ("cast(id AS decimal(5, 2))", "column 'c' is of type decimal.*cast it to double"),
-        ("map('a', id)", "column 'c' is of type map"),
+        ("if(id = 3, NULL, id)", "column `c` has nulls"),
+        ("if(id = 3, array(1), array(1, 2))", "column `c` has rows of different lengths"),
+        ("timestamp'2020-01-01 00:00:00'", r"column `c` is of type datetime64.*unix_micros"),
+        ("map('a', id)", "column `c` is map<.*which no array can hold"),
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
@@ -409,9 +409,9 @@ def test_damaged_files(folder):
 def test_columns_that_are_not_there(folder):
     """The nearest name is proposed."""
     write_tfrecord({"label": np.zeros(4), "image": np.zeros(4)}, folder, batch_size=4)
-    with pytest.raises(DataError, match=r"no column 'lable'. Did you mean 'label'"):
+    with pytest.raises(DataError, match=r"no column `lable`: did you mean `label`"):
         tfrecords(folder, columns=["lable"])
-    with pytest.raises(DataError, match=r"no column 'imag'. Did you mean 'image'"):
+    with pytest.raises(DataError, match=r"no column `imag`: did you mean `image`"):
         tfrecords(folder).as_tf("imag")
-    with pytest.raises(DataError, match=r"the transform's result has no column 'q'. There are: p"):
+    with pytest.raises(DataError, match=r"a batch has no column `q`: there are `p`"):
         tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")
