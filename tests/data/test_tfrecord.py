@@ -9,13 +9,16 @@ import resource
 from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkring.data.shards import shards
 from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
 from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
-from sparkring.errors import DataError, OptionsError
+from sparkring.errors import DataError, OptionsError, RunFailed
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +156,31 @@ def test_a_spark_frame(spark, folder, tmp_path):
     assert told[-1].startswith("wrote 50 rows in 7 records and 4 files")
 
 
+def test_shards_as_the_source(folder, tmp_path):
+    """What shards() chooses, fills and transforms is what is written, in its batches; they know how large these are."""
+    table = pa.table({"a": pa.array([*range(20), None], pa.float32()), "b": np.arange(21), "c": np.zeros(21)})
+    pq.write_table(table, tmp_path / "numbers.parquet")
+    data = shards(
+        tmp_path / "numbers.parquet",
+        8,
+        columns={"x": "b", "y": "a"},
+        where="b > 1",
+        fill={"a": -1},
+        transform=lambda batch: {"x": batch["x"], "y": np.stack([batch["y"], batch["y"]], 1)},
+        shuffle=False,
+        remainder="join",
+    )
+    with pytest.raises(OptionsError, match="these shards have 8"):
+        write_tfrecord(data, folder, batch_size=4)
+    schema = write_tfrecord(data, folder, ranks=1)
+    assert schema.columns == (Column("x", "int64"), Column("y", "float32", (2,)))
+    assert (schema.batch_size, [file.rows for file in schema.files]) == (8, [11, 8])
+    (second,) = tfrecords(folder, shuffle=False, rank=1, size=2)
+    assert (second["x"].tolist(), second["y"].tolist()) == ([*range(10, 18)], [[i, i] for i in range(10, 18)])
+    *_, last = tfrecords(folder, shuffle=False, remainder="pad")
+    assert last["y"][:, 0].tolist() == [18, 19, -1, 18, 19, -1, 18, 19]
+
+
 def test_prefixes(folder):
     """The files' paths are spread evenly over folders with names like hashes."""
     schema = write_tfrecord(numbered(64), folder, batch_size=4, files=8, prefixes=4)
@@ -192,6 +220,8 @@ def test_order(folder):
     assert first == again != other
     assert len({tuple(order) for order in (*first, *other)}) == 6
     assert all(sorted(order) == list(range(512)) for order in (*first, *other))
+    records = tfrecords(folder)
+    assert len({tuple(seen(records)) for _ in range(3)}) == 3
     plain = tfrecords(folder, shuffle=False)
     assert seen(plain) == seen(plain) == list(range(512))
 
@@ -256,6 +286,24 @@ def test_ranks_read_their_shares(local, folder, files):
         assert told == ("tfrecord", 144, 12, 48, True)
     split = any("do not go evenly into 3 ranks" in line.text for line in result.record.recent)
     assert split == (files != 6)
+
+
+def test_made_in_the_notebook(local, folder):
+    """Used in the cell it is the rank's own share, all that is known of it before; unless it is to be another's."""
+    write_tfrecord(numbered(12 * 4 + 2), folder, batch_size=4, files=4)
+    records, second = tfrecords(folder), tfrecords(folder, shuffle=False, rank=1, size=4)
+    assert (len(records), records.dropped, len(second)) == (12, 2, 3)
+    list(records)
+    cell = "(repr(records), len(records), records.dropped, [int(x) for x in records.as_tf('x').unbatch()], len(second))"
+    result = local.run(cell, 3, namespace={"records": records, "second": second})
+    told, steps, dropped, rows, others = zip(*result.values, strict=True)
+    assert told[0] == f"<tfrecords of {folder}: 50 rows in 4 files; 4 steps of 4 rows per epoch on each of 3>"
+    assert (steps, dropped, others) == ((4, 4, 4), (2, 2, 2), (3, 3, 3))
+    assert sorted(x for each in rows for x in each) == list(range(48))
+    advice = [line.text for line in result.record.recent if "2 of 50 rows are left out" in line.text]
+    assert len(advice) == 1
+    with pytest.raises(RunFailed, match="12 full records of 4 rows are too few for 13 ranks"):
+        local.run("tfrecords(path, rank=12, size=13)", 1, namespace={"tfrecords": tfrecords, "path": str(folder)})
 
 
 def test_too_few_records(folder):
@@ -362,8 +410,17 @@ def test_a_full_disk(folder):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("seat", [{"rank": 1}, {"size": 2}, {"rank": 2, "size": 2}])
+def test_a_rank_that_there_is_not(folder, seat):
+    """Both or none, and one of those that there are."""
+    write_tfrecord(numbered(8), folder, batch_size=4)
+    with pytest.raises(DataError, match="rank from 0 to size - 1"):
+        tfrecords(folder, **seat)
+
+
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"files": 0}, {"ranks": 0}, {"prefixes": -1}, {"compression": "ZIP"}]
+    "options",
+    [{"batch_size": 0}, {"batch_size": None}, {"files": 0}, {"ranks": 0}, {"prefixes": -1}, {"compression": "ZIP"}],
 )
 def test_options(folder, options):
     with pytest.raises(OptionsError):
@@ -404,6 +461,24 @@ def test_damaged_files(folder):
     part.unlink()
     with pytest.raises(DataError, match=r"part-00001.tfrecord is missing"):
         tfrecords(folder)
+
+
+def test_a_damaged_file_under_keras(local, folder):
+    """TensorFlow does not say which file it is; it is said how to find out."""
+    write_tfrecord(numbered(80), folder, batch_size=4, files=1)
+    part = folder / "part-00000.tfrecord"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    cell = """
+        import tensorflow as tf
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile("sgd", "mse")
+        model.fit(records.as_tf("y", "x"), verbose=0)
+    """
+    with pytest.raises(RunFailed, match=r"`for batch in tfrecords\(…\): pass` names it"):
+        local.run(cell, 1, namespace={"records": tfrecords(folder)})
 
 
 def test_columns_that_are_not_there(folder):
