@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from sparkring import place, report
-from sparkring.data.progress import Progress
+from sparkring import place
 from sparkring.data.tfrecord.example import decoded, tensorflow
+from sparkring.data.tfrecord.reading import Reading
 from sparkring.data.tfrecord.schema import Column, Remainder, Schema, Share, read_schema, share_out
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
@@ -133,7 +129,8 @@ class Records:
         out a second time.
         """
         tf = tensorflow()
-        share, schema, reading = self.share(), self.schema, self._reading
+        schema, reading = self.schema, self._reading
+        share = reading.share
         paths = tf.constant([self._path(part.file) for part in share.parts])
         skips = tf.constant([part.skip for part in share.parts], tf.int64)
         takes = tf.constant([part.take for part in share.parts], tf.int64)
@@ -169,8 +166,8 @@ class Records:
         return self.as_tf()
 
     @functools.cached_property
-    def _reading(self) -> _Reading:
-        return _Reading(self)
+    def _reading(self) -> Reading:
+        return Reading(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what this process has made of it.
@@ -209,72 +206,8 @@ class Records:
             try:
                 for _ in tf.data.TFRecordDataset(self._path(index), self.schema.compression or ""):
                     count += 1
-            except tf.errors.OpError as error:
+            except tf.errors.DataLossError as error:
                 written = (self.folder / self.schema.files[index].name).written
-                reason = error.message.partition("\n")[0].rpartition("} ")[2].partition(" [Op:")[0]
+                reason = error.message.partition("} ")[2].partition(" [Op:")[0]
                 return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data anew.")
         return None
-
-
-class _Reading:
-    """What the pipeline tells of itself: that an epoch begins, and now and then how far it is."""
-
-    def __init__(self, records: Records) -> None:
-        schema = records.schema
-        self.record_bytes = max(1, schema.size_bytes // max(1, schema.records))
-        self._records = records
-        self._epoch = 0
-        # From C++ into Python costs about as much as a small batch does.
-        self._every = max(1, min(64, records.steps // 100))
-        self._progress = Progress(
-            name=records.folder.written, kind="tfrecord", columns=[column.name for column in records.columns],
-            version=hashlib.sha256(repr(schema).encode()).hexdigest()[:16], files=len(schema.files),
-            rows=schema.rows, size_bytes=schema.size_bytes, batch_size=schema.batch_size,
-        )  # fmt: skip
-        if records.rank == 0:
-            _advise(records)
-
-    def begin(self) -> Any:
-        """The order in which the parts are opened in the epoch that begins.
-
-        Every pass counts as one, those included that were left early or that validate: ranks need not agree on the
-        number, since shares do not depend on it.
-        """
-        records, share = self._records, self._records.share()
-        self._epoch += 1
-        self._progress.begin(self._epoch, share.steps * records.schema.batch_size, share.steps)
-        order = list(range(len(share.parts)))
-        if records.shuffle:
-            random.Random(f"{records.seed} {self._epoch}").shuffle(order)
-        return np.array(order, np.int64)
-
-    def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """How many batches it is now, and the batch itself; every so often Python is told."""
-        tf = tensorflow()
-        steps = before + 1
-        due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self._records.steps))
-        return tf.cond(due, lambda: tf.numpy_function(self._tell, [steps], tf.int64), lambda: steps), batch
-
-    def _tell(self, steps: Any) -> Any:
-        several = (int(steps) - 1) % self._every + 1  # since it was told before
-        rows, size_bytes = several * self._records.schema.batch_size, several * self.record_bytes
-        self._progress.batch(rows, size_bytes, steps=several)
-        if steps == self._records.steps:
-            self._progress.end()
-        return steps
-
-
-def _advise(records: Records) -> None:
-    """Tell once what is not read, or read more than once."""
-    count, where, size = len(records.schema.files), records.folder.written, records.size
-    if records.share().split:
-        report.log_to_driver(
-            f"{where}: {count} files do not go evenly into {size} ranks, which read parts of files and pass over the "
-            f"rest; write_tfrecord(…, ranks={size}) makes whole ones."
-        )
-    if records.dropped:
-        report.log_to_driver(
-            f"{where}: {records.dropped:,} of {records.schema.rows:,} rows are left out of each epoch, so that "
-            f"{size} ranks make {records.steps:,} steps each of {records.schema.batch_size:,} rows; "
-            "remainder='pad' reads them all."
-        )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FILES = 16  # where nobody says for how many ranks: even for 1, 2, 4, 8 and 16
 MOST_PREFIXES = 4_096
-FIRST_WORD_S, RAREST_WORD_S = 2.0, 60.0
+FIRST_WORD_S = 2.0
 
 Say = Callable[[str], None]
 
@@ -45,12 +45,15 @@ def write_tfrecord(
 ) -> Schema:
     """Write rows as TFRecord files of whole batches to the folder `path`, which must be new or empty.
 
+        write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
+
     source: a Spark DataFrame (written to `cache` first, see materialise(); this process then writes, so only it needs
         TensorFlow), shards(…) with all that it can choose, fill and transform, a pandas DataFrame, a dict of arrays
         [rows, …], or an iterable of such dicts. `name` is what the notebook calls it.
     batch_size: rows in a record; shards have theirs.
-    files: how many; else ranks × files_per_rank, else 16. prefixes: spread the paths over that many folders with
-        names like hashes, since object stores bound the requests per second and prefix.
+    files: how many; else ranks × files_per_rank, else 16.
+    prefixes: spread the paths over that many folders with names like hashes, since object stores bound the requests
+        per second and prefix.
 
     DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, a folder that holds something. A
     write that fails or is stopped leaves nothing.
@@ -62,7 +65,7 @@ def write_tfrecord(
     if batch_size is None:
         raise OptionsError("batch_size is missing: say how many rows a record is to hold.")
     count = files if files is not None else FILES if ranks is None else ranks * files_per_rank
-    for option, value in (("batch_size", batch_size), ("files", count)):
+    for option, value in (("batch_size", batch_size), ("files (or ranks × files_per_rank)", count)):
         if value < 1:
             raise OptionsError(f"{option}={value}: at least 1.")
     if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
@@ -145,15 +148,13 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Generator[Batch, None, None]:
     """The same batches. When they take long, `say` is told how many rows they were, ever more rarely."""
-    started, pause_s, rows = time.monotonic(), FIRST_WORD_S, 0
-    due = started + pause_s
+    began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)
-        now = time.monotonic()
-        if say and now >= due:
-            pause_s = min(2 * pause_s, RAREST_WORD_S)
-            due = now + pause_s
-            say(f"writing {target.written}: {rows:,} rows in {now - started:.0f} s …")
+        took_s = time.monotonic() - began
+        if say and took_s >= due_s:
+            due_s = 2 * took_s
+            say(f"writing {target.written}: {rows:,} rows in {took_s:.0f} s …")
         yield batch
 
 
