@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import resource
+import threading
 from decimal import Decimal
 
 import numpy as np
@@ -363,6 +364,16 @@ def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column,
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()
+
+
+def test_nothing_reads_on(folder, tmp_path):
+    """What reads ahead ends with the write, although the error is kept, as a notebook keeps its last one."""
+    pq.write_table(pa.table({"a": np.arange(200)}), tmp_path / "numbers.parquet")
+    data = shards(tmp_path / "numbers.parquet", 2, transform=lambda batch: {"t": batch["a"].astype("M8[s]")})
+    with pytest.raises(DataError, match="datetime64") as kept:
+        write_tfrecord(data, folder)
+    assert kept.tb
+    assert "sparkring-reader" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_folder_with_something_in_it(folder):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ Array = Any  # numpy.ndarray
 Batch = dict[str, Array]
 
 
-def batches(source: Any, batch_size: int, called: str) -> Iterator[Batch]:
+def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
     """Batches of `batch_size` rows, the last with what is left: numbers little-endian, or strings.
 
     source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. DataError, which
@@ -31,25 +32,26 @@ def batches(source: Any, batch_size: int, called: str) -> Iterator[Batch]:
     def joined() -> Batch:
         return {name: np.concatenate([part[name] for part in waiting]) for name in columns}
 
-    for chunk in _chunks(source, called):
-        lengths = {name: len(array) for name, array in chunk.items()}
-        if len(set(lengths.values())) > 1:
-            told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
-            raise DataError(f"{called}: columns of one batch differ in length: {told}.")
-        found = {column.name: column for column in columns_of(chunk)}
-        columns = columns or found
-        odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
-        if odd is not None:
-            was, now = _words(columns.get(odd)), _words(found.get(odd))
-            raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, and {was} before.")
-        waiting.append(chunk)
-        count += len(next(iter(chunk.values())))
-        if count >= batch_size:
-            whole, rest = joined(), count % batch_size
-            for start in range(0, count - rest, batch_size):
-                yield {name: array[start : start + batch_size] for name, array in whole.items()}
-            waiting = [{name: array[count - rest :].copy() for name, array in whole.items()}]
-            done, count = done + count - rest, rest
+    with contextlib.closing(_chunks(source, called)) as chunks:
+        for chunk in chunks:
+            lengths = {name: len(array) for name, array in chunk.items()}
+            if len(set(lengths.values())) > 1:
+                told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
+                raise DataError(f"{called}: columns of one batch differ in length: {told}.")
+            found = {column.name: column for column in columns_of(chunk)}
+            columns = columns or found
+            odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
+            if odd is not None:
+                was, now = _words(columns.get(odd)), _words(found.get(odd))
+                raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, and {was} before.")
+            waiting.append(chunk)
+            count += len(next(iter(chunk.values())))
+            if count >= batch_size:
+                whole, rest = joined(), count % batch_size
+                for start in range(0, count - rest, batch_size):
+                    yield {name: array[start : start + batch_size] for name, array in whole.items()}
+                waiting = [{name: array[count - rest :].copy() for name, array in whole.items()}]
+                done, count = done + count - rest, rest
     if count:
         yield joined()
 
@@ -66,18 +68,20 @@ def _words(column: Column | None) -> str:
     return f"{column.dtype} of shape {list(column.shape)}" if column else "not there"
 
 
-def _chunks(source: Any, called: str) -> Iterator[Batch]:
+def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     """The source's rows, so many at a time as it gives."""
-    if isinstance(source, Shards):
-        source = source.as_numpy()
-    elif hasattr(source, "iloc"):
-        source = {column: source[column].to_numpy() for column in source.columns}
-    for chunk in [source] if isinstance(source, Mapping) else source:
-        if not isinstance(chunk, Mapping) or not chunk:
-            raise DataError(
-                f"{called} gives a `{type(chunk).__name__}` where a batch is to be a dict of arrays, one per column."
-            )
-        yield {str(name): _array(values, f"{called}: column `{name}`") for name, values in chunk.items()}
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Shards):
+            source = source.as_numpy()
+            stack.callback(source.close)  # what reads ahead ends, also where an error's traceback keeps this alive
+        elif hasattr(source, "iloc"):
+            source = {column: source[column].to_numpy() for column in source.columns}
+        for chunk in [source] if isinstance(source, Mapping) else source:
+            if not isinstance(chunk, Mapping) or not chunk:
+                raise DataError(
+                    f"{called} gives a `{type(chunk).__name__}` where a batch is to be a dict of an array per column."
+                )
+            yield {str(name): _array(values, f"{called}: column `{name}`") for name, values in chunk.items()}
 
 
 def _array(values: Any, what: str) -> Array:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkring.data.materialise import materialise
@@ -79,9 +79,9 @@ def write_tfrecord(
         if hasattr(source, "sparkSession"):
             copy = materialise(source, cache=cache, name=name, say=say).location.written
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
-        # Closed at once if the writing fails: what reads ahead for it ends with it.
-        with contextlib.closing(_told(batches(source, batch_size, called), target, say)) as found:
-            columns, written = _write(found, target, _names(count, prefixes), compression, called)
+        with contextlib.closing(batches(source, batch_size, called)) as found:  # also what reads ahead for it
+            told = _told(found, target, say)
+            columns, written = _write(told, target, _names(count, prefixes), compression, called)
         schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
         with _usable(target):
             write_schema(schema, target)
@@ -146,7 +146,7 @@ def _names(count: int, prefixes: int) -> list[str]:
     return [f"{spread[index % prefixes]}/{name}" for index, name in enumerate(names)]
 
 
-def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Generator[Batch, None, None]:
+def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
     """The same batches. When they take long, `say` is told how many rows they were, ever more rarely."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
