@@ -130,6 +130,7 @@ def test_every_type(folder, tf, compression):
 def test_rows_in_pieces(folder):
     """Batches of any size, arrays' lists and pandas' frames: what counts is the rows; files differ by one record."""
     pieces = [numbered(60)["x"][start:stop] for start, stop in ((0, 1), (1, 1), (1, 40), (40, 60))]
+    pieces.insert(0, [])
     schema = write_tfrecord(({"x": piece} for piece in pieces), folder, batch_size=4, files=4)
     assert [file.records for file in schema.files] == [4, 4, 4, 3]
     assert [file.size_bytes for file in schema.files] == [(folder / file.name).stat().st_size for file in schema.files]

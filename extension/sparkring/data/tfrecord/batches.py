@@ -38,6 +38,9 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
             if len(set(lengths.values())) > 1:
                 told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
                 raise DataError(f"{called}: columns of one batch differ in length: {told}.")
+            length = next(iter(lengths.values()))
+            if not length:  # and so of any type
+                continue
             found = {column.name: column for column in columns_of(chunk)}
             columns = columns or found
             odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
@@ -45,7 +48,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
                 was, now = _words(columns.get(odd)), _words(found.get(odd))
                 raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, and {was} before.")
             waiting.append(chunk)
-            count += len(next(iter(chunk.values())))
+            count += length
             if count >= batch_size:
                 whole, rest = joined(), count % batch_size
                 for start in range(0, count - rest, batch_size):
