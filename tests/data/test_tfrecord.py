@@ -6,23 +6,20 @@ import collections
 import json
 import os
 import resource
+import threading
+from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.data.tfrecord import (
-    SCHEMA,
-    Column,
-    RecordFile,
-    Schema,
-    read_schema,
-    share_out,
-    tfrecords,
-    write_tfrecord,
-)
-from sparkring.errors import DataError, OptionsError
+from sparkring.data.shards import shards
+from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
+from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
+from sparkring.errors import DataError, OptionsError, RunFailed
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +130,7 @@ def test_every_type(folder, tf, compression):
 def test_rows_in_pieces(folder):
     """Batches of any size, arrays' lists and pandas' frames: what counts is the rows; files differ by one record."""
     pieces = [numbered(60)["x"][start:stop] for start, stop in ((0, 1), (1, 1), (1, 40), (40, 60))]
+    pieces.insert(0, [])
     schema = write_tfrecord(({"x": piece} for piece in pieces), folder, batch_size=4, files=4)
     assert [file.records for file in schema.files] == [4, 4, 4, 3]
     assert [file.size_bytes for file in schema.files] == [(folder / file.name).stat().st_size for file in schema.files]
@@ -160,6 +158,31 @@ def test_a_spark_frame(spark, folder, tmp_path):
     assert told[-1].startswith("wrote 50 rows in 7 records and 4 files")
 
 
+def test_shards_as_the_source(folder, tmp_path):
+    """What shards() chooses, fills and transforms is what is written, in its batches; they know how large these are."""
+    table = pa.table({"a": pa.array([*range(20), None], pa.float32()), "b": np.arange(21), "c": np.zeros(21)})
+    pq.write_table(table, tmp_path / "numbers.parquet")
+    data = shards(
+        tmp_path / "numbers.parquet",
+        8,
+        columns={"x": "b", "y": "a"},
+        where="b > 1",
+        fill={"a": -1},
+        transform=lambda batch: {"x": batch["x"], "y": np.stack([batch["y"], batch["y"]], 1)},
+        shuffle=False,
+        remainder="join",
+    )
+    with pytest.raises(OptionsError, match="these shards have 8"):
+        write_tfrecord(data, folder, batch_size=4)
+    schema = write_tfrecord(data, folder, ranks=1)
+    assert schema.columns == (Column("x", "int64"), Column("y", "float32", (2,)))
+    assert (schema.batch_size, [file.rows for file in schema.files]) == (8, [11, 8])
+    (second,) = tfrecords(folder, shuffle=False, rank=1, size=2)
+    assert (second["x"].tolist(), second["y"].tolist()) == ([*range(10, 18)], [[i, i] for i in range(10, 18)])
+    *_, last = tfrecords(folder, shuffle=False, remainder="pad")
+    assert last["y"][:, 0].tolist() == [18, 19, -1, 18, 19, -1, 18, 19]
+
+
 def test_prefixes(folder):
     """The files' paths are spread evenly over folders with names like hashes."""
     schema = write_tfrecord(numbered(64), folder, batch_size=4, files=8, prefixes=4)
@@ -178,7 +201,7 @@ def test_another_file_system(folder):
         assert len(fsspec.filesystem("memory").glob("/far/records/*/*.tfrecord")) == 2
         assert read_schema("memory://far/records").rows == 8
         with pytest.raises(DataError, match="this TensorFlow cannot read memory://"):
-            tfrecords("memory://far/records")
+            tfrecords("memory://far/records").as_tf()
     finally:
         fsspec.filesystem("memory").rm("/far", recursive=True)
 
@@ -199,6 +222,8 @@ def test_order(folder):
     assert first == again != other
     assert len({tuple(order) for order in (*first, *other)}) == 6
     assert all(sorted(order) == list(range(512)) for order in (*first, *other))
+    records = tfrecords(folder)
+    assert len({tuple(seen(records)) for _ in range(3)}) == 3
     plain = tfrecords(folder, shuffle=False)
     assert seen(plain) == seen(plain) == list(range(512))
 
@@ -265,6 +290,24 @@ def test_ranks_read_their_shares(local, folder, files):
     assert split == (files != 6)
 
 
+def test_made_in_the_notebook(local, folder):
+    """Used in the cell it is the rank's own share, all that is known of it before; unless it is to be another's."""
+    write_tfrecord(numbered(12 * 4 + 2), folder, batch_size=4, files=4)
+    records, second = tfrecords(folder), tfrecords(folder, shuffle=False, rank=1, size=4)
+    assert (len(records), records.dropped, len(second)) == (12, 2, 3)
+    list(records)
+    cell = "(repr(records), len(records), records.dropped, [int(x) for x in records.as_tf('x').unbatch()], len(second))"
+    result = local.run(cell, 3, namespace={"records": records, "second": second})
+    told, steps, dropped, rows, others = zip(*result.values, strict=True)
+    assert told[0] == f"<tfrecords of {folder}: 50 rows in 4 files; 4 steps of 4 rows per epoch on each of 3>"
+    assert (steps, dropped, others) == ((4, 4, 4), (2, 2, 2), (3, 3, 3))
+    assert sorted(x for each in rows for x in each) == list(range(48))
+    advice = [line.text for line in result.record.recent if "2 of 50 rows are left out" in line.text]
+    assert len(advice) == 1
+    with pytest.raises(RunFailed, match="12 full records of 4 rows are too few for 13 ranks"):
+        local.run("tfrecords(path, rank=12, size=13)", 1, namespace={"tfrecords": tfrecords, "path": str(folder)})
+
+
 def test_too_few_records(folder):
     """More ranks than records: said before the first batch."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
@@ -278,17 +321,25 @@ def test_too_few_records(folder):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"a": np.array([1, None], object)}, r"column 'a' has nulls \(1 of 2"),
-        ({"a": np.ma.masked_array([1, 2], [False, True])}, "column 'a' has masked values"),
-        ({"a": [[1, 2], [3]]}, "column 'a' is ragged"),
-        ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, r"column 'a' is ragged \(shapes \(2,\) and \(3,\)"),
-        ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column 'a' is of type datetime64\[s\].*"),
-        ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: a 2, b 3"),
-        ({"a": np.zeros((2, 0))}, "column 'a' has arrays of no values"),
+        ({"a": np.array([1, None], object)}, r"column `a` has nulls \(1 of 2"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "column `a` has masked values"),
+        ({"a": [[1, 2], [3]]}, "column `a` is ragged"),
+        ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, "column `a` is ragged"),
+        ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column `a` is of type datetime64\[s\].*unix_micros"),
+        ({"a": [Decimal(1)]}, "column `a` is of type Decimal, .* make it numbers"),
+        ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: `a` 2, `b` 3"),
+        ({"a": np.zeros((2, 0))}, r"column `a` has the shape \[2, 0\]"),
+        ({"a": 3.0}, r"column `a` has the shape \[\]"),
         ({"a": np.zeros(0)}, "the data has no rows"),
-        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], "from row 2 on the columns are b"),
-        ([{"a": np.zeros(2)}, {"a": np.zeros(2, int)}], "column 'a' is of type float64, and int64 from row 2 on"),
-        ([{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}], r"column 'a' is ragged \(\(3,\), and \(4,\) from row 2"),
+        (
+            [{"a": np.zeros(2)}, {"b": np.zeros(2)}],
+            r"column `a` is not there from row 2 on, and float64 of shape \[\] before",
+        ),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(2, int)}], "column `a` is int64 of shape .* from row 2 on, and float64"),
+        (
+            [{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}],
+            r"column `a` is float64 of shape \[4\] from row 2 on.* \[3\]",
+        ),
         ([1, 2], "gives a `int` where a batch is to be a dict"),
         ([], "the data has no rows"),
     ],
@@ -303,11 +354,10 @@ def test_what_cannot_be_stored(folder, rows, message):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("if(id = 3, NULL, id)", "column 'c' has nulls"),
-        ("if(id = 3, array(1), array(1, 2))", "column 'c' is ragged"),
-        ("timestamp'2020-01-01 00:00:00'", r"column 'c' is of type timestamp.*unix_micros"),
-        ("cast(id AS decimal(5, 2))", "column 'c' is of type decimal.*cast it to double"),
-        ("map('a', id)", "column 'c' is of type map"),
+        ("if(id = 3, NULL, id)", "column `c` has nulls"),
+        ("if(id = 3, array(1), array(1, 2))", "column `c` has rows of different lengths"),
+        ("timestamp'2020-01-01 00:00:00'", r"column `c` is of type datetime64.*unix_micros"),
+        ("map('a', id)", "column `c` is map<.*which no array can hold"),
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
@@ -315,6 +365,16 @@ def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column,
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()
+
+
+def test_nothing_reads_on(folder, tmp_path):
+    """What reads ahead ends with the write, although the error is kept, as a notebook keeps its last one."""
+    pq.write_table(pa.table({"a": np.arange(200)}), tmp_path / "numbers.parquet")
+    data = shards(tmp_path / "numbers.parquet", 2, transform=lambda batch: {"t": batch["a"].astype("M8[s]")})
+    with pytest.raises(DataError, match="datetime64") as kept:
+        write_tfrecord(data, folder)
+    assert kept.tb
+    assert "sparkring-reader" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_folder_with_something_in_it(folder):
@@ -362,8 +422,17 @@ def test_a_full_disk(folder):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("seat", [{"rank": 1}, {"size": 2}, {"rank": 2, "size": 2}])
+def test_a_rank_that_there_is_not(folder, seat):
+    """Both or none, and one of those that there are."""
+    write_tfrecord(numbered(8), folder, batch_size=4)
+    with pytest.raises(DataError, match="rank from 0 to size - 1"):
+        tfrecords(folder, **seat)
+
+
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"files": 0}, {"ranks": 0}, {"prefixes": -1}, {"compression": "ZIP"}]
+    "options",
+    [{"batch_size": 0}, {"batch_size": None}, {"files": 0}, {"ranks": 0}, {"prefixes": -1}, {"compression": "ZIP"}],
 )
 def test_options(folder, options):
     with pytest.raises(OptionsError):
@@ -406,12 +475,30 @@ def test_damaged_files(folder):
         tfrecords(folder)
 
 
+def test_a_damaged_file_under_keras(local, folder):
+    """TensorFlow does not say which file it is; it is said how to find out."""
+    write_tfrecord(numbered(80), folder, batch_size=4, files=1)
+    part = folder / "part-00000.tfrecord"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    cell = """
+        import tensorflow as tf
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile("sgd", "mse")
+        model.fit(records.as_tf("y", "x"), verbose=0)
+    """
+    with pytest.raises(RunFailed, match=r"`for batch in tfrecords\(…\): pass` names it"):
+        local.run(cell, 1, namespace={"records": tfrecords(folder)})
+
+
 def test_columns_that_are_not_there(folder):
     """The nearest name is proposed."""
     write_tfrecord({"label": np.zeros(4), "image": np.zeros(4)}, folder, batch_size=4)
-    with pytest.raises(DataError, match=r"no column 'lable'. Did you mean 'label'"):
+    with pytest.raises(DataError, match=r"no column `lable`: did you mean `label`"):
         tfrecords(folder, columns=["lable"])
-    with pytest.raises(DataError, match=r"no column 'imag'. Did you mean 'image'"):
+    with pytest.raises(DataError, match=r"no column `imag`: did you mean `image`"):
         tfrecords(folder).as_tf("imag")
-    with pytest.raises(DataError, match=r"the transform's result has no column 'q'. There are: p"):
+    with pytest.raises(DataError, match=r"a batch has no column `q`: there are `p`"):
         tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")

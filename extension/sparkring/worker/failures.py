@@ -124,6 +124,8 @@ def _advice(error: BaseException) -> str:
             f"`{package}` is not installed for this rank's Python; a module of your own must lie beside "
             "the notebook, on sys.path, or be shipped with spark.sparkContext.addPyFile()."
         )
+    if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
+        return "A TFRecord file is damaged. Where tfrecords() reads it, `for batch in tfrecords(…): pass` names it."
     if isinstance(error, MemoryError):
         return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
     if isinstance(error, NameError) and getattr(error, "name", None):

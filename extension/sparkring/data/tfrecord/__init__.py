@@ -1,0 +1,15 @@
+"""TFRecord files of whole batches, with a schema beside them; and every rank's even share of them.
+
+    PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, spread over prefixes for an object store
+        one tf.train.Example per batch; each column one bytes feature: the array as it lies in memory, little-endian
+        and in C order (tf.io.decode_raw), or one bytes value per string
+    PATH/_schema.json               columns, files, rows; written last, and without it a folder is not read
+
+Record i lies in file i modulo the number of files, so that files differ by at most one record.
+"""
+
+from sparkring.data.tfrecord.read import Records, tfrecords
+from sparkring.data.tfrecord.schema import Schema, read_schema
+from sparkring.data.tfrecord.write import write_tfrecord
+
+__all__ = ["Records", "Schema", "read_schema", "tfrecords", "write_tfrecord"]

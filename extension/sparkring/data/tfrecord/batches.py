@@ -1,0 +1,123 @@
+"""What is written: rows of any source as dicts of arrays that TFRecord files can hold, in batches of one size."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparkring.data.shards import Shards
+from sparkring.data.tfrecord.schema import STRING, Column
+from sparkring.errors import DataError
+
+WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+NUMBERS = ("bool", *WHOLE, "float16", "float32", "float64", "complex64", "complex128")
+
+Array = Any  # numpy.ndarray
+Batch = dict[str, Array]
+
+
+def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
+    """Batches of `batch_size` rows, the last with what is left: numbers little-endian, or strings.
+
+    source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. DataError, which
+    names the data as it is `called`, if they do not fit together or hold what has no place in a file.
+    """
+    columns: dict[str, Column] = {}
+    waiting: list[Batch] = []
+    count = done = 0
+
+    def joined() -> Batch:
+        return {name: np.concatenate([part[name] for part in waiting]) for name in columns}
+
+    with contextlib.closing(_chunks(source, called)) as chunks:
+        for chunk in chunks:
+            lengths = {name: len(array) for name, array in chunk.items()}
+            if len(set(lengths.values())) > 1:
+                told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
+                raise DataError(f"{called}: columns of one batch differ in length: {told}.")
+            length = next(iter(lengths.values()))
+            if not length:  # and so of any type
+                continue
+            found = {column.name: column for column in columns_of(chunk)}
+            columns = columns or found
+            odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
+            if odd is not None:
+                was, now = _words(columns.get(odd)), _words(found.get(odd))
+                raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, and {was} before.")
+            waiting.append(chunk)
+            count += length
+            if count >= batch_size:
+                whole, rest = joined(), count % batch_size
+                for start in range(0, count - rest, batch_size):
+                    yield {name: array[start : start + batch_size] for name, array in whole.items()}
+                waiting = [{name: array[count - rest :].copy() for name, array in whole.items()}]
+                done, count = done + count - rest, rest
+    if count:
+        yield joined()
+
+
+def columns_of(batch: Batch) -> tuple[Column, ...]:
+    """What a batch holds."""
+    return tuple(
+        Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
+        for name, array in batch.items()
+    )
+
+
+def _words(column: Column | None) -> str:
+    return f"{column.dtype} of shape {list(column.shape)}" if column else "not there"
+
+
+def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
+    """The source's rows, so many at a time as it gives."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Shards):
+            source = source.as_numpy()
+            stack.callback(source.close)  # what reads ahead ends, also where an error's traceback keeps this alive
+        elif hasattr(source, "iloc"):
+            source = {column: source[column].to_numpy() for column in source.columns}
+        for chunk in [source] if isinstance(source, Mapping) else source:
+            if not isinstance(chunk, Mapping) or not chunk:
+                raise DataError(
+                    f"{called} gives a `{type(chunk).__name__}` where a batch is to be a dict of an array per column."
+                )
+            yield {str(name): _array(values, f"{called}: column `{name}`") for name, values in chunk.items()}
+
+
+def _array(values: Any, what: str) -> Array:
+    """A column as an array of numbers, little-endian, or of strings. DataError, about `what`, if it is neither."""
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        raise DataError(f"{what} has masked values: fill them first.")
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and not _of_strings(array):
+            array = _stacked(array, what)
+    except ValueError:  # NumPy's
+        raise DataError(f"{what} is ragged: pad or cut its arrays to one length.") from None
+    if array.ndim == 0 or 0 in array.shape[1:]:
+        raise DataError(f"{what} has the shape {list(array.shape)}: it is to be an array of rows, each of some values.")
+    if array.dtype.kind in "US" or _of_strings(array):
+        return array
+    if array.dtype.name not in NUMBERS:
+        kind = type(array.flat[0]).__name__ if array.dtype.kind == "O" else array.dtype.name
+        raise DataError(
+            f"{what} is of type {kind}, which a TFRecord array cannot hold: make it numbers or strings, times as with "
+            "unix_micros() in Spark or astype('int64') in NumPy."
+        )
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _of_strings(array: Array) -> bool:
+    return array.dtype.kind == "O" and all(isinstance(value, str | bytes | bytearray) for value in array.flat)
+
+
+def _stacked(array: Array, what: str) -> Array:
+    """Python's values, or arrays of one shape, as one array. ValueError if their shapes differ."""
+    nulls = sum(value is None for value in array.flat)
+    if nulls:
+        raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values looked at): fill them first.")
+    inner = np.stack([np.asarray(value) for value in array.flat])
+    return inner.reshape(*array.shape, *inner.shape[1:])

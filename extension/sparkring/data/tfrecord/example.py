@@ -1,0 +1,63 @@
+"""A batch as a serialised tf.train.Example, and the tensors of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkring.data.tfrecord.batches import Batch
+from sparkring.data.tfrecord.schema import STRING, Column
+from sparkring.errors import DataError
+
+LARGEST_RECORD = 2**31 - 2**20  # protobuf ends at 2 GiB
+_SIGNED = {"uint32": "int32", "uint64": "int64"}  # decode_raw knows no wide unsigned ones
+
+
+def encoded(batch: Batch, called: str) -> bytes:
+    """One batch as a record. DataError if it is too large for one."""
+    tf = tensorflow()
+    features, size = {}, 0
+    for name, array in batch.items():
+        values = [array.tobytes()]
+        if array.dtype.kind in "OUS":
+            values = [value.encode() if isinstance(value, str) else bytes(value) for value in array.ravel()]
+        size += sum(map(len, values))
+        features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+    if size > LARGEST_RECORD:
+        raise DataError(
+            f"{called}: a record of {size / 1e9:.1f} GB is more than the format allows. Take a smaller batch_size."
+        )
+    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: bool) -> dict[str, Any]:
+    """These columns of a record as tensors [batch, …]; with `pad` a short one repeats its rows."""
+    tf = tensorflow()
+    text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
+    one = tf.io.FixedLenFeature([], tf.string)
+    found = tf.io.parse_single_example(record, {each.name: text if each.dtype == STRING else one for each in columns})
+    return {column.name: _tensor(found[column.name], column, batch_size, pad) for column in columns}
+
+
+def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
+    tf = tensorflow()
+    if column.dtype in _SIGNED:
+        values = tf.bitcast(tf.io.decode_raw(values, _SIGNED[column.dtype]), column.dtype)
+    elif column.dtype != STRING:
+        values = tf.io.decode_raw(values, column.dtype)
+    if pad:
+        rows = tf.reshape(values, [-1, *column.shape])
+        count = tf.shape(rows)[0]
+        values = tf.cond(count == batch_size, lambda: rows, lambda: tf.gather(rows, tf.range(batch_size) % count))
+    return tf.reshape(values, [batch_size, *column.shape])
+
+
+def tensorflow() -> Any:
+    """TensorFlow, imported when it is first needed. DataError if it is not there."""
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise DataError(
+            f"TFRecord needs TensorFlow, and {error}: `pip install 'sparkring[tensorflow]'` where it runs."
+        ) from error
+    return tensorflow

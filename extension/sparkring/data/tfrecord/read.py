@@ -1,0 +1,213 @@
+"""`tfrecords(…)`: this rank's share of TFRecord files, batch by batch."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sparkring import place
+from sparkring.data.tfrecord.example import decoded, tensorflow
+from sparkring.data.tfrecord.reading import Reading
+from sparkring.data.tfrecord.schema import Column, Remainder, Schema, Share, read_schema, share_out
+from sparkring.data.where import nearest
+from sparkring.errors import DataError, OptionsError
+from sparkring.storage import Location, locate
+
+SHUFFLED_BYTES = 64_000_000
+MOST_SHUFFLED, MOST_OPEN = 64, 16
+OPEN_IN_ORDER = 256
+
+Transform = Callable[[dict[str, Any]], Any]
+
+
+def tfrecords(
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    transform: Transform | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+) -> Records:
+    """This rank's share of the folder `path`, which write_tfrecord() has written; on the driver all of it.
+
+    Make it in the notebook and use it in the cell: then what is wrong with it shows before the launch.
+
+    columns: the names to read; all, if not given.
+    shuffle: another order of records every epoch, the same for the same `seed`, of which 0 is one.
+    remainder: "drop" keeps batches whole and ranks even by leaving out the last rows, "pad" by repeating some.
+    transform: from a dict of tensors [batch, …] to what the model takes, in TensorFlow's graph.
+    rank, size: instead of this rank's own.
+
+    DataError if the folder is not whole, a file is missing or not of the size that it was written with, a column is
+    not there, or records are fewer than ranks.
+    """
+    if remainder not in ("drop", "pad"):
+        raise OptionsError(f"remainder={remainder!r}: 'drop' or 'pad'.")
+    seat = None
+    if rank is not None or size is not None:
+        if rank is None or size is None or not 0 <= rank < size:
+            raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+        seat = rank, size
+    schema, folder = read_schema(path), locate(path)
+    known = [column.name for column in schema.columns]
+    for name in columns or ():
+        if name not in known:
+            raise DataError(f"{folder.written} has no column `{name}`: {nearest(name, known)}")
+    chosen = tuple(column for column in schema.columns if columns is None or column.name in columns)
+    records = Records(folder, schema, chosen, shuffle, seed, remainder, transform, seat)
+    records.share()
+    return records
+
+
+@dataclass(frozen=True)
+class Records:
+    """TFRecord files shared out among the ranks. `len()` is the number of steps that each takes in an epoch.
+
+    Iterating gives dicts of NumPy arrays [batch, …], an epoch at a time.
+    """
+
+    folder: Location
+    schema: Schema
+    columns: tuple[Column, ...]
+    shuffle: bool
+    seed: int
+    remainder: Remainder
+    transform: Transform | None
+    seat: tuple[int, int] | None
+
+    @property
+    def rank(self) -> int:
+        """Whose share this is: this process's rank, unless another was given."""
+        return self.seat[0] if self.seat else place.world().rank
+
+    @property
+    def size(self) -> int:
+        """Among how many the files are shared out."""
+        return self.seat[1] if self.seat else place.world().size
+
+    def share(self) -> Share:
+        """What this rank reads. DataError if there are fewer records than ranks."""
+        return share_out(self.schema, self.rank, self.size, self.remainder)
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return self.share().steps
+
+    @property
+    def dropped(self) -> int:
+        """Rows that no rank reads in an epoch."""
+        return max(0, self.schema.rows - self.steps * self.size * self.schema.batch_size)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __repr__(self) -> str:
+        found = self.schema
+        return (
+            f"<tfrecords of {self.folder.written}: {found.rows:,} rows in {len(found.files):,} files; "
+            f"{self.steps:,} steps of {found.batch_size:,} rows per epoch on each of {self.size}>"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        tf = tensorflow()
+        try:
+            yield from self._batches.as_numpy_iterator()
+        except tf.errors.DataLossError as error:
+            raise self._damaged() or error from None
+
+    def as_tf(self, *names: str) -> Any:
+        """A tf.data.Dataset of batches with static shapes: dicts, or with names tuples in that order, or one tensor.
+
+        Each pass over it is an epoch, in an order of its own. It is this rank's alone: TensorFlow does not share it
+        out a second time.
+        """
+        tf = tensorflow()
+        schema, reading = self.schema, self._reading
+        share = reading.share
+        paths = tf.constant([self._path(part.file) for part in share.parts])
+        skips = tf.constant([part.skip for part in share.parts], tf.int64)
+        takes = tf.constant([part.take for part in share.parts], tf.int64)
+
+        def begin(_: Any) -> Any:
+            # The order of an epoch is made anew when it begins: its number is known only then.
+            order = tf.numpy_function(reading.begin, [], tf.int64)
+            return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(order, [len(share.parts)]))
+
+        def open_part(index: Any) -> Any:
+            found = tf.data.TFRecordDataset(paths[index], schema.compression or "", buffer_size=1 << 20)
+            return found.skip(skips[index]).take(takes[index])
+
+        at_once = min(len(share.parts), MOST_OPEN if self.shuffle else OPEN_IN_ORDER)
+        order = tf.data.Dataset.range(1).flat_map(begin)
+        found = order.interleave(open_part, cycle_length=at_once, num_parallel_calls=tf.data.AUTOTUNE)
+        if self.shuffle:
+            buffer = max(2, min(MOST_SHUFFLED, SHUFFLED_BYTES // reading.record_bytes))
+            found = found.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
+
+        def batch(record: Any) -> Any:
+            return self._taken(decoded(record, self.columns, schema.batch_size, pad=self.remainder == "pad"), names)
+
+        found = found.take(share.steps).map(batch, num_parallel_calls=tf.data.AUTOTUNE)
+        found = found.prefetch(tf.data.AUTOTUNE).scan(tf.constant(0, tf.int64), reading.counted)
+        options = tf.data.Options()
+        options.deterministic = True
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return found.apply(tf.data.experimental.assert_cardinality(share.steps)).with_options(options)
+
+    @functools.cached_property
+    def _batches(self) -> Any:
+        return self.as_tf()
+
+    @functools.cached_property
+    def _reading(self) -> Reading:
+        return Reading(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what this process has made of it.
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    def _path(self, index: int) -> str:
+        """A file's path as TensorFlow knows it. DataError if it cannot read from there."""
+        location = self.folder / self.schema.files[index].name
+        if location.local:
+            return location.path
+        url = str(location.fs.unstrip_protocol(location.path))
+        scheme = url.partition("://")[0]
+        if scheme not in tensorflow().io.gfile.get_registered_schemes():
+            raise DataError(
+                f"{self.folder.written}: this TensorFlow cannot read {scheme}:// (tensorflow-io can add it). "
+                "Copy the folder to a mount or the ranks' disks."
+            )
+        return url
+
+    def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
+        """What was asked for of a batch."""
+        found = batch if self.transform is None else self.transform(batch)
+        if names and not isinstance(found, Mapping):
+            raise OptionsError(f"as_tf({', '.join(names)}): transform gave a `{type(found).__name__}`, and no dict.")
+        for name in names:
+            if name not in found:
+                raise DataError(f"a batch has no column `{name}`: {nearest(name, list(found))}")
+        taken = tuple(found[name] for name in names)
+        return taken[0] if len(taken) == 1 else taken or found
+
+    def _damaged(self) -> DataError | None:
+        """Which of this rank's files cannot be read; None if it is none of them."""
+        tf = tensorflow()
+        for index in sorted({part.file for part in self.share().parts}):
+            count = 0
+            try:
+                for _ in tf.data.TFRecordDataset(self._path(index), self.schema.compression or ""):
+                    count += 1
+            except tf.errors.DataLossError as error:
+                written = (self.folder / self.schema.files[index].name).written
+                reason = error.message.partition("} ")[2].partition(" [Op:")[0]
+                return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data anew.")
+        return None

@@ -1,0 +1,84 @@
+"""What a pipeline over TFRecord files tells of itself: that an epoch begins, and now and then how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkring import report
+from sparkring.data.progress import Progress
+from sparkring.data.tfrecord.example import tensorflow
+
+if TYPE_CHECKING:
+    from sparkring.data.tfrecord.read import Records
+
+
+class Reading:
+    """One rank's reading of its share, which it takes when it is made: on the rank, at first use."""
+
+    def __init__(self, records: Records) -> None:
+        schema = records.schema
+        self.share = records.share()
+        self.record_bytes = max(1, schema.size_bytes // max(1, schema.records))
+        self._seed = records.seed if records.shuffle else None
+        self._rows = schema.batch_size
+        self._epoch = 0
+        # From C++ into Python costs about as much as a small batch does.
+        self._every = max(1, min(64, self.share.steps // 100))
+        self._progress = Progress(
+            name=records.folder.written,
+            kind="tfrecord",
+            columns=[column.name for column in records.columns],
+            version=hashlib.sha256(repr(schema).encode()).hexdigest()[:16],
+            files=len(schema.files),
+            rows=schema.rows,
+            size_bytes=schema.size_bytes,
+            batch_size=schema.batch_size,
+        )
+        if records.rank == 0:
+            _advise(records)
+
+    def begin(self) -> Any:
+        """The order in which the parts are opened in the epoch that begins.
+
+        Every pass counts as an epoch, those that were left early included. Ranks may differ in its number: their
+        shares do not depend on it.
+        """
+        self._epoch += 1
+        self._progress.begin(self._epoch, self.share.steps * self._rows, self.share.steps)
+        order = list(range(len(self.share.parts)))
+        if self._seed is not None:
+            random.Random(f"{self._seed} {self._epoch}").shuffle(order)
+        return np.array(order, np.int64)
+
+    def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
+        """How many batches it is now, and the batch itself; every so often Python is told."""
+        tf = tensorflow()
+        steps = before + 1
+        due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self.share.steps))
+        return tf.cond(due, lambda: tf.numpy_function(self._tell, [steps], tf.int64), lambda: steps), batch
+
+    def _tell(self, steps: Any) -> Any:
+        several = (int(steps) - 1) % self._every + 1  # since it was told before
+        self._progress.batch(several * self._rows, several * self.record_bytes, steps=several)
+        if steps == self.share.steps:
+            self._progress.end()
+        return steps
+
+
+def _advise(records: Records) -> None:
+    """Say what is read more than once, or not at all."""
+    schema, where, size = records.schema, records.folder.written, records.size
+    if records.share().split:
+        report.log_to_driver(
+            f"{where}: {len(schema.files)} files do not go evenly into {size} ranks, which read parts of files and "
+            f"pass over the rest; write_tfrecord(…, ranks={size}) makes whole ones."
+        )
+    if records.dropped:
+        report.log_to_driver(
+            f"{where}: {records.dropped:,} of {schema.rows:,} rows are left out of each epoch, so that every rank "
+            f"makes {records.steps:,} steps of {schema.batch_size:,} rows; remainder='pad' reads them all."
+        )

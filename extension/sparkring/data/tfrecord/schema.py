@@ -1,0 +1,162 @@
+"""What lies beside TFRecord files: their columns, and the files themselves; and which of their records a rank reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple
+
+from sparkring.errors import DataError
+from sparkring.storage import Location, locate
+
+SCHEMA = "_schema.json"
+LAYOUT = 1
+STRING = "string"
+
+Compression = Literal["GZIP", "ZLIB"]
+Remainder = Literal["drop", "pad"]
+
+
+class Column(NamedTuple):
+    """A column: NumPy's name of its type, or `string` (bytes of any length); `shape` is that of one row."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+class RecordFile(NamedTuple):
+    """One file, by its path below the folder; only the last record of all can have fewer rows than the others."""
+
+    name: str
+    records: int
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What `_schema.json` says of a folder of TFRecord files."""
+
+    columns: tuple[Column, ...]
+    batch_size: int
+    rows: int
+    files: tuple[RecordFile, ...]
+    compression: Compression | None = None
+
+    @property
+    def records(self) -> int:
+        """How many there are in all files."""
+        return sum(file.records for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """What all files take."""
+        return sum(file.size_bytes for file in self.files)
+
+
+class Part(NamedTuple):
+    """So many records of one file, after those that are skipped."""
+
+    file: int
+    skip: int
+    take: int
+
+
+class Share(NamedTuple):
+    """What one rank reads in an epoch: parts with at least as many records as it has steps, of which it takes those.
+
+    `split`: some of its files are read by other ranks as well.
+    """
+
+    parts: tuple[Part, ...]
+    steps: int
+    split: bool
+
+
+def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
+    """What rank `rank` of `size` reads: as many steps as every other, and no record that another reads.
+
+    Whole files where that is even to within a record, else runs of records. drop: full records only, and at most
+    size - 1 of them are left out; pad: all of them, and ranks that have one less read one of theirs twice.
+    DataError if there are fewer records than ranks.
+    """
+    full = [file.rows // schema.batch_size if remainder == "drop" else file.records for file in schema.files]
+    total = sum(full)
+    if total < size:
+        raise DataError(
+            f"{total} {'full ' * (remainder == 'drop')}records of {schema.batch_size:,} rows are too few for {size} "
+            "ranks: write them with a smaller batch_size, or run fewer ranks."
+        )
+    owned = [sum(full[index::size]) for index in range(size)]
+    split = max(owned) - min(owned) > 1
+    if split:
+        parts = _run_of(full, rank * total // size, (rank + 1) * total // size)
+    else:
+        parts = [Part(file, 0, full[file]) for file in range(rank, len(full), size) if full[file]]
+    steps = total // size if remainder == "drop" else -(-total // size)
+    if sum(part.take for part in parts) < steps:
+        parts.append(parts[0]._replace(take=1))
+    return Share(tuple(parts), steps, split)
+
+
+def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
+    """Records `start` to `stop` of all, counted file by file."""
+    parts, before = [], 0
+    for file, count in enumerate(full):
+        first, last = max(start - before, 0), min(stop - before, count)
+        if first < last:
+            parts.append(Part(file, first, last - first))
+        before += count
+    return parts
+
+
+def write_schema(schema: Schema, folder: Location) -> None:
+    """Put it beside the files, which makes the folder a whole one."""
+    text = json.dumps({"layout": LAYOUT, **asdict(schema)}, indent=1)
+    folder.fs.pipe_file((folder / SCHEMA).path, text.encode())
+
+
+def read_schema(path: str | os.PathLike[str]) -> Schema:
+    """What was written to the folder `path`. DataError if it is not there, not written to its end, or damaged.
+
+    Damaged are files that are missing or not of the size that they were written with: all are listed, none is read.
+    """
+    folder = locate(path)
+    file = folder / SCHEMA
+    try:
+        found = json.loads(file.fs.cat_file(file.path))
+        if found.pop("layout") != LAYOUT:
+            raise DataError(f"{folder.written} was written by another version of sparkring: write it anew.")
+        columns = tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in found.pop("columns"))
+        schema = Schema(columns=columns, files=tuple(RecordFile(*each) for each in found.pop("files")), **found)
+        _check_files(schema, folder)
+        return schema
+    except FileNotFoundError:
+        if not folder.fs.exists(folder.path):
+            raise DataError(f"{folder.written} does not exist.") from None
+        raise DataError(
+            f"{folder.written} has no {SCHEMA}: the writing was stopped, or it was not sparkring that wrote. "
+            "Write it with write_tfrecord()."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{file.written} is damaged ({error}): write the data anew.") from None
+    except OSError as error:
+        raise DataError(f"{folder.written} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_files(schema: Schema, folder: Location) -> None:
+    folder.fs.invalidate_cache(folder.path)
+    found = folder.fs.find(folder.path, detail=True)
+    for file in schema.files:
+        location = folder / file.name
+        if location.path not in found:
+            raise DataError(f"{location.written} is missing: write the data anew.")
+        size = found[location.path]["size"]
+        if size != file.size_bytes:
+            raise DataError(
+                f"{location.written} has {size:,} bytes and was written with {file.size_bytes:,}: it is damaged. "
+                "Write the data anew."
+            )

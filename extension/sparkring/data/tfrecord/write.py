@@ -1,0 +1,188 @@
+"""`write_tfrecord(…)`: a DataFrame, shards or arrays as TFRecord files of whole batches."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkring.data.materialise import materialise
+from sparkring.data.shards import Shards, shards
+from sparkring.data.tfrecord.batches import Batch, batches, columns_of
+from sparkring.data.tfrecord.example import encoded, tensorflow
+from sparkring.data.tfrecord.schema import Column, Compression, RecordFile, Schema, write_schema
+from sparkring.errors import DataError, OptionsError
+from sparkring.storage import Location, locate
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FILES = 16  # where nobody says for how many ranks: even for 1, 2, 4, 8 and 16
+MOST_PREFIXES = 4_096
+FIRST_WORD_S = 2.0
+
+Say = Callable[[str], None]
+
+
+def write_tfrecord(
+    source: DataFrame | Shards | Any,
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    files: int | None = None,
+    ranks: int | None = None,
+    files_per_rank: int = 2,
+    prefixes: int = 0,
+    compression: Compression | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    name: str = "",
+    say: Say | None = None,
+) -> Schema:
+    """Write rows as TFRecord files of whole batches to the folder `path`, which must be new or empty.
+
+        write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
+
+    source: a Spark DataFrame (written to `cache` first, see materialise(); this process then writes, so only it needs
+        TensorFlow), shards(…) with all that it can choose, fill and transform, a pandas DataFrame, a dict of arrays
+        [rows, …], or an iterable of such dicts. `name` is what the notebook calls it.
+    batch_size: rows in a record; shards have theirs.
+    files: how many; else ranks × files_per_rank, else 16.
+    prefixes: spread the paths over that many folders with names like hashes, since object stores bound the requests
+        per second and prefix.
+
+    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, a folder that holds something. A
+    write that fails or is stopped leaves nothing.
+    """
+    if isinstance(source, Shards):
+        if batch_size not in (None, source.batch_size):
+            raise OptionsError(f"batch_size={batch_size}: these shards have {source.batch_size:,}; leave it out.")
+        batch_size = source.batch_size
+    if batch_size is None:
+        raise OptionsError("batch_size is missing: say how many rows a record is to hold.")
+    count = files if files is not None else FILES if ranks is None else ranks * files_per_rank
+    for option, value in (("batch_size", batch_size), ("files (or ranks × files_per_rank)", count)):
+        if value < 1:
+            raise OptionsError(f"{option}={value}: at least 1.")
+    if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
+        raise OptionsError(
+            f"prefixes={prefixes}, compression={compression!r}: 0 to {MOST_PREFIXES:,}; None, 'GZIP' or 'ZLIB'."
+        )
+    tensorflow()
+    target = locate(path)
+    called = f"`{name}`" if name else "the data"
+    with _new(target):
+        if hasattr(source, "sparkSession"):
+            copy = materialise(source, cache=cache, name=name, say=say).location.written
+            source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
+        with contextlib.closing(batches(source, batch_size, called)) as found:  # also what reads ahead for it
+            told = _told(found, target, say)
+            columns, written = _write(told, target, _names(count, prefixes), compression, called)
+        schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
+        with _usable(target):
+            write_schema(schema, target)
+    if say:
+        say(f"wrote {schema.rows:,} rows in {schema.records:,} records and {count} files, "
+            f"{schema.size_bytes / 1e6:,.1f} MB, to {target.written}")  # fmt: skip
+    return schema
+
+
+def _write(
+    found: Iterator[Batch], target: Location, names: Sequence[str], compression: Compression | None, called: str
+) -> tuple[tuple[Column, ...], tuple[RecordFile, ...]]:
+    """What the batches hold, and the files that they are in now."""
+    tf = tensorflow()
+    columns: tuple[Column, ...] = ()
+    records, rows = [0] * len(names), [0] * len(names)
+    # Elsewhere than on this machine nothing can be appended: the files are made here and copied whole.
+    here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
+    paths = [os.path.join(here, name) for name in names]
+    writers: list[Any] = []
+    try:
+        with _usable(target):
+            for path in paths:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                writers.append(tf.io.TFRecordWriter(path, tf.io.TFRecordOptions(compression or "")))
+        for index, batch in enumerate(found):
+            columns = columns or columns_of(batch)
+            record, file = encoded(batch, called), index % len(names)
+            with _usable(target):
+                writers[file].write(record)
+            records[file] += 1
+            rows[file] += _rows(batch)
+        if not columns:
+            raise DataError(f"{called} has no rows: there is nothing to write.")
+        with _usable(target):
+            for writer in writers:
+                writer.close()
+            sizes = [os.path.getsize(path) for path in paths]
+            if not target.local:
+                for path, name in zip(paths, names, strict=True):
+                    target.fs.makedirs((target / name).path.rpartition("/")[0], exist_ok=True)
+                    target.fs.put_file(path, (target / name).path)
+        return columns, tuple(map(RecordFile, names, records, rows, sizes))
+    finally:
+        for writer in writers:
+            with contextlib.suppress(OSError, tf.errors.OpError):  # it has failed before
+                writer.close()
+        if not target.local:
+            shutil.rmtree(here, ignore_errors=True)
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def _names(count: int, prefixes: int) -> list[str]:
+    names = [f"part-{index:05d}.tfrecord" for index in range(count)]
+    if not prefixes:
+        return names
+    hashes = (hashlib.sha256(str(index).encode()).hexdigest()[:4] for index in range(2 * MOST_PREFIXES))
+    spread = list(dict.fromkeys(hashes))
+    return [f"{spread[index % prefixes]}/{name}" for index, name in enumerate(names)]
+
+
+def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
+    """The same batches. When they take long, `say` is told how many rows they were, ever more rarely."""
+    began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
+    for batch in found:
+        rows += _rows(batch)
+        took_s = time.monotonic() - began
+        if say and took_s >= due_s:
+            due_s = 2 * took_s
+            say(f"writing {target.written}: {rows:,} rows in {took_s:.0f} s …")
+        yield batch
+
+
+@contextlib.contextmanager
+def _new(target: Location) -> Iterator[None]:
+    """The folder, with nothing in it. If what is done with it fails or is stopped, all is as it was before."""
+    fs, path = target.fs, target.path
+    with _usable(target):
+        there = fs.exists(path)
+        if there and (not fs.isdir(path) or fs.ls(path, detail=False, refresh=True)):
+            raise DataError(f"{target.written} is there and not an empty folder: remove it, or write to another path.")
+        fs.makedirs(path, exist_ok=True)
+    try:
+        yield
+    except BaseException:  # an interrupt as well
+        with contextlib.suppress(OSError):  # without a schema nobody takes it for whole
+            for made in fs.ls(path, detail=False, refresh=True) if there else [path]:
+                fs.rm(made, recursive=True)
+        raise
+
+
+@contextlib.contextmanager
+def _usable(target: Location) -> Iterator[None]:
+    """DataError if the file system, or TensorFlow there, cannot do what is done here."""
+    try:
+        yield
+    except (OSError, tensorflow().errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+        raise DataError(
+            f"{target.written} cannot be written: {reason}. Free some space, or name another folder."
+        ) from error
