@@ -13,7 +13,7 @@ from sparkring.options import Options
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult, bring_back
 from sparkring.turn import Turn
-from sparkring.views import summary
+from sparkring.views import reading, summary
 from sparkring.worker.stacks import collective
 
 POLL_S = 0.1
@@ -100,6 +100,8 @@ class Drive:
         self._ask_where()
         # What they were doing when the time was up, before they are stopped.
         message = summary.explain_timeout(self.recorder.record, timeout_s)
+        told = [reading.notes(found) for found in reading.data_sets(self.recorder.record, time.time())]
+        message = "\n\n".join([message, *(f"Reading: {note}." for note in told if note)])
         left = self._end_early()
         values, _, _ = bring_back(self.turn)
         done = self.recorder.close("timed out", f"after {timeout_s:g} s")

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring import runs, shards, world
-from sparkring.errors import DataError, RunFailed
+from sparkring.errors import DataError, RunFailed, RunTimeout
 
 
 @pytest.fixture
@@ -110,6 +110,18 @@ def test_torchs_workers_read_on_ranks(ring, numbered):
     assert sorted(result.values[0] + result.values[1]) == list(range(1001))
     for rank in result.record.ranks:
         assert [(read.rows, read.done) for read in rank.readings[0].ended] == [(len(result.values[rank.rank]), True)]
+
+
+def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered):
+    """A rank that has no more data is why the others wait."""
+    data = shards(numbered, 50)
+    with pytest.raises(RunTimeout, match=r"Reading: rank 0 ended its epoch .* after 10 steps; rank 1 has not"):
+        local.run("""
+            import time
+            batches = data.as_numpy()
+            for step in range(10 if rank == 0 else 3): next(batches)
+            time.sleep(600)
+        """, namespace={"data": data}, timeout_s=4.0)  # fmt: skip
 
 
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):

@@ -141,6 +141,8 @@ def test_dates_in_a_filter_are_strings(tmp_path):
     assert open_dataset(tmp_path, where="t >= '2026-01-08'").rows == 3
     assert open_dataset(tmp_path, where="day < '2026-01-03' and ok").rows == 1
     assert open_dataset(tmp_path, where="not ok").rows == 5
+    assert open_dataset(tmp_path, where="ok == false").rows == 5
+    assert open_dataset(tmp_path, where="ok == TRUE and day is not null").rows == 5
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_shares_are_what_counting_by_hand_gives():
         for number, group in enumerate(itertools.chain.from_iterable(counts)):
             in_turn[number % size].append(group)
         assert [(share.rows, share.row_groups) for share in found.petastorms] == [(sum(g), len(g)) for g in in_turn]
-        assert [share.steps for share in found.petastorms] == [sum(g) // batch_size for g in in_turn]
+        assert [share.steps for share in found.petastorms] == [-(-sum(g) // batch_size) for g in in_turn]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 import cloudpickle
 import fsspec
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,6 +89,15 @@ def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
     assert flat(batch["x"].tolist() for batch in other.as_numpy()) != epochs[0]
     # Neighbours in the files are none in a batch.
     assert sum(abs(a - b) == 1 for a, b in zip(epochs[0], epochs[0][1:], strict=False)) < 100
+
+
+def test_what_pandas_adds_is_no_column_of_the_data(tmp_path):
+    """Its index, unless it is asked for."""
+    pd.DataFrame({"x": [1, 2, 3]}, index=[7, 8, 9]).to_parquet(tmp_path / "a.parquet")
+    assert list(shards(tmp_path, 3).spec) == ["x"]
+    assert shards(tmp_path, 3, columns=["__index_level_0__"], shuffle=False).as_numpy().__next__() == {
+        "__index_level_0__": pytest.approx([7, 8, 9])
+    }
 
 
 def test_columns_rows_and_types(numbered):
@@ -362,10 +372,7 @@ def test_shards_travel_to_ranks(numbered):
 def test_it_says_what_it_is(numbered):
     """In one line."""
     assert repr(shards(numbered, 64, rank=0, size=3)).endswith(
-        "1,000 rows in 16 row groups of 3 files; 5 steps of 64 rows per epoch on each of 3>"
-    )
-    assert repr(shards(numbered, 333, rank=0, size=3, remainder="join", where="x > 0")).endswith(
-        "1 steps of 333 rows per epoch on each of 3>"
+        "1,000 rows in 16 row groups of 3 files; 5 steps of 64 rows per epoch on each of 3 ranks>"
     )
 
 

@@ -127,7 +127,7 @@ def test_good_files_need_no_advice(seen):
         ([[150], [100], [100]], 3, {},
          "Petastorm's shards are uneven: rank 0 gets 150 rows and rank 1 100, 1.5 times as many: 15 steps against 10, "
          "and an allreduce in step 11 waits for ranks that have no more."),
-        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 1 step against 0"),
+        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 2 steps against 1"),
         ([[1000, 1000]], 2, {"where": "a > 3", "kept": 0.1},
          "The filter keeps 200 rows of 2,000, and for them 2,000 are read and looked at."),
     ],

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import posixpath
+import re
 import sys
 import time
 import urllib.parse
@@ -140,15 +141,16 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     partitioned, kinds = _partitions([file.below for file in found])
     schemas = [_with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
     whole = schemas[0]
-    chosen = list(dict.fromkeys(columns)) if columns is not None else whole.names
+    named = [column for column in whole.names if not re.fullmatch(r"__index_level_\d+__", column)]  # pandas' index
+    chosen = list(dict.fromkeys(columns)) if columns is not None else named
     for column in chosen:
         if column not in whole.names:
             raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
     if not chosen:
         raise DataError(f"{name}: no column is chosen.")
     condition, words = compile_where(where, whole)
-    named = _named_in(condition, whole) if condition is not None else set()
-    reads = tuple(column for column in whole.names if column in {*chosen, *named})
+    filtered = _named_in(condition, whole) if condition is not None else set()
+    reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
     _check_equal(schemas, [file.below for file in found], reads)
     files = tuple(
         DataFile(file.path, file.size_bytes, _row_groups(footer.metadata, set(reads)), footer.version, keys)

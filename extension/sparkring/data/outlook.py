@@ -101,9 +101,10 @@ def outlook(
 ) -> Outlook:
     """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    Petastorm gives row group i, counted through the files in their order, to shard i % size, and a shard takes
-    rows // batch_size full steps. Our shards are those of an epoch that is not shuffled; in another order a rank may
-    touch one row group more or less. Where there is a filter, only rows that pass it count, under either split.
+    Petastorm gives row group i, counted through the files in their order, to shard i % size, and a shard takes steps
+    until it has no more rows, the last one with what is left. Our shards are those of an epoch that is not shuffled;
+    in another order a rank may touch one row group more or less. Where there is a filter, only rows that pass it count,
+    under either split.
     """
     ours, stretches = _ours(dataset, size, batch_size, remainder)
     return Outlook(
@@ -140,7 +141,7 @@ def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ..
         mine = groups[rank::size]
         rows = sum(group.rows for _, group in mine)
         size_bytes = sum(group.size_bytes for _, group in mine)
-        shares.append(Share(rows, size_bytes, len({file for file, _ in mine}), len(mine), rows // batch_size))
+        shares.append(Share(rows, size_bytes, len({file for file, _ in mine}), len(mine), -(-rows // batch_size)))
     return tuple(shares)
 
 

@@ -125,7 +125,7 @@ def shards(
         seat = rank, size
     groups = _groups(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
-    dataset = open_dataset(_path(source, cache), names, where)
+    dataset = _open(source, names, where, cache)
     if groups is None:
         groups = {name: (name,) for name in dataset.columns}
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
@@ -242,10 +242,12 @@ class Shards:
         least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
         steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         where = f" where {found.where}" if found.where else ""
-        return (
-            f"<shards of {found.name}{where}: {found.rows:,} rows in {found.row_groups:,} row groups of "
-            f"{len(found.files):,} files; {steps} steps of {self.batch_size:,} rows per epoch on each of {self.size}>"
+        lies = (
+            f"{_some(found.rows, 'row')} in {_some(found.row_groups, 'row group')} of {_some(len(found.files), 'file')}"
         )
+        ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
+        step = f"{steps} steps of {_some(self.batch_size, 'row')} per epoch"
+        return f"<shards of {found.name}{where}: {lies}; {step}{ranks}>"
 
     # ── reading it ────────────────────────────────────────────────────────────
 
@@ -497,6 +499,10 @@ class Shards:
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 
+def _some(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
@@ -577,16 +583,19 @@ def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: boo
     return max(1, rows // batch_size) * batch_size
 
 
-def _path(source: Source | DataFrame, cache: str | os.PathLike[str] | None) -> Source:
-    """What to read: the path that was given, or where a DataFrame has been written to."""
-    if not hasattr(source, "sparkSession"):
-        if not isinstance(source, str | os.PathLike | Sequence):
-            raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
-        return source
-    from sparkring.data.materialise import materialise
+def _open(
+    source: Source | DataFrame, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
+) -> Dataset:
+    """The data set at a path, or the copy of a DataFrame."""
+    if hasattr(source, "sparkSession"):
+        from sparkring.data.materialise import materialise
 
-    written: str = materialise(source, cache=cache, say=_say).location.written
-    return written
+        found = open_dataset(materialise(source, cache=cache, say=_say).location.written, names, where)
+        columns = ", ".join(found.columns[:4]) + (", …" if len(found.columns) > 4 else "")
+        return replace(found, name=f"DataFrame[{columns}]")
+    if not isinstance(source, str | os.PathLike | Sequence):
+        raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
+    return open_dataset(source, names, where)
 
 
 def _say(text: str) -> None:

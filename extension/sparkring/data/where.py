@@ -14,6 +14,8 @@ from sparkring.errors import DataError
 
 Where: TypeAlias = "str | Sequence[Any] | pc.Expression | None"
 
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # as SQL writes them
+
 _COMPARED: dict[type[ast.cmpop], Any] = {
     ast.Eq: lambda left, right: left == right,
     ast.NotEq: lambda left, right: left != right,
@@ -66,7 +68,7 @@ class _Reader:
 
     def expression(self) -> pc.Expression:
         try:
-            tree = ast.parse(self._text, mode="eval")
+            tree = _Constants(self._schema.names).visit(ast.parse(self._text, mode="eval"))
         except (SyntaxError, ValueError) as error:
             hint = " For equality write ==." if "=" in self._text else ""
             raise self._refused(f"{getattr(error, 'msg', error)}.{hint}") from None
@@ -148,6 +150,18 @@ class _Reader:
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)
+
+
+class _Constants(ast.NodeTransformer):
+    """Takes true, false and null for what they mean, unless a column is called so."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in self._columns or node.id.lower() not in _CONSTANTS:
+            return node
+        return ast.Constant(_CONSTANTS[node.id.lower()])
 
 
 def _is_number(kind: pa.DataType) -> bool:
