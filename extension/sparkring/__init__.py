@@ -22,9 +22,20 @@ if TYPE_CHECKING:
     from sparkring.report import log_to_driver as log_to_driver
     from sparkring.result import RunResult as RunResult
     from sparkring.runner import HorovodRunner as HorovodRunner
+    from sparkring.runner import spark as spark
 
 __version__ = "0.1.0"
-__all__ = ["HorovodRunner", "RunResult", "World", "load_ipython_extension", "log", "log_to_driver", "shards", "world"]
+__all__ = [
+    "HorovodRunner",
+    "RunResult",
+    "World",
+    "load_ipython_extension",
+    "log",
+    "log_to_driver",
+    "shards",
+    "spark",
+    "world",
+]
 
 _HOMES = {
     "HorovodRunner": "runner",
@@ -35,6 +46,7 @@ _HOMES = {
     "log": "report",
     "log_to_driver": "report",
     "shards": "data.shards",
+    "spark": "runner",
 }
 
 

@@ -24,10 +24,12 @@ from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.turn import Request
-from sparkring.views import View, open_view, summary
+from sparkring.views import View, open_view, summary, tell
 from sparkring.warm import WarmGang
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sparkring.launchers.spark.data import Data
 
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
@@ -135,6 +137,16 @@ def run_function(
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     return _run(request, options, title, _source_of(function), large)
+
+
+def spark(slots: int = 2) -> SparkSession:
+    """The notebook's SparkSession; where there is none a new one on this machine, with `slots` and some to spare.
+
+    It finds a Java from pip where there is no other. LaunchError if there is none, or the session has been stopped.
+    """
+    from sparkring.launchers.spark.session import find_session
+
+    return find_session(slots, tell)
 
 
 class HorovodRunner:
