@@ -111,7 +111,9 @@ class _Files:
         keys = dict(dataset.files[self._number].partitions)
         stored = [name for name in dataset.reads if name in there]
         # Where all that is read stands in the path, some other column tells how many rows there are.
-        for batch in self._file.iter_batches(rows, row_groups=[row_group], columns=stored or there[:1]):
+        for batch in self._file.iter_batches(
+            rows, row_groups=[row_group], columns=stored or there[:1], use_threads=pa.cpu_count() > 1
+        ):
             if keys:
                 types = dataset.stored_schema
                 known = {name: batch.column(name) for name in stored}
