@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkring import runs
 from sparkring.data.shards import shards
 from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
 from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
@@ -299,7 +300,7 @@ def test_made_in_the_notebook(local, folder):
     cell = "(repr(records), len(records), records.dropped, [int(x) for x in records.as_tf('x').unbatch()], len(second))"
     result = local.run(cell, 3, namespace={"records": records, "second": second})
     told, steps, dropped, rows, others = zip(*result.values, strict=True)
-    assert told[0] == f"<tfrecords of {folder}: 50 rows in 4 files; 4 steps of 4 rows per epoch on each of 3>"
+    assert told[0] == f"<tfrecords of {folder}: 50 rows in 4 files; 4 steps of 4 rows per epoch on each of 3 ranks>"
     assert (steps, dropped, others) == ((4, 4, 4), (2, 2, 2), (3, 3, 3))
     assert sorted(x for each in rows for x in each) == list(range(48))
     advice = [line.text for line in result.record.recent if "2 of 50 rows are left out" in line.text]
@@ -502,3 +503,15 @@ def test_columns_that_are_not_there(folder):
         tfrecords(folder).as_tf("imag")
     with pytest.raises(DataError, match=r"a batch has no column `q`: there are `p`"):
         tfrecords(folder, transform=lambda batch: {"p": batch["label"]}).as_tf("q")
+
+
+def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_path):
+    """Made in the notebook, where one rank would have done."""
+    (tmp_path / "few").mkdir()
+    write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
+    few = tfrecords(tmp_path / "few")
+    before = runs.saved()
+    with pytest.raises(DataError, match="2 full records of 4 rows are too few for 3"):
+        local.run("len(few)", n=3, namespace={"few": few})
+    assert runs.saved() == before
+    assert local.run("len(few)", namespace={"few": few}).values == [1, 1]

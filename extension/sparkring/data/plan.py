@@ -74,6 +74,15 @@ class Shard(NamedTuple):
     pad: tuple[RowRange, ...] = ()
 
 
+def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
+    """The rank and the number of ranks that were given, or None where neither was. DataError for half of it."""
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None or not 0 <= rank < size:
+        raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+    return rank, size
+
+
 def plan(
     counts: Sequence[Sequence[int]],
     size: int,

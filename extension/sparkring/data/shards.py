@@ -118,11 +118,7 @@ def shards(
     prefetch = _whole("prefetch", prefetch, 1, "buffers")
     if remainder not in REMAINDERS:
         raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
-    seat = None
-    if rank is not None or size is not None:
-        if rank is None or size is None or not 0 <= rank < size:
-            raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
-        seat = rank, size
+    seat = planning.seat(rank, size)
     groups = _groups(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
     dataset = _open(source, names, where, cache)

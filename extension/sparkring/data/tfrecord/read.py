@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sparkring import place
+from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
 from sparkring.data.tfrecord.reading import Reading
 from sparkring.data.tfrecord.schema import Column, Remainder, Schema, Share, read_schema, share_out
@@ -49,18 +50,13 @@ def tfrecords(
     """
     if remainder not in ("drop", "pad"):
         raise OptionsError(f"remainder={remainder!r}: 'drop' or 'pad'.")
-    seat = None
-    if rank is not None or size is not None:
-        if rank is None or size is None or not 0 <= rank < size:
-            raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
-        seat = rank, size
     schema, folder = read_schema(path), locate(path)
     known = [column.name for column in schema.columns]
     for name in columns or ():
         if name not in known:
             raise DataError(f"{folder.written} has no column `{name}`: {nearest(name, known)}")
     chosen = tuple(column for column in schema.columns if columns is None or column.name in columns)
-    records = Records(folder, schema, chosen, shuffle, seed, remainder, transform, seat)
+    records = Records(folder, schema, chosen, shuffle, seed, remainder, transform, seat(rank, size))
     records.share()
     return records
 
@@ -108,11 +104,16 @@ class Records:
     def __len__(self) -> int:
         return self.steps
 
+    def _sparkring_look_ahead(self, size: int) -> None:
+        """What would be told on the ranks is told before they are started."""
+        share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
+
     def __repr__(self) -> str:
         found = self.schema
+        ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
         return (
             f"<tfrecords of {self.folder.written}: {found.rows:,} rows in {len(found.files):,} files; "
-            f"{self.steps:,} steps of {found.batch_size:,} rows per epoch on each of {self.size}>"
+            f"{self.steps:,} steps of {found.batch_size:,} rows per epoch{ranks}>"
         )
 
     def __iter__(self) -> Iterator[Any]:
