@@ -299,12 +299,14 @@ SparkringMagics.shards.__doc__ = _SHARDS_HELP.format(options=opts.help_table(opt
 def load(shell: Any) -> None:
     """Register everything in an IPython shell."""
     from sparkring.compat import sparkdl
+    from sparkring.data.petastorm import quiet
 
     magics = SparkringMagics(shell)
     shell.register_magics(magics)
     for magic in _LAUNCH:
         shell.register_magic_function(_launch_magic(magics, magic), "cell", magic)
     sparkdl.install()
+    quiet.silence_when_imported()
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
     shell.events.register("post_run_cell", _stop_after_reset)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
+from sparkring.data import owners
 from sparkring.data.frames import session_of, version_of, without_vectors
 from sparkring.data.jobs import interruptibly
 from sparkring.errors import DataError, OptionsError
@@ -222,7 +223,7 @@ def _write(
     try:
         with _usable(home):
             copy.fs.makedirs(copy.path)
-            _write_json(copy / OWNER, {"created": time.time(), **_me()})
+            _write_json(copy / OWNER, {"created": time.time(), **owners.me()})
         _check_executors(session, copy, home, called)
 
         def write() -> None:
@@ -293,7 +294,6 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
     # By value, since executors need not have sparkring; so everything that it needs is in it.
     def look(_: int) -> tuple[str, bool]:
         import os
-        import socket
 
         return socket.gethostname(), os.path.exists(path)
 
@@ -359,8 +359,9 @@ def _remove(copy: Location) -> None:
 def _abandoned(copy: Location) -> bool:
     """Will nobody finish this copy? On this host that is known; elsewhere a day has to pass."""
     owner = _read(copy / OWNER)
-    if owner and owner["host"] == socket.gethostname():
-        return bool(owner["started"] != _started(owner["pid"]))
+    ended = owners.has_ended(owner) if owner else None
+    if ended is not None:
+        return ended
     created = owner["created"] if owner else _modified(copy)
     return time.time() - created > ABANDONED_AFTER_S
 
@@ -371,29 +372,6 @@ def _modified(copy: Location) -> float:
         return float(copy.fs.modified(copy.path).timestamp())
     except Exception:  # many know no such thing for folders
         return time.time()
-
-
-def _me() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
-
-
-def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks: a number that is used again has another. '' if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except OSError:
-        pass
-    if os.path.exists("/proc/self/stat"):
-        return ""
-    try:  # not Linux
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except OSError:
-        pass  # another user's
-    return "alive"
 
 
 def _user(session: SparkSession | None) -> str:

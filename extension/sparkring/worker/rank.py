@@ -21,7 +21,7 @@ from typing import Any
 
 from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
-from sparkring.data import quiet
+from sparkring.data.petastorm import quiet
 from sparkring.worker import collectives, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port

@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import re
-import socket
 from typing import Any
 
+from sparkring.data import owners
 from sparkring.storage import Location, locate
 
 OWNER = "_sparkring_owner.json"
@@ -21,10 +21,9 @@ _NAME = re.compile(r"\d{14}-appid-.+")  # as Petastorm calls them
 
 def claim(cache_dir_url: str) -> None:
     """Say in the folder that this process has made it. Where that cannot be written, it is not said."""
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
-        folder.fs.pipe_file((folder / OWNER).path, json.dumps(owner).encode())
+        folder.fs.pipe_file((folder / OWNER).path, json.dumps(owners.me()).encode())
 
 
 def remove_abandoned(parent_url: str) -> list[str]:
@@ -42,7 +41,7 @@ def remove_abandoned(parent_url: str) -> list[str]:
 
 def _abandoned(folder: Location) -> bool:
     owner = _owner(folder)
-    return bool(owner) and owner["host"] == socket.gethostname() and owner["started"] != _started(owner["pid"])
+    return bool(owner) and owners.has_ended(owner) is True
 
 
 def _owner(folder: Location) -> dict[str, Any]:
@@ -50,24 +49,3 @@ def _owner(folder: Location) -> dict[str, Any]:
         return dict(json.loads(folder.fs.cat_file((folder / OWNER).path)))
     except (OSError, ValueError):  # Petastorm's own, or half-written: not ours to remove
         return {}
-
-
-def _started(pid: int) -> str:
-    """When a process began, as the kernel counts, so that a number that is used again is told apart; '' if it ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return "" if os.path.isdir("/proc/self") else _answers(pid)
-    return "" if state in "ZX" else fields[18]
-
-
-def _answers(pid: int) -> str:
-    """The same where there is no /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except OSError:
-        pass  # it is somebody else's
-    return "running"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
-    from sparkring.data.petastorm import Source
+    from sparkring.data.petastorm.source import Source
 
 _BATCH_ROWS = 8
 

@@ -1,0 +1,158 @@
+"""Petastorm's Spark converter: made in the notebook, used in a cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sparkring.data.petastorm import cache
+from sparkring.data.petastorm.plan import Path, Plan, plan_reader
+from sparkring.data.petastorm.quiet import silence
+from sparkring.data.petastorm.source import in_words
+from sparkring.data.petastorm.watching import watch
+from sparkring.errors import OptionsError
+from sparkring.place import world
+from sparkring.storage import locate
+
+_PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
+
+
+def make_spark_converter(
+    df: Any, *arguments: Any, parent_cache_dir_url: Path | None = None, **options: Any
+) -> SparkDatasetConverter:
+    """Petastorm's make_spark_converter: writes a Spark DataFrame as Parquet, for ranks to read.
+
+    `parent_cache_dir_url` is the folder in which the cache folder is made, which all ranks must see; it becomes the
+    Spark setting petastorm.spark.converter.parentCacheDirUrl, which serves where it is not given. The others
+    (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default floats become float32,
+    and MLlib's vectors 1-D arrays. The cache folder is removed by delete(), when the notebook's process ends, and, if
+    that was killed, when the next one on the same host makes a converter in the same parent folder. OptionsError if
+    there is no parent folder, PathError for one that cannot be.
+    """
+    silence()
+    from petastorm.spark import make_spark_converter as real
+
+    settings = df.sparkSession.conf
+    parent = parent_cache_dir_url or settings.get(_PARENT_CACHE_DIR_URL, None)
+    if not parent:
+        raise OptionsError("make_spark_converter has to know where to keep the rows, in a folder that all ranks see: "
+                           "parent_cache_dir_url='dbfs:/tmp/petastorm', for example.")  # fmt: skip
+    url = _cache_url(parent)
+    settings.set(_PARENT_CACHE_DIR_URL, url)
+    cache.remove_abandoned(url)
+    made = real(df, *arguments, **options)
+    cache.claim(made.cache_dir_url)
+    return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
+
+
+@dataclass(frozen=True)
+class SparkDatasetConverter:
+    """The rows of a DataFrame as Parquet files; made in the notebook, used in a cell. `len()` is the number of rows.
+
+    It travels as the paths only: a rank that has used it removes nothing when it ends. The notebook does, with
+    delete(), when no run needs the files any more.
+    """
+
+    cache_dir_url: str
+    file_urls: tuple[str, ...]
+    dataset_size: int
+
+    PARENT_CACHE_DIR_URL_CONF = _PARENT_CACHE_DIR_URL
+
+    def __len__(self) -> int:
+        return self.dataset_size
+
+    @contextlib.contextmanager
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **reader_options: Any,
+    ) -> Iterator[Any]:
+        """A tf.data.Dataset of namedtuples of tensors, as a context manager: `with converter.make_tf_dataset() as d`.
+
+        `batch_size` None is 32, `num_epochs` None is endless; the last batch of all is the rest. `reader_options` are
+        make_batch_reader's. Errors as there; under TensorFlow, a transform must declare every change of a dtype.
+        """
+        plan = self._planned(reader_options, batch_size or 32, num_epochs, workers_count, every_change=True)
+        manager = self._petastorms().make_tf_dataset(
+            batch_size, prefetch, num_epochs, workers_count, shuffling_queue_capacity, **plan.chosen(reader_options)
+        )
+        with _entered(manager, plan) as dataset:
+            yield dataset
+
+    @contextlib.contextmanager
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        **reader_options: Any,
+    ) -> Iterator[Any]:
+        """A loader of dicts of torch tensors, as a context manager; the arguments as in make_tf_dataset."""
+        plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
+        manager = self._petastorms().make_torch_dataloader(
+            batch_size, num_epochs, workers_count, shuffling_queue_capacity, data_loader_fn,
+            **plan.chosen(reader_options),
+        )  # fmt: skip
+        with _entered(manager, plan) as loader:
+            yield loader
+
+    def delete(self) -> None:
+        """Remove the cache folder. OptionsError on one rank of several: the others may be reading it."""
+        if world().size > 1:
+            raise OptionsError("delete() on a rank removes the files under the other ranks' hands: call it in the "
+                               "notebook when the run is over.")  # fmt: skip
+        self._petastorms().delete()
+
+    def _petastorms(self) -> Any:
+        from petastorm.spark import SparkDatasetConverter as Real
+
+        return Real(self.cache_dir_url, list(self.file_urls), self.dataset_size)
+
+    def _planned(
+        self,
+        reader_options: dict[str, Any],
+        batch_size: int,
+        num_epochs: int | None,
+        workers_count: int | None,
+        every_change: bool = False,
+    ) -> Plan:
+        given = {**reader_options, "num_epochs": num_epochs, "workers_count": workers_count or 4}
+        # Petastorm compares the shard with Horovod's rank even when there is one rank only.
+        return plan_reader("make_batch_reader", (list(self.file_urls),), given, batch_size,
+                     name=self.cache_dir_url, shard_one=True, every_change=every_change)  # fmt: skip
+
+
+def _cache_url(path: Path) -> str:
+    """The same for what Spark writes and Petastorm reads: on Databricks that is the mount, not dbfs:/."""
+    written = os.fspath(path)
+    if written.startswith("hdfs:"):
+        return written
+    found = locate(written)
+    return f"file://{found.path}" if found.local else found.for_spark()
+
+
+@contextlib.contextmanager
+def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
+    """What Petastorm's context manager gives, watched; its reader's workers end with it even if it cannot be made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            with in_words(plan.source.name):
+                made = stack.enter_context(manager)
+        except Exception:
+            reader = getattr(manager, "reader", None)
+            if reader is not None:
+                reader.stop()
+                reader.join()
+            raise
+        watch(manager.reader, plan)
+        yield made

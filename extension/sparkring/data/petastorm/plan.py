@@ -1,0 +1,173 @@
+"""What can be known of a Petastorm reader before it has a worker: its arguments, its shard, and what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sparkring.data.petastorm import transform
+from sparkring.data.petastorm.quiet import silence
+from sparkring.data.petastorm.source import Source, open_source, some
+from sparkring.errors import DataError, OptionsError, PathError
+from sparkring.place import world
+from sparkring.storage import locate
+
+Path = str | os.PathLike[str]
+
+
+def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int]:
+    """Rows of each of Petastorm's `shard_count` shards, where row group i has `row_group_rows[i]` rows.
+
+    Row group i belongs to shard i modulo `shard_count`, whatever the seed and the shuffling.
+    """
+    return [sum(row_group_rows[shard::shard_count]) for shard in range(shard_count)]
+
+
+class Plan(NamedTuple):
+    """A reader that can be made: all arguments of Petastorm's function, and what is known of its shard."""
+
+    source: Source
+    options: dict[str, Any]
+    batched: bool
+    batch_size: int | None
+    columns: list[str]
+
+    @property
+    def groups(self) -> list[int]:
+        """The indexes of this shard's row groups, in the order of the files."""
+        return list(range(self.options["cur_shard"] or 0, len(self.source.rows), self.options["shard_count"] or 1))
+
+    @property
+    def counted(self) -> bool:
+        """Do the footers tell how many rows will come?"""
+        options = self.options
+        chosen = options["predicate"] is not None or options["rowgroup_selector"] is not None
+        spec = options["transform_spec"]
+        changed = self.batched and spec is not None and spec.func is not None  # it may drop rows, and add some
+        parts = options["shuffle_row_drop_partitions"] > 1
+        return not (chosen or changed or parts or _is_ngram(options["schema_fields"]))
+
+    def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The options to call a converter with: those that were given, and this rank's shard."""
+        return {**given, **{name: self.options[name] for name in ("cur_shard", "shard_count")}}
+
+
+def plan_reader(
+    function: str,
+    arguments: tuple[Any, ...],
+    given: dict[str, Any],
+    batch_size: int | None,
+    *,
+    name: str = "",
+    shard_one: bool = False,
+    every_change: bool = False,
+) -> Plan:
+    """Look at everything that can be known before a worker starts; the errors of this module come from here."""
+    silence()
+    if batch_size is not None and batch_size < 1:
+        raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
+    options = bound(function, arguments, given)
+    _share_out(options, shard_one)
+    source = open_source(options, name)
+    batched = function == "make_batch_reader"
+    if not batched and not source.has_unischema:
+        raise DataError(f"{source.name} was not written with Petastorm's materialize_dataset: there is no Unischema "
+                        "beside the files. Read it with make_batch_reader.")  # fmt: skip
+    columns = list(transform.view(source.schema, options["schema_fields"]).fields)
+    spec = options["transform_spec"]
+    if spec is not None:
+        transform.check(spec, source, options["schema_fields"], batched=batched, every_change=every_change)
+    plan = Plan(source, options, batched, batch_size, columns)
+    if options["shard_count"]:
+        _check_shards(plan)
+    return plan
+
+
+def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of Petastorm's `function` by name, the defaults too, the URL as Petastorm wants it."""
+    import petastorm
+
+    bound = inspect.signature(getattr(petastorm, function)).bind(*arguments, **given)
+    bound.apply_defaults()
+    options = dict(bound.arguments)
+    url = next(iter(options))
+    if options["filesystem"] is None and not options["storage_options"]:
+        many = isinstance(options[url], list)
+        options[url] = [_url(each) for each in options[url]] if many else _url(options[url])
+    return options
+
+
+def _url(path: Path) -> str:
+    written = os.fspath(path)
+    if written.startswith("hdfs:"):  # Petastorm has its own ways to HDFS
+        return written
+    found = locate(written)
+    if not found.local:
+        return str(found.fs.unstrip_protocol(found.path))
+    if set("?#") & set(found.path):
+        raise PathError(f"{written}: Petastorm takes what follows a ? or # for no part of the path. Rename the folder.")
+    return f"file://{found.path}"
+
+
+def _share_out(options: dict[str, Any], shard_one: bool) -> None:
+    """Set this rank's shard where none is given; OptionsError for one that cannot be."""
+    here = world()
+    shard, count = options["cur_shard"], options["shard_count"]
+    if shard is None and count is None:
+        if here.size > 1 or shard_one:
+            options.update(cur_shard=here.rank, shard_count=here.size)
+    elif shard is None or count is None:
+        raise OptionsError("cur_shard and shard_count go together: give both, or neither for this rank's shard.")
+    elif not 0 <= shard < count:
+        raise OptionsError(f"cur_shard={shard} is no shard of shard_count={count}: they count from 0.")
+    else:
+        options.update(cur_shard=int(shard), shard_count=int(count))
+
+
+def _check_shards(plan: Plan) -> None:
+    """DataError where a shard has no row group; a warning where shards give unequal numbers of steps."""
+    source, count = plan.source, plan.options["shard_count"]
+    if len(source.rows) < count:
+        raise _too_few_row_groups(source, count)
+    epochs = plan.options["num_epochs"]
+    if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
+        return  # the first rank says it for all; and who reads endlessly never runs out
+    steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
+    most, least = max(steps), min(steps)
+    if most != least:
+        last = "the last step" if most - least == 1 else f"the last {most - least}"
+        warnings.warn(
+            f"{source.name}: rank {steps.index(most)} gets {most} steps of {plan.batch_size} rows, rank "
+            f"{steps.index(least)} gets {least}: an allreduce in {last} hangs or fails. Petastorm gives out whole "
+            "row groups; sparkring.shards splits evenly.",
+            stacklevel=_level_of_user(),
+        )
+
+
+def _too_few_row_groups(source: Source, count: int) -> DataError:
+    smaller = max(1, sum(source.sizes_bytes) // (2 * count))
+    return DataError(
+        f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too few "
+        f"for {count} ranks: Petastorm gives out whole row groups. Write it with smaller ones "
+        f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
+        "sparkring.shards, which splits row groups."
+    )
+
+
+def _is_ngram(schema_fields: Any) -> bool:
+    return hasattr(schema_fields, "resolve_regex_field_names")
+
+
+def _level_of_user() -> int:
+    """How far up the caller of this package is, as warnings.warn counts."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame else None
+    ours = (os.path.dirname(__file__), contextlib.__file__)
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,142 @@
+"""A data set as Petastorm sees it: its row groups in Petastorm's order, its schema, what is wrong with it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sparkring.errors import DataError, PathError
+from sparkring.place import world
+
+
+class Source(NamedTuple):
+    """A data set as Petastorm sees it; row groups in Petastorm's order, their rows and bytes by the footers."""
+
+    name: str
+    fs: Any
+    pieces: list[Any]  # one per row group: path, row_group, partition_keys
+    rows: list[int]
+    sizes_bytes: list[int]
+    groups_in: dict[str, int]
+    schema: Any
+    has_unischema: bool
+    partitions: Any
+
+    @property
+    def version(self) -> str:
+        """A digest of the footers' account of every row group."""
+        groups = zip(self.pieces, self.rows, self.sizes_bytes, strict=True)
+        told = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
+        return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+    def place(self, index: int) -> str:
+        """Row group `index` as people name it."""
+        piece = self.pieces[index]
+        of = self.groups_in[piece.path]
+        return f"{os.path.basename(piece.path)}, row group {piece.row_group + 1} of {of}"
+
+
+def open_source(options: dict[str, Any], name: str = "") -> Source:
+    """Read the footers, through the file system that Petastorm will use."""
+    from petastorm.errors import NoDataAvailableError
+    from petastorm.etl import dataset_metadata
+    from petastorm.fs_utils import get_filesystem_and_path_or_paths
+    from pyarrow import parquet
+
+    url = next(iter(options.values()))
+    name = name or (url if isinstance(url, str) else f"{url[0]} and {len(url) - 1} more" if len(url) > 1 else url[0])
+    name = name.removeprefix("file://")
+    with in_words(name, also=(OSError, ValueError, RuntimeError, NoDataAvailableError)):
+        fs, paths = get_filesystem_and_path_or_paths(
+            url, options["hdfs_driver"], storage_options=options["storage_options"], filesystem=options["filesystem"]
+        )
+        for path in [paths] if isinstance(paths, str) else paths:
+            if not fs.exists(path):
+                raise DataError(f"{name}: there is nothing at {path}{_as_seen_here()}.")
+        dataset = parquet.ParquetDataset(
+            paths, filesystem=fs, validate_schema=False, metadata_nthreads=10, filters=options["filters"]
+        )
+        if not dataset.pieces:
+            raise DataError(f"{name} holds no Parquet files.")
+        footers = _footers(fs, [piece.path for piece in dataset.pieces])
+        if dataset.metadata or dataset.common_metadata:
+            pieces = dataset_metadata.load_row_groups(dataset)
+        else:
+            pieces = [group for piece in dataset.pieces for group in _split(piece, footers[piece.path])]
+        try:
+            schema, has_unischema = dataset_metadata.get_schema(dataset), True
+        except dataset_metadata.PetastormMetadataError:
+            schema, has_unischema = dataset_metadata.infer_or_load_unischema(dataset), False
+        groups = [footers[piece.path].row_group(piece.row_group) for piece in pieces]
+        found = Source(
+            name, fs, pieces, [group.num_rows for group in groups], [group.total_byte_size for group in groups],
+            {path: footer.num_row_groups for path, footer in footers.items()}, schema, has_unischema,
+            dataset.partitions,
+        )  # fmt: skip
+    if not any(found.rows):
+        raise DataError(f"{name} has no rows: {len(footers)} files, all of them empty.")
+    return found
+
+
+def _split(piece: Any, footer: Any) -> list[Any]:
+    from pyarrow import parquet
+
+    return [
+        parquet.ParquetDatasetPiece(piece.path, row_group=index, partition_keys=piece.partition_keys)
+        for index in range(footer.num_row_groups)
+    ]
+
+
+def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
+    """The footer of every file, by its path; DataError names the one that has none."""
+    from pyarrow import parquet
+
+    def read(path: str) -> Any:
+        try:
+            with fs.open(path, "rb") as file:
+                return parquet.read_metadata(file)
+        except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+            raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+
+    with concurrent.futures.ThreadPoolExecutor(min(16, len(paths))) as pool:
+        return dict(zip(paths, pool.map(read, paths), strict=True))
+
+
+@contextlib.contextmanager
+def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """What Petastorm and pyarrow raise about the data, in one sentence."""
+    from petastorm.errors import NoDataAvailableError
+    from petastorm.etl.dataset_metadata import PetastormMetadataError
+
+    try:
+        yield
+    except (DataError, PathError):
+        raise
+    except PetastormMetadataError as error:
+        raise DataError(f"{name}: its _common_metadata does not tell the row groups ({first_line(error)}). "
+                        "Petastorm's petastorm-generate-metadata.py writes it anew.") from error  # fmt: skip
+    except (NoDataAvailableError, *also) as error:
+        raise DataError(f"{name}: {first_line(error)}") from error
+
+
+def _as_seen_here() -> str:
+    """For paths that are there for the notebook and not for a rank."""
+    here = world()
+    if here.size == 1:
+        return ""
+    return f" on {here.node}, where rank {here.rank} runs; data must lie where all ranks see them"
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def some(count: int, noun: str) -> str:
+    """`1 row group`, `3 row groups`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

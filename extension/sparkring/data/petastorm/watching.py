@@ -1,0 +1,214 @@
+"""A reader while it reads: how far it is, and whether its workers are still there.
+
+Both stand where the reader's own iteration comes by, in attributes that Petastorm 0.12 does not promise to keep: that
+is why it is pinned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.data.petastorm.plan import Plan
+from sparkring.data.petastorm.source import first_line
+from sparkring.data.progress import Progress
+from sparkring.errors import DataError
+
+if TYPE_CHECKING:
+    from petastorm.reader import Reader
+
+_DEAD_AND_SILENT_S = 0.3  # what a worker says before it ends is read first
+_DEAD_S = 1.5
+_ROWS_AT_ONCE = 32  # to count is a fifth of what Petastorm takes for a row
+
+
+def watch(reader: Reader, plan: Plan) -> None:
+    """Put ourselves between the reader and its queue of results, where the reader's own iteration comes by."""
+    source, options = plan.source, plan.options
+    progress = Progress(
+        name=source.name,
+        kind="petastorm",
+        columns=plan.columns,
+        where=where(options),
+        version=source.version,
+        files=len(source.groups_in),
+        row_groups=len(source.rows),
+        rows=sum(source.rows),
+        size_bytes=sum(source.sizes_bytes),
+        batch_size=plan.batch_size or 0,
+    )
+    reader._results_queue_reader = Results(reader._results_queue_reader, Tally(progress, plan))
+    pool = reader._workers_pool
+    if hasattr(pool, "_results_receiver_poller"):
+        pool._results_receiver_poller = _Poller(pool._results_receiver_poller, Deaths(source.name, pool))
+    elif hasattr(pool, "_stop_event"):
+        _guard(pool._results_queue, Deaths(source.name, pool))
+
+
+class Results:
+    """The reader's queue of results, with a tally of what came out of it, and a memory of what went wrong."""
+
+    def __init__(self, real: Any, tally: Tally) -> None:
+        self._real = real
+        self._tally = tally
+        self._failed: Exception | None = None
+
+    @property
+    def batched_output(self) -> bool:
+        return bool(self._real.batched_output)
+
+    def read_next(self, pool: Any, schema: Any, ngram: Any) -> Any:
+        if self._failed is not None:  # Petastorm would wait for workers that have ended
+            raise DataError(f"the reader has failed before: {first_line(self._failed)}") from self._failed
+        began = time.monotonic()
+        try:
+            item = self._real.read_next(pool, schema, ngram)
+        except StopIteration:
+            self._tally.end()
+            raise
+        except Exception as error:  # of the user's transform, of the files
+            self._failed = error
+            raise
+        self._tally.add(item, time.monotonic() - began)
+        return item
+
+
+class Tally:
+    """Counts what a reader gives, epoch by epoch, and tells it.
+
+    Petastorm's epochs overlap: its workers begin the next one before the last row group of this one is there. An epoch
+    here is so many rows as the shard has, where the footers tell; else all that comes is one.
+    """
+
+    def __init__(self, progress: Progress, plan: Plan) -> None:
+        self._progress = progress
+        self._batched, self._batch_size = plan.batched, plan.batch_size
+        groups = plan.groups
+        rows = sum(plan.source.rows[index] for index in groups)
+        self._rows: float = rows if plan.counted and rows else math.inf
+        steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
+        self._planned = (rows, steps) if plan.counted else (None, None)
+        # In order, one result after another is the next row group.
+        in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
+        self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
+        self._pending, self._waited_s = 0, 0.0  # rows that are not counted yet
+        self._epoch, self._done = 0, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epoch, self._done = self._epoch + 1, 0
+        self._progress.begin(self._epoch, *self._planned)
+
+    def add(self, item: Any, waited_s: float) -> None:
+        """One result, a row or a batch, for which somebody has waited so long."""
+        # In a thread of TensorFlow's nobody waits who would otherwise compute.
+        self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
+        if self._batched:
+            size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)
+            self._count(len(item[0]) if len(item) else 0, size_bytes, next(self._places))
+            return
+        self._pending += 1
+        if self._pending >= min(_ROWS_AT_ONCE, self._rows - self._done):
+            self._count(self._pending, 0, "")
+            self._pending = 0
+
+    def _count(self, rows: int, size_bytes: int, place: str) -> None:
+        while rows:
+            if self._done == self._rows:
+                self._begin()
+            taken = int(min(rows, self._rows - self._done))
+            before, self._done = self._done, self._done + taken
+            ended = self._done == self._rows
+            if self._batch_size:
+                steps = self._done // self._batch_size - before // self._batch_size
+                steps += ended and self._done % self._batch_size > 0
+            else:
+                steps = int(self._batched)
+            self._progress.batch(taken, size_bytes * taken // rows, self._waited_s, place, steps=steps)
+            if ended:
+                self._progress.end()
+            size_bytes -= size_bytes * taken // rows
+            rows, self._waited_s = rows - taken, 0.0
+
+    def end(self) -> None:
+        """There is nothing more to read."""
+        self._count(self._pending, 0, "")
+        self._pending = 0
+        if 0 < self._done < self._rows:
+            if self._batch_size and self._done % self._batch_size:
+                self._progress.batch(0, 0)  # the last batch, of what is left
+            self._progress.end()
+
+
+class Deaths:
+    """Knows when to give up on workers that have ended without a word.
+
+    Petastorm sees an exception in a worker, and nothing else: not sys.exit() in a transform, not a process that the
+    system has killed. It waits for their results for ever.
+    """
+
+    def __init__(self, name: str, pool: Any) -> None:
+        self._name = name
+        self._pool = pool
+        self._since = 0.0
+
+    def look(self, *, silent: bool) -> None:
+        """DataError if a worker has been dead for a while; sooner where there is nothing else to read."""
+        dead = [self._ended(worker) for worker in self._pool._workers]
+        reasons = [reason for reason in dead if reason]
+        if not reasons:
+            return
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since > (_DEAD_AND_SILENT_S if silent else _DEAD_S):
+            raise DataError(f"{self._name}: {len(reasons)} of the {len(dead)} workers of Petastorm's reader ended "
+                            f"without a result ({reasons[0]}).")  # fmt: skip
+
+    @staticmethod
+    def _ended(worker: Any) -> str:
+        if not hasattr(worker, "poll"):
+            return "" if worker.is_alive() else "a thread; sys.exit() in a transform does that, and so does stop()"
+        code = worker.poll()
+        if code is None:
+            return ""
+        return f"a process, killed by signal {-code}" if code < 0 else f"a process, with exit code {code}"
+
+
+class _Poller(NamedTuple):
+    """What the reader of a process pool waits with."""
+
+    real: Any
+    deaths: Deaths
+
+    def poll(self, timeout_ms: float) -> Any:
+        found = self.real.poll(timeout_ms)
+        self.deaths.look(silent=not found)
+        return found
+
+
+def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
+    """The same for a thread pool."""
+    real = results.get
+
+    def get(block: bool = True, timeout: float | None = None) -> Any:
+        try:
+            found = real(block, timeout)
+        except queue.Empty:
+            deaths.look(silent=True)
+            raise
+        if not isinstance(found, Exception):
+            deaths.look(silent=False)
+        return found
+
+    results.get = get  # type: ignore[method-assign]
+
+
+def where(options: dict[str, Any]) -> str:
+    """The filters in words, '' for none."""
+    found = [repr(options["filters"])] if options["filters"] else []
+    chosen = (options["predicate"], options["rowgroup_selector"])
+    return " and ".join(found + [type(each).__name__ for each in chosen if each is not None])
