@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -692,3 +694,17 @@ def test_workers_that_die(local, uneven, death):
     """
     with pytest.raises(RunFailed, match=said):
         local.run(imports + cell, n=1, namespace={"folder": str(uneven)})
+
+
+def test_the_notebooks_process_is_quiet_too(uneven):
+    """Petastorm as it is, after %load_ext: it says nothing of its libraries' age."""
+    code = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "sparkring")
+from petastorm import make_batch_reader
+with make_batch_reader("file://{uneven}", num_epochs=1) as reader:
+    print(sum(len(batch.x) for batch in reader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("200\n", "")
