@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sparkring.errors import DataError
 
 Array = Any  # numpy.ndarray
-Raw = tuple[np.dtype[Any], tuple[int, ...]]  # what the bytes of a row are: dtype (little-endian) and shape
+Raw = tuple[np.dtype[Any], tuple[int, ...]]  # what the bytes of a row are: dtype and shape
 _VECTOR = {"type", "size", "indices", "values"}
 
 

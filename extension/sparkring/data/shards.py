@@ -557,7 +557,7 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
 def _raw(name: str, value: Any) -> Raw:
     try:
         dtype, shape = value
-        found = np.dtype(dtype).newbyteorder("<"), tuple(operator.index(length) for length in shape)
+        found = np.dtype(dtype), tuple(operator.index(length) for length in shape)
     except (TypeError, ValueError):
         found = np.dtype(object), ()
     if found[0].hasobject or min(found[1], default=1) < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
+            gc.freeze()  # what it has of the rank's is not for it to end, such as a connection to Spark
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 
