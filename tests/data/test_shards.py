@@ -322,6 +322,19 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
     assert sorted(read) == list(range(1000))
 
 
+@pytest.mark.parametrize(
+    "read", [lambda data: data.as_numpy(), lambda data: data.as_tf(), lambda data: data.as_torch()]
+)
+def test_what_is_left_of_an_epoch_can_be_less_than_a_batch(numbered, read):
+    """It is passed over, and the next epoch is a whole one."""
+    data = shards(numbered, 300)
+    data = data.resume(data.position(step=3))
+    assert (data.steps, data.epoch) == (0, 1)
+    assert list(read(data)) == []
+    assert (data.steps, data.epoch) == (3, 2)
+    assert len(list(read(data))) == 3
+
+
 def test_where_tensorflow_is_has_to_be_said(numbered):
     """It reads ahead, so what was handed to it is no measure."""
     data = shards(numbered, 100)

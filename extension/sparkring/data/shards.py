@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from sparkring import place
 from sparkring.data import plan as planning
-from sparkring.data.columns import Raw, ragged, to_numpy
 from sparkring.data.dataset import Dataset, Source, open_dataset
+from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress
 from sparkring.data.reader import Ahead, windows
@@ -35,28 +35,20 @@ TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
 
 _AHEAD = -1  # nobody knows how much of what was read has been used
 
-Array = Any  # numpy.ndarray
-Batch = dict[str, Array]
-Transform = Callable[[Batch], Mapping[str, Any]]
 Held = TypeVar("Held")
-Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class Buffer(NamedTuple):
-    """Rows as they are stored, and the order to hand the first `rows` out in; `before` came earlier in the epoch."""
+    """Rows as they are stored, and the order to hand the first `rows` out in; `before` came earlier in the epoch.
+
+    Without an order they are handed out as they are.
+    """
 
     table: pa.Table
-    order: Array
+    order: Array | None
     rows: int
     before: int
     place: str
-
-
-class Spec(NamedTuple):
-    """A column of a batch: the shape of one row, and NumPy's dtype (object for str and bytes)."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -119,7 +111,7 @@ def shards(
     if remainder not in REMAINDERS:
         raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
     seat = planning.seat(rank, size)
-    groups = _groups(columns)
+    groups = groups_of(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
     dataset = _open(source, names, where, cache)
     if groups is None:
@@ -128,20 +120,16 @@ def shards(
         for name in named:
             if name not in dataset.columns:
                 raise DataError(f"{option} names `{name}`, which is no column that is read.")
-    return Shards(
-        dataset,
-        batch_size,
-        groups=groups,
-        transform=transform,
-        window=_window(shuffle, batch_size, dataset),
-        remainder=remainder,
-        fill=dict(fill or {}),
-        raw={name: _raw(name, value) for name, value in (raw or {}).items()},
-        dtype=None if dtype is None else np.dtype(dtype),
-        prefetch=prefetch,
-        seat=seat,
-        start=Position(seed=seed),
+    layout = Layout(
+        dataset.name,
+        groups,
+        dict(fill or {}),
+        {name: raw_of(name, value) for name, value in (raw or {}).items()},
+        None if dtype is None else np.dtype(dtype),
+        transform,
     )
+    window = _window(shuffle, batch_size, dataset)
+    return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
 
 
 @dataclass
@@ -154,18 +142,13 @@ class Shards:
 
     dataset: Dataset
     batch_size: int
-    groups: Mapping[str, tuple[str, ...]]
-    transform: Transform | None
+    layout: Layout
     window: int
     remainder: Remainder
-    fill: Mapping[str, Any]
-    raw: Mapping[str, Raw]
-    dtype: np.dtype[Any] | None
     prefetch: int
     seat: tuple[int, int] | None
     start: Position
     _steps: int = 0  # handed out since `start`
-    _spec: dict[str, Spec] | None = field(default=None, repr=False)
     _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
     _progress: Progress | None = field(default=None, repr=False)
 
@@ -219,9 +202,12 @@ class Shards:
     @property
     def spec(self) -> dict[str, Spec]:
         """What a batch holds: the shape of a row and the dtype of each column, found from the first rows."""
-        if self._spec is None:
-            self._spec = self._probe()
-        return self._spec
+        if not self.layout.spec:
+            whole = planning.in_order(self.dataset.counts())[0]
+            first = whole._replace(stop=min(whole.stop, PROBED_ROWS))  # the same for all ranks
+            table, _ = next(windows(self.dataset, [first], first.rows, READ_BYTES))
+            self.layout.learn(table.combine_chunks().to_batches()[0])
+        return self.layout.spec
 
     def _sparkring_look_ahead(self, size: int) -> None:
         """What would be told on the ranks is told before they are started."""
@@ -319,11 +305,13 @@ class Shards:
 
     def chunks(self) -> Iterator[Batch]:
         """One epoch as arrays of several batches, for a format that cuts them itself and calls ended()."""
-        told = self._begin()
+        told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
             told.batch(chunk.rows, chunk.size_bytes, waited_s, chunk.place, steps=-(-chunk.rows // self.batch_size))
             yield chunk.data
+        if not steps:
+            self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
         """The rank's own code has been handed the last batch of an epoch: the next one is next."""
@@ -347,35 +335,36 @@ class Shards:
                 if self._steps == steps:  # whoever counts steps never asks for one more
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
+        if not steps:  # what is left of an epoch can be less than a batch
+            self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """One epoch of this rank, or every so many-th buffer of it, in the thread or process that calls.
 
         A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
         """
-        for buffer in self._windows(worker, workers):
-            arrays, rows, where, size_bytes = self._arrays(buffer), buffer.rows, buffer.place, buffer.table.nbytes
-            if self.transform is None:
-                self._check(arrays, rows, where)
-                yield Chunk(arrays, rows, size_bytes, where)
+        layout, names = self.layout, list(self.spec)
+        for table, order, rows, before, where in self._windows(worker, workers):
+            arrays = layout.arrays(table, order, rows, where)
+            if layout.transform is None:
+                yield Chunk(arrays, rows, table.nbytes, where)
                 continue
             made = []
             for begin in range(0, rows, self.batch_size):
                 part = min(self.batch_size, rows - begin)
-                batch = self._transformed({name: array[begin : begin + part] for name, array in arrays.items()})
-                self._check(batch, part, f"step {(buffer.before + begin) // self.batch_size + 1} (read up to {where})")
-                if whole:
-                    made.append(batch)
-                else:
-                    yield Chunk(batch, part, size_bytes * part // rows, where)
+                batch = {name: array[begin : begin + part] for name, array in arrays.items()}
+                step = f"step {(before + begin) // self.batch_size + 1} (read up to {where})"
+                made.append(layout.transformed(batch, part, step))
+                if not whole:
+                    yield Chunk(made.pop(), part, table.nbytes * part // rows, where)
             if whole:
-                joined = {name: np.concatenate([batch[name] for batch in made]) for name in self.spec}
-                yield Chunk(joined, rows, size_bytes, where)
+                joined = {name: np.concatenate([batch[name] for batch in made]) for name in names}
+                yield Chunk(joined, rows, table.nbytes, where)
 
     # ── inside ────────────────────────────────────────────────────────────────
 
     def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
-        return Ahead(read, self.prefetch * (1 if self.transform is None else TRANSFORMED_AHEAD))
+        return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
     def _begin(self) -> Progress:
         """Tell the notebook that an epoch begins, and first what data it is."""
@@ -413,82 +402,17 @@ class Shards:
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
         for number, (table, where) in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
-            order = np.arange(len(table))
-            own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
-            order[:own] = planning.shuffled(own, self.window, key, number)
+            order = None
+            if self.window:
+                order = np.arange(len(table))
+                own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
+                order[:own] = planning.shuffled(own, self.window, key, number)
             yield Buffer(table, order, min(len(table), left - number * length), number * length, where)
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
         for table, order, rows, _, where in self._windows():
-            found = table.take(order[:rows]) if self.window else table.slice(0, rows)
+            found = table.slice(0, rows) if order is None else table.take(order[:rows])
             yield Chunk(found, rows, table.nbytes, where)
-
-    def _arrays(self, buffer: Buffer) -> Batch:
-        """The rows that a buffer hands out, in its order, as arrays."""
-        batches = buffer.table.to_batches()
-        if len(batches) == 1 and not self.window:
-            return {name: array[: buffer.rows] for name, array in self._columns(batches[0]).items()}
-        place = np.empty(len(buffer.order), np.int64)  # where each row goes, so that it is moved just once
-        place[buffer.order] = np.arange(len(buffer.order))
-        found: Batch = {}
-        begin = 0
-        for batch in batches:
-            for name, part in self._columns(batch).items():
-                if name not in found:
-                    found[name] = np.empty((len(place), *part.shape[1:]), part.dtype)
-                elif part.shape[1:] != found[name].shape[1:]:
-                    raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
-                found[name][place[begin : begin + len(batch)]] = part
-            begin += len(batch)
-        return {name: array[: buffer.rows] for name, array in found.items()}
-
-    def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """What is stored as what a batch is to hold, those of several columns side by side."""
-        found = {}
-        for name, members in self.groups.items():
-            parts = [to_numpy(batch.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
-            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
-        return found
-
-    def _transformed(self, batch: Batch) -> Batch:
-        assert self.transform is not None
-        found = self.transform(batch)
-        if not isinstance(found, Mapping):
-            raise DataError(f"transform gave a {type(found).__name__}: it takes and gives a dict of arrays [rows, …].")
-        return {str(name): np.asarray(array) for name, array in found.items()}
-
-    def _probe(self) -> dict[str, Spec]:
-        """From the first rows of the data set, which are the same for all ranks."""
-        whole = planning.in_order(self.dataset.counts())[0]
-        first = whole._replace(stop=min(whole.stop, PROBED_ROWS))
-        table, _ = next(windows(self.dataset, [first], first.rows, READ_BYTES))
-        batch = self._columns(table.combine_chunks().to_batches()[0])
-        if self.transform is not None:
-            batch = self._transformed(batch)
-            for name, array in batch.items():
-                if array.ndim == 0 or len(array) != len(table):
-                    raise _miscounted(name, array, len(table), "")
-        if not batch:
-            raise DataError("transform gave no columns at all.")
-        return {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
-
-    def _check(self, batch: Batch, rows: int, where: str) -> None:
-        """DataError unless a batch holds what the first rows held."""
-        who = "column" if self.transform is None else "transform gave"
-        if batch.keys() != self.spec.keys():
-            odd = sorted(batch.keys() ^ self.spec.keys())[0]
-            had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
-            raise DataError(f"transform: the first rows {had} `{odd}`, and those of {where} {has}.")
-        for name, array in batch.items():
-            spec = self.spec[name]
-            if array.ndim == 0 or len(array) != rows:
-                raise _miscounted(name, array, rows, where)
-            if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
-                raise DataError(
-                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as "
-                    f"{_words(*spec)} in the first rows of {self.dataset.name}: a row has the same shape and type "
-                    "throughout."
-                )
 
     def __getstate__(self) -> dict[str, Any]:
         # What this process has told the notebook is its own, and what it has planned is quickly made.
@@ -499,51 +423,6 @@ def _some(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
-    got = f"{len(array):,} rows" if array.ndim else "a single value"
-    return DataError(
-        f"transform gave {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it gives as many as it "
-        "takes; rows are left out with where=…."
-    )
-
-
-def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    kind = "str or bytes" if dtype.kind == "O" else str(dtype)
-    return f"{kind} of shape {list(shape)}" if shape else kind
-
-
-def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
-    """Number columns as one array [rows, columns]."""
-    for part, member in zip(parts, members, strict=True):
-        if part.ndim > 2 or part.dtype.kind not in "biuf":
-            raise DataError(
-                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, and only columns of "
-                "numbers can stand side by side."
-            )
-    widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
-    found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
-    at = 0
-    for part, width in zip(parts, widths, strict=True):
-        found[:, at : at + width] = part[:, None] if part.ndim == 1 else part
-        at += width
-    return found
-
-
-def _groups(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
-    """What a batch is to hold, by name: the columns that stand side by side in it."""
-    if columns is None:
-        return None
-    if isinstance(columns, str):
-        raise DataError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
-    if isinstance(columns, Mapping):
-        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
-        empty = next((name for name, members in found.items() if not members), None)
-        if empty is not None:
-            raise DataError(f"columns: `{empty}` is made of no column at all.")
-        return found
-    return {name: (name,) for name in columns}
-
-
 def _whole(name: str, value: Any, least: int, what: str) -> int:
     try:
         number = operator.index(value)
@@ -552,17 +431,6 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
     if number < least or isinstance(value, bool):
         raise DataError(f"{name}={value!r}: it is {what}, a whole number from {least} on.")
     return number
-
-
-def _raw(name: str, value: Any) -> Raw:
-    try:
-        dtype, shape = value
-        found = np.dtype(dtype), tuple(operator.index(length) for length in shape)
-    except (TypeError, ValueError):
-        found = np.dtype(object), ()
-    if found[0].hasobject or min(found[1], default=1) < 1:
-        raise DataError(f"raw={{'{name}': {value!r}}}: it is a dtype and a shape, ('float32', (16, 3)).")
-    return found
 
 
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:

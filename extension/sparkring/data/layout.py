@@ -1,0 +1,174 @@
+"""What a batch holds, and how it is made of stored rows."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sparkring.data.columns import Raw, ragged, to_numpy
+from sparkring.errors import DataError
+
+Array = Any  # numpy.ndarray
+Batch = dict[str, Array]
+Transform = Callable[[Batch], Mapping[str, Any]]
+Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+class Spec(NamedTuple):
+    """A column of a batch: the shape of one row, and NumPy's dtype (object for str and bytes)."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass
+class Layout:
+    """The columns of a batch by name, each of one stored column or of several side by side, and what is done to them.
+
+    `spec` is found from the first rows, by learn(); all others must be like them. `data` is what messages call it.
+    """
+
+    data: str
+    groups: Mapping[str, tuple[str, ...]]
+    fill: Mapping[str, Any]
+    raw: Mapping[str, Raw]
+    dtype: np.dtype[Any] | None
+    transform: Transform | None
+    spec: dict[str, Spec] = field(default_factory=dict)
+
+    def learn(self, rows: pa.RecordBatch) -> None:
+        """Find from some rows what a batch holds. DataError if these are no arrays, or the transform's are not."""
+        batch = self._columns(rows)
+        if self.transform is not None:
+            batch = self._transformed(batch)
+            for name, array in batch.items():
+                if array.ndim == 0 or len(array) != len(rows):
+                    raise _miscounted(name, array, len(rows), "")
+        if not batch:
+            raise DataError("transform gave no columns at all.")
+        self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
+
+    def arrays(self, table: pa.Table, order: Array | None, rows: int, where: str) -> Batch:
+        """The first `rows` rows of a table in an `order` (None: as they come) as arrays, not transformed yet."""
+        batches = table.to_batches()
+        if len(batches) == 1 and order is None:
+            found = self._columns(batches[0])
+        else:
+            place = np.arange(len(table))  # where each row goes, so that it is moved just once
+            if order is not None:
+                place[order] = np.arange(len(order))
+            found = {}
+            begin = 0
+            for batch in batches:
+                for name, part in self._columns(batch).items():
+                    if name not in found:
+                        found[name] = np.empty((len(table), *part.shape[1:]), part.dtype)
+                    elif part.shape[1:] != found[name].shape[1:]:
+                        raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
+                    found[name][place[begin : begin + len(batch)]] = part
+                begin += len(batch)
+        found = {name: array[:rows] for name, array in found.items()}
+        if self.transform is None:
+            self._check(found, rows, where)
+        return found
+
+    def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
+        """What the transform makes of a batch. DataError if it is not like what it made of the first rows."""
+        found = self._transformed(batch)
+        self._check(found, rows, where)
+        return found
+
+    def _columns(self, batch: pa.RecordBatch) -> Batch:
+        """What is stored as what a batch is to hold, those of several columns side by side."""
+        found = {}
+        for name, members in self.groups.items():
+            parts = [to_numpy(batch.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
+            found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
+        return found
+
+    def _transformed(self, batch: Batch) -> Batch:
+        assert self.transform is not None
+        found = self.transform(batch)
+        if not isinstance(found, Mapping):
+            raise DataError(f"transform gave a {type(found).__name__}: it takes and gives a dict of arrays [rows, …].")
+        return {str(name): np.asarray(array) for name, array in found.items()}
+
+    def _check(self, batch: Batch, rows: int, where: str) -> None:
+        """DataError unless a batch holds what the first rows held."""
+        who = "column" if self.transform is None else "transform gave"
+        if batch.keys() != self.spec.keys():
+            odd = sorted(batch.keys() ^ self.spec.keys())[0]
+            had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
+            raise DataError(f"transform: the first rows {had} `{odd}`, and those of {where} {has}.")
+        for name, array in batch.items():
+            spec = self.spec[name]
+            if array.ndim == 0 or len(array) != rows:
+                raise _miscounted(name, array, rows, where)
+            if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
+                raise DataError(
+                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as "
+                    f"{_words(*spec)} in the first rows of {self.data}: a row has the same shape and type "
+                    "throughout."
+                )
+
+
+def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
+    """What a batch is to hold, by name: the columns that stand side by side in it."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        raise DataError(f"columns={columns!r} is a string: write columns=[{columns!r}].")
+    if isinstance(columns, Mapping):
+        found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
+        empty = next((name for name, members in found.items() if not members), None)
+        if empty is not None:
+            raise DataError(f"columns: `{empty}` is made of no column at all.")
+        return found
+    return {name: (name,) for name in columns}
+
+
+def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
+    got = f"{len(array):,} rows" if array.ndim else "a single value"
+    return DataError(
+        f"transform gave {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it gives as many as it "
+        "takes; rows are left out with where=…."
+    )
+
+
+def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    kind = "str or bytes" if dtype.kind == "O" else str(dtype)
+    return f"{kind} of shape {list(shape)}" if shape else kind
+
+
+def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
+    """Number columns as one array [rows, columns]."""
+    for part, member in zip(parts, members, strict=True):
+        if part.ndim > 2 or part.dtype.kind not in "biuf":
+            raise DataError(
+                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, and only columns of "
+                "numbers can stand side by side."
+            )
+    widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
+    found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
+    at = 0
+    for part, width in zip(parts, widths, strict=True):
+        found[:, at : at + width] = part[:, None] if part.ndim == 1 else part
+        at += width
+    return found
+
+
+def raw_of(name: str, value: Any) -> Raw:
+    """The dtype and shape that were given for the bytes of a column. DataError if they are none."""
+    try:
+        dtype, shape = value
+        found = np.dtype(dtype), tuple(operator.index(length) for length in shape)
+    except (TypeError, ValueError):
+        found = np.dtype(object), ()
+    if found[0].hasobject or min(found[1], default=1) < 1:
+        raise DataError(f"raw={{'{name}': {value!r}}}: it is a dtype and a shape, ('float32', (16, 3)).")
+    return found
