@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.data.plan import Leg, Position, RowRange, Shard, cut, even, plan, shuffled, stretch
+from sparkring.data.plan import Leg, Position, RowRange, Shard, cut, epoch_order, even, plan, shuffled, stretch
 from sparkring.errors import DataError
 
 # Files of row groups: none at all, groups of no rows, one row, many.
@@ -106,6 +106,16 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(epoch, seed)) for epoch in (1, 2, 3) for seed in (0, 1)}) == 6
     assert order(1, 0) != sorted(order(1, 0))
+
+
+def test_row_groups_and_rows_are_each_shuffled_by_epoch():
+    """Neither order is that of another epoch; the rows' is no other rank's or buffer's either."""
+    counts = [[10] * 8] * 4
+    assert len({tuple(epoch_order(counts, 0, epoch)) for epoch in range(1, 6)}) == 5
+    keys = [
+        ((0, epoch, leg, rank), number) for epoch in (1, 2) for leg in (0, 1) for rank in (0, 1) for number in (0, 1)
+    ]
+    assert len({tuple(shuffled(20, 20, key, number)) for key, number in keys}) == len(keys)
 
 
 def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():

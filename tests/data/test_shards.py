@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from sparkring import report, shards
 from sparkring.data import dataset
 from sparkring.data import shards as module
+from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
 
 
@@ -563,6 +564,13 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
     with pytest.raises(DataError, match="the thread that reads this rank's shard"):
         list(batches)
+
+
+def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
+    """Whatever ended it: nobody waits for what will not come."""
+    monkeypatch.setattr(Ahead, "_read", lambda self, make: None)
+    with pytest.raises(DataError, match="is gone without a word"):
+        next(shards(numbered, 5).as_numpy())
 
 
 def test_a_worker_that_is_killed_is_told(numbered):
