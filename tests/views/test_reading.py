@@ -221,8 +221,8 @@ def test_the_panel_while_it_reads(run):
         ("31", "31", "#23935a"),
         ("50", "50", "#2f80d0"),
     ]
-    assert "⚠ starves: waited 80 % of the time for data" in page
-    assert "⚠ ended its epoch 7 s ago, after 31 steps; ranks 0, 1, 3 have not" in page
+    early = "rank 2 ended its epoch 7 s ago, after 31 steps; ranks 0, 1, 3 have not"
+    assert f"⚠ rank 1 starves: waited 80 % of the time for data; the others 5 %; {early}</b></div>" in page
     assert "reads /data/digits · columns a, b · 1,000,000 rows in 8 files" in page
     assert "reads /data/val (petastorm)" in page
     assert page.count("<table") == 1, "what has not been read yet needs no table"

@@ -246,11 +246,12 @@ def _reading(record: RunRecord, now: float, final: bool) -> str:
         told = [line for line in reading.lines(each) if line.rows]
         table = _read_table(told) if told else ""
         said = f"<small>{'read' if final else 'reads'} {text(reading.data_words(each))}</small>"
+        notes = reading.notes(each)
+        wrong = f'<div><b style="color:{AMBER}">⚠ {text(notes)}</b></div>' if notes else ""
         if final and table:  # what is wrong stays in the open, the rest is for those who look for it
-            notes = reading.notes(each)
-            said += f'<br><b style="color:{AMBER}">{text(notes)}</b>' if notes else ""
-            table = _details("Reading by rank", table)
-        parts.append(f"<div>{said}</div>{table}")
+            parts.append(f"<div>{said}</div>{wrong}{_details('Reading by rank', table)}")
+        else:  # below, so that the table stays where it is
+            parts.append(f"<div>{said}</div>{table}{wrong}")
     return "".join(parts)
 
 
@@ -258,7 +259,7 @@ def _read_table(told: Sequence[reading.Line]) -> str:
     head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
     head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "per s", "waits for data"))
     where = any(line.place for line in told)
-    head += f'<th align="left">{"at" if where else ""}</th><th></th>'
+    head += f'<th align="left">{"at" if where else ""}</th>'
     body = "".join(map(_read_row, told))
     return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -270,11 +271,11 @@ def _read_row(line: reading.Line) -> str:
         colour = {"starves": AMBER, "early": GREEN, "": BLUE}[line.mark]
         bar = f'<div class="sr-bar sr-read" title="{part}"><div style="width:{part};background:{colour}"></div></div>'
     numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
-    note = f'<b style="color:{AMBER}">⚠ {text(line.notes)}</b>' if line.notes else ""
+    sign = f'<b style="color:{AMBER}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
     return (
         f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
-        + f"<td>{text(line.place)}</td><td>{note}</td></tr>"
+        + f"<td>{sign}{text(line.place)}</td></tr>"
     )
 
 
