@@ -39,7 +39,8 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        assert not [text for text in noise if not text.startswith("sparkring: ")]
+        # That one makes a Spark session and writes a DataFrame, and is told how long it takes.
+        assert not [text for text in noise if not (name == "mixed_inputs" and text.startswith("sparkring: "))]
         return found
 
     return run

@@ -187,11 +187,12 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
         open_dataset([])
 
 
-def test_a_table_with_a_log_is_not_taken_for_its_files(flights):
-    """Of a Delta table, removed rows lie beside the others."""
-    (flights / "_delta_log").mkdir()
-    (flights / "_delta_log" / "00000000000000000000.json").write_text("{}")
-    with pytest.raises(DataError, match=r"is a Delta table, .* give the DataFrame"):
+@pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
+def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
+    """Rows that were removed from it lie beside the others."""
+    (flights / log).mkdir()
+    (flights / log / "00000000000000000000.json").write_text("{}")
+    with pytest.raises(DataError, match=rf"is a {kind} table, .* give the DataFrame"):
         open_dataset(flights)
 
 

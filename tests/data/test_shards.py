@@ -605,6 +605,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
 def test_data_elsewhere_is_read_like_data_here(numbered):
     """Through fsspec; footers are read when it is opened and once where it is read, not in every epoch."""
     memory = fsspec.filesystem("memory")
+    dataset._remote_footer.cache_clear()
     try:
         for path in numbered.iterdir():
             memory.pipe(f"/numbered/{path.name}", path.read_bytes())

@@ -1,4 +1,4 @@
-"""A shard as a tf.data.Dataset. Python hands TensorFlow several batches at a time, which it takes apart itself."""
+"""A shard as a tf.data.Dataset. Of small batches TensorFlow gets several at a time, and takes them apart itself."""
 
 from __future__ import annotations
 
