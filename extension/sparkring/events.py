@@ -5,12 +5,13 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 Stream = Literal["stdout", "stderr"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
+CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
 
 
@@ -56,6 +57,7 @@ class RunStarted:
     """The run exists; `code` is what the user wrote, its first line the magic's own.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
+    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere.
     """
 
     time: float
@@ -68,6 +70,35 @@ class RunStarted:
     logs: str
     ranks: tuple[int, ...] = ()
     warm: bool = False
+    checkpoint_dir: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptStarted:
+    """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
+
+    `checkpoint` names what it goes on from and `step` is its step; '' and 0 for a run that begins anew.
+    """
+
+    time: float
+    number: int
+    size: int
+    checkpoint: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
+
+    `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
+    """
+
+    time: float
+    number: int
+    reason: str
+    failed_rank: int | None = None
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,6 +217,76 @@ class DataRead:
 
 
 @dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint is whole and can be read.
+
+    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
+    the call to the commit, `blocked_s` what of it the training waited for. `metrics` are those that came with it.
+    `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
+    """
+
+    time: float
+    rank: int
+    folder: str
+    name: str
+    step: int
+    size_bytes: int
+    took_s: float = 0.0
+    blocked_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: bool = False
+    kind: CheckpointKind = "sparkring"
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """A checkpoint could not be saved; the run fails at its next save, or at its end."""
+
+    time: float
+    rank: int
+    folder: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointDamaged:
+    """A checkpoint was found torn, cut or changed, and passed over."""
+
+    time: float
+    rank: int
+    folder: str
+    name: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointRestored:
+    """A rank has gone back to what a checkpoint holds."""
+
+    time: float
+    rank: int
+    folder: str
+    name: str
+    step: int
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CheckpointRemoved:
+    """A checkpoint was removed to make room for newer ones."""
+
+    time: float
+    rank: int
+    folder: str
+    name: str
+
+
+CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointDamaged | CheckpointRestored | CheckpointRemoved
+
+
+@dataclass(frozen=True)
 class RankFinished:
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
@@ -250,6 +351,8 @@ class RunFinished:
 
 Event = (
     RunStarted
+    | AttemptStarted
+    | AttemptEnded
     | MemberJoined
     | RankStarted
     | Output
@@ -258,6 +361,11 @@ Event = (
     | GpuUsed
     | DataOpened
     | DataRead
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointDamaged
+    | CheckpointRestored
+    | CheckpointRemoved
     | RankFinished
     | RankFailed
     | RankStopped
@@ -287,6 +395,15 @@ def from_json(found: dict[str, Any]) -> Event:
             known[name] = tuple(known[name])
     event: Event = kind(**known)
     return event
+
+
+CHECKPOINT_EVENTS: dict[str, type[CheckpointEvent]] = {
+    "saved": CheckpointSaved,
+    "failed": CheckpointFailed,
+    "damaged": CheckpointDamaged,
+    "restored": CheckpointRestored,
+    "removed": CheckpointRemoved,
+}  # as a rank tells of them
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:

@@ -283,6 +283,9 @@ class Gang:
                 return [events.DataOpened(now, rank, **{**opened, "columns": tuple(opened["columns"])})]
             case "read":
                 return [events.DataRead(now, rank, **fields)]
+            case "checkpoint":
+                kind, told = fields["event"], fields["told"]
+                return [events.CHECKPOINT_EVENTS[kind](time=now, rank=rank, **told)]
             case "done" if self.turn is not None:
                 self._heard_of(rank, fields)
                 return self.turn.finished(rank, frame)

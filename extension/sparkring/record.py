@@ -6,11 +6,19 @@ Its size is bounded: of what ranks print it keeps the last lines, the whole lies
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sparkring.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointRemoved,
+    CheckpointRestored,
+    CheckpointSaved,
     DataOpened,
     DataRead,
     Event,
@@ -36,7 +44,10 @@ from sparkring.events import (
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
+NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
+CHECKPOINTS_KEPT = 1_000
+ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
 STACK_HOLDS_S = 1.0  # else a rank that prints all the time would never stand anywhere
@@ -51,6 +62,42 @@ class LogLine(NamedTuple):
     rank: int
     stream: Stream | Literal["message"]
     text: str
+
+
+CheckpointState = Literal["committed", "damaged", "removed"]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was saved in this run, or that it went back to, and what has become of it.
+
+    `attempt` is the one that saved it, 0 for an earlier run; `reason` says why it is no longer good.
+    """
+
+    saved: CheckpointSaved
+    attempt: int
+    state: CheckpointState = "committed"
+    reason: str = ""
+
+
+class Attempt(NamedTuple):
+    """One start of the ranks of a run that may lose some.
+
+    `checkpoint` and `step` are what it was to go on from, `restored` when the first rank had gone back to it (Unix
+    seconds, 0 for not yet). `failure` and the rest tell what ended it, if something did before the run was over.
+    """
+
+    number: int
+    started: float
+    size: int
+    checkpoint: str = ""
+    step: int = 0
+    restored: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    failed_rank: int | None = None
+    host: str = ""
+    failure: Failure | None = None
+    last_lines: tuple[LogLine, ...] = ()
 
 
 class Reading(NamedTuple):
@@ -113,8 +160,11 @@ class RunRecord:
     part: tuple[int, ...] = ()
     warm: bool = False
     started: float = 0.0
+    checkpoint_dir: str = ""
     running_since: float = 0.0
     ended: float = 0.0
+    attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
+    checkpoints: tuple[Checkpoint, ...] = ()
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
@@ -153,6 +203,7 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 record,
                 part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
                 warm=event.warm,
+                checkpoint_dir=event.checkpoint_dir,
                 run_id=event.run_id,
                 title=event.title,
                 code=event.code,
@@ -162,8 +213,12 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 logs=event.logs,
                 started=event.time,
                 running_since=event.time if event.warm else 0.0,
-                ranks=_at_the_start(event),
+                ranks=_at_the_start(event.size, event.ranks, event.time if event.warm else 0.0),
             )
+        case AttemptStarted():
+            return _begun(record, event)
+        case AttemptEnded():
+            return _lost(record, event)
         case MemberJoined():
             return replace(record, joined=record.joined + 1)
         case RankStarted():
@@ -200,6 +255,15 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
         case DataRead():
             return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
+        case CheckpointSaved():
+            return _saved(_with_rank(record, _heard(record.ranks[event.rank], event.time)), event)
+        case CheckpointFailed():
+            text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"
+            return replace(record, notices=(*record.notices, Notice(event.time, text))[-NOTICES_KEPT:])
+        case CheckpointDamaged() | CheckpointRemoved():
+            return _changed(record, event)
+        case CheckpointRestored():
+            return _restored(record, event)
         case RankFinished():
             rank = record.ranks[event.rank]
             done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
@@ -214,7 +278,7 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case StackTaken():
             return _with_rank(record, replace(record.ranks[event.rank], stack=event))
         case Notice():
-            return replace(record, notices=(*record.notices, event)[-50:])
+            return replace(record, notices=(*record.notices, event)[-NOTICES_KEPT:])
         case RunFinished():
             return replace(
                 _all_ended(record),
@@ -233,13 +297,73 @@ def as_shown(line: bytes) -> str:
     return text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " … (cut)"
 
 
-def _at_the_start(event: RunStarted) -> tuple[RankRecord, ...]:
+def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> tuple[RankRecord, ...]:
     """The ranks as the cell finds them; those of a warm gang are up and have nothing to do but the cell."""
-    found = RankRecord(0, "running" if event.warm else "starting", last_heard=event.time if event.warm else 0.0)
+    found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
     return tuple(
-        replace(found, rank=rank, state="idle" if event.ranks and rank not in event.ranks else found.state)
-        for rank in range(event.size)
+        replace(found, rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
     )
+
+
+def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
+    """New ranks, on whom nothing of the last ones lies but how much they printed."""
+    ranks = tuple(
+        replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
+        for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
+    )
+    attempt = Attempt(event.number, event.time, event.size, event.checkpoint, event.step)
+    return replace(
+        record, size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
+    )
+
+
+def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
+    """What ended the attempt that goes on now."""
+    ended = record.attempts[-1]._replace(ended=event.time, reason=event.reason, failed_rank=event.failed_rank)
+    if event.failed_rank is not None:
+        rank = record.ranks[event.failed_rank]
+        lines = rank.lines_with_partial()[-ATTEMPT_LINES:]
+        ended = ended._replace(host=rank.host, failure=rank.failure, last_lines=lines)
+    return replace(record, attempts=(*record.attempts[:-1], ended))
+
+
+def _saved(record: RunRecord, event: CheckpointSaved) -> RunRecord:
+    found = Checkpoint(event, len(record.attempts))
+    others = tuple(
+        each._replace(saved=replace(each.saved, best=False)) if event.best and _beside(each.saved, event) else each
+        for each in record.checkpoints
+        if (each.saved.folder, each.saved.name) != (event.folder, event.name)  # ModelCheckpoint may write over one
+    )
+    return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
+
+
+def _beside(one: CheckpointSaved, other: CheckpointSaved) -> bool:
+    return (one.folder, one.kind) == (other.folder, other.kind)
+
+
+def _changed(record: RunRecord, event: CheckpointDamaged | CheckpointRemoved) -> RunRecord:
+    """What has become of a checkpoint; of one that an earlier run saved, only damage is worth knowing."""
+    state: CheckpointState = "damaged" if isinstance(event, CheckpointDamaged) else "removed"
+    reason = event.reason if isinstance(event, CheckpointDamaged) else ""
+    known = {(each.saved.folder, each.saved.name) for each in record.checkpoints}
+    if isinstance(event, CheckpointDamaged) and (event.folder, event.name) not in known:
+        saved = CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
+        record = replace(record, checkpoints=(Checkpoint(saved, 0), *record.checkpoints)[:CHECKPOINTS_KEPT])
+    found = tuple(
+        each._replace(state=state, reason=reason)
+        if (each.saved.folder, each.saved.name) == (event.folder, event.name)
+        else each
+        for each in record.checkpoints
+    )
+    return replace(record, checkpoints=found)
+
+
+def _restored(record: RunRecord, event: CheckpointRestored) -> RunRecord:
+    record = _with_rank(record, _heard(record.ranks[event.rank], event.time))
+    if not record.attempts or record.attempts[-1].restored:
+        return record
+    now = record.attempts[-1]._replace(restored=event.time, checkpoint=event.name, step=event.step)
+    return replace(record, attempts=(*record.attempts[:-1], now))
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:

@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, how they lie in storage, and how a training goes back to one."""

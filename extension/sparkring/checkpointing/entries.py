@@ -1,0 +1,112 @@
+"""What lies in a directory of checkpoints, as plain data.
+
+    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; its number in it, from 0
+        rank-0.safetensors              what a rank wrote, in one go; without sharding there is only that of rank 0
+        commit.json                     written last, with sizes and digests: without it the folder is no checkpoint
+
+An attempt's stamp grows, so the newest checkpoint is the one with the largest (stamp, number), whatever its step.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+State = Literal["committed", "partial", "corrupt"]
+
+COMMIT = "commit.json"
+_NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
+
+
+class Name(NamedTuple):
+    """What a checkpoint's name says."""
+
+    step: int
+    stamp: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.step:08d}.{self.stamp}-{self.number}"
+
+    @classmethod
+    def of(cls, text: str) -> Name | None:
+        """The name as it was made; None if `text` is not one of ours."""
+        found = _NAME.fullmatch(text)
+        return cls(*map(int, found.groups())) if found else None
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What orders checkpoints by the time they were saved at."""
+        return self.stamp, self.number
+
+
+class File(NamedTuple):
+    """One file of a checkpoint."""
+
+    name: str
+    size_bytes: int
+    digest: str  # algorithm:hexadecimal
+
+
+class Commit(NamedTuple):
+    """What commit.json says. `time` is in Unix seconds; `size` is the number of ranks that trained.
+
+    `data` are the versions of the data sets whose position is kept, by name. `sharded`: every rank has its own file.
+    """
+
+    step: int
+    time: float
+    files: tuple[File, ...]
+    metrics: dict[str, float]
+    lineage: str
+    run_id: str
+    size: int
+    sharded: bool
+    code: str
+    data: dict[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+class Entry(NamedTuple):
+    """A folder of ours in a directory of checkpoints: whole (as far as its sizes tell), begun only, or damaged."""
+
+    name: str
+    state: State
+    commit: Commit | None = None
+    reason: str = ""  # why it is corrupt
+
+    @property
+    def parsed(self) -> Name:
+        """What its name says."""
+        found = Name.of(self.name)
+        assert found is not None
+        return found
+
+    @property
+    def step(self) -> int:
+        """The step that was saved."""
+        return self.parsed.step
+
+
+def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
+    """The committed one that was saved last."""
+    whole = [entry for entry in entries if entry.state == "committed"]
+    return max(whole, key=lambda entry: entry.parsed.age, default=None)
+
+
+def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
+    """The committed one with the best value of `metric`, the newest of equal ones; None where none has it."""
+    sign = 1 if mode == "max" else -1
+    scored = [
+        (sign * entry.commit.metrics[metric], entry.parsed.age, entry)
+        for entry in entries
+        if entry.state == "committed"
+        and entry.commit is not None
+        # NaN is no value: it compares as neither better nor worse
+        and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
+    ]
+    return max(scored)[2] if scored else None

@@ -1,0 +1,36 @@
+"""What a run with --checkpoint-dir tells its ranks of checkpoints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Here(NamedTuple):
+    """Where this attempt's checkpoints go, and which one it goes on from.
+
+    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock): the
+    checkpoints of a later attempt come after those of an earlier one. `resume` names the checkpoint that all ranks go
+    on from, '' for none. `lineage` is what the checkpoints of one training have in common, from its first attempt on.
+    `code` is the cell, `run_id` the run.
+    """
+
+    directory: str = ""
+    stamp: int = 0
+    resume: str = ""
+    lineage: str = ""
+    code: str = ""
+    run_id: str = ""
+
+
+_current = Here()
+
+
+def here() -> Here:
+    """What this process was told; without a run that has a --checkpoint-dir, nothing."""
+    return _current
+
+
+def enter(found: Here) -> None:
+    """Make `found` what here() tells; called before each request."""
+    global _current
+    _current = found
