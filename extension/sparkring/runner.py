@@ -6,13 +6,15 @@ import operator
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkring import events, runs
+from sparkring.attempts import Attempts
 from sparkring.capture import LARGE_BYTES, Captured, capture
-from sparkring.drive import Drive
+from sparkring.checkpointing.here import Here
+from sparkring.drive import Drive, TurnLost, fail
 from sparkring.errors import CaptureError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gang import Gang
@@ -30,6 +32,7 @@ from sparkring.warm import WarmGang
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sparkring.checkpointing.directory import Directory
     from sparkring.launchers.spark.data import Data
 
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
@@ -75,8 +78,9 @@ def run_cell(
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
     _look_ahead(captured, namespace, options.size)
+    directory = _directory(options, code, [namespace.get(name.name) for name in captured.names])
     try:
-        result = _run(request, options, title, code, large, view, data, warm, ranks)
+        result = _run(request, options, title, code, large, view, data, warm, ranks, directory)
     except ResultError:  # the cell ran all the same
         if warm is not None:
             warm.held.bound(captured.binds, taking_part)
@@ -94,6 +98,18 @@ def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> Non
         look = getattr(type(value), "_sparkring_look_ahead", None)
         if look is not None and size:
             look(value, size)
+
+
+def _directory(options: Options, code: str, values: Iterable[Any] = ()) -> Directory | None:
+    """The directory of checkpoints, and what to go on from there. CheckpointError, PathError if that cannot work."""
+    if not options.checkpoint_dir:
+        return None
+    from sparkring.checkpointing.directory import open_directory
+    from sparkring.checkpointing.parts import versions
+
+    data = versions([value for value in values if hasattr(type(value), "_sparkring_look_ahead")])
+    size = options.size or every_slot()
+    return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
 
 def take_along(
@@ -198,6 +214,7 @@ def _run(
     data: Data | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
+    directory: Directory | None = None,
 ) -> RunResult:
     size = options.size or every_slot()
     where = "local" if options.np < 0 else "spark"
@@ -212,6 +229,7 @@ def _run(
         options.logs,
         tuple(ranks),
         warm is not None,
+        options.checkpoint_dir,
     )
     recorder = Recorder(view if view is not None else open_view(quiet=options.quiet), started)
     if options.np == 0:
@@ -225,11 +243,16 @@ def _run(
         if warm is None:
             here = request.framework != "barrier"
             wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
-            result = _cold(request, wanted, options, recorder)
+            if options.survives:
+                result = Attempts(request, wanted, options, recorder, directory).to_the_end()
+            else:
+                result = _cold(request, wanted, options, recorder)
         else:
             with Interrupts() as interrupts, warm.take(recorder) as gang:
-                turn = gang.submit(request, ranks)
+                turn = gang.submit(request._replace(checkpoints=Here(run_id=started.run_id)), ranks)
                 result = Drive(gang, turn, recorder, options, interrupts, warm=True).to_the_end()
+    except TurnLost as lost:
+        fail(recorder, lost)
     except BaseException as error:  # raised again: the record and the view must not be left in the middle
         if recorder.record.outcome is None:
             said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
@@ -250,7 +273,7 @@ def _cold(request: Request, wanted: Wanted, options: Options, recorder: Recorder
     """Run on a gang of its own, which ends with the turn."""
     launcher = open_launcher(wanted, recorder.notice)
     with Interrupts() as interrupts, Gang(launcher, wanted.size) as gang:
-        turn = gang.submit(request)
+        turn = gang.submit(request._replace(checkpoints=Here(run_id=recorder.record.run_id)))
         gang.start()
         return Drive(gang, turn, recorder, options, interrupts, warm=False).to_the_end()
 
