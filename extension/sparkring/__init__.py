@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
     from sparkring.place import World as World
     from sparkring.place import world as world
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sparkring.report import log_to_driver as log_to_driver
     from sparkring.result import RunResult as RunResult
     from sparkring.runner import HorovodRunner as HorovodRunner
+    from sparkring.runner import run as run
     from sparkring.runner import spark as spark
 
 __version__ = "0.1.0"
@@ -29,9 +31,11 @@ __all__ = [
     "HorovodRunner",
     "RunResult",
     "World",
+    "checkpoints",
     "load_ipython_extension",
     "log",
     "log_to_driver",
+    "run",
     "shards",
     "spark",
     "world",
@@ -43,8 +47,10 @@ _HOMES = {
     "last_result": "runner",
     "World": "place",
     "world": "place",
+    "checkpoints": "checkpointing.store",
     "log": "report",
     "log_to_driver": "report",
+    "run": "runner",
     "shards": "data.shards",
     "spark": "runner",
 }
