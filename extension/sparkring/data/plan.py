@@ -143,7 +143,7 @@ def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) 
     for number, leg in enumerate(position.legs):
         left: list[RowRange] = []
         for rank, ranges in enumerate(stretch(line, leg.size)):
-            left += _after(ranges, leg, (position.seed, position.epoch, number, rank))
+            left += unread(ranges, leg, (position.seed, position.epoch, number, rank))
         line = left
     return line
 
@@ -184,6 +184,11 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
     return tuple(found)
 
 
+def key_of(position: Position, rank: int) -> tuple[int, ...]:
+    """By which a rank shuffles what is left at `position`."""
+    return position.seed, position.epoch, len(position.legs), rank
+
+
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
 
@@ -194,8 +199,8 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     return np.random.default_rng([*key, number]).permutation(rows)
 
 
-def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """What a rank has left of its stretch after a leg."""
+def unread(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
+    """What a rank has left of its stretch after a leg that was shuffled by `key`."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []
