@@ -152,7 +152,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         _progress(record, now),
         _reading(record, now, final),
         _measured(record, table, final),
-        _saved(record, now, final),
+        checkpoints.saved_html(record, record.ended or now, final),
         _gpus(record),
         _log(record, seen, final),
         _noise(seen),
@@ -308,14 +308,6 @@ def _read_row(line: reading.Line) -> str:
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
         + f"<td>{sign}{text(line.place)}</td></tr>"
     )
-
-
-# ── Checkpoints ───────────────────────────────────────────────────────────────
-
-
-def _saved(record: RunRecord, now: float, final: bool) -> str:
-    found = checkpoints.shown_series(record)
-    return "".join(checkpoints.saved_html(record, series, record.ended or now, final) for series in found)
 
 
 # ── Metrics ───────────────────────────────────────────────────────────────────
