@@ -313,17 +313,16 @@ def _last_checkpoint_dir() -> str:
 
 def _directory(name: str, value: Any) -> Location:
     """The directory that `%checkpoints` is asked about; OptionsError if `value` is nothing that can be one."""
-    from sparkring.storage import Location, locate
+    from sparkring.storage import locate
 
-    if isinstance(known := getattr(value, "location", value), Location):
-        return known
-    if not isinstance(value, str | os.PathLike):
+    written = getattr(value, "directory", value)
+    if not isinstance(written, str | os.PathLike):
         raise OptionsError(
             f"%checkpoints takes a path, or what sparkring.checkpoints(…) gave, and {name} is {type(value).__name__}."
         )
     if value is name and name.isidentifier() and not os.path.exists(name):
         raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")
-    return locate(value)
+    return locate(written)
 
 
 def _row(gang: warm.WarmGang) -> tuple[str, ...]:

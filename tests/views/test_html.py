@@ -32,7 +32,8 @@ from sparkring.views.tables import table_html
 
 NOW = 1_700_000_060.0
 _TAGS = {"div", "style", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
-         "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g", "title"}  # fmt: skip
+         "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
+         "title"}  # fmt: skip
 _SPOKEN = {"title", "aria-label"}  # the attributes that may hold a user's text
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role",

@@ -55,9 +55,9 @@ def inventory(
     With `check` all bytes are read and compared with their digests; before each checkpoint and after the last, `say` is
     told how many are done, of how many, and the same in bytes. CheckpointError if the directory cannot be listed.
     """
-    from sparkring.checkpointing import folder
+    from sparkring.checkpointing.folder import listing
 
-    found = folder.listing(location)
+    found = listing(location)
     if check:
         found = _checked(location, found, say)
     others = tuple(recognised(_files(location)))
@@ -67,7 +67,8 @@ def inventory(
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
     """The entries after all bytes of the whole ones were read; those that a run removed meanwhile are left out."""
-    from sparkring.checkpointing import folder
+    from sparkring.checkpointing.folder import check as what_is_wrong
+    from sparkring.checkpointing.folder import listing
 
     sizes = [entry.commit.size_bytes for entry in entries if entry.state == "committed" and entry.commit]
     done = read_bytes = 0
@@ -76,14 +77,14 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
         if entry.state != "committed" or entry.commit is None:
             continue
         say(done, len(sizes), read_bytes, sum(sizes))
-        reason = folder.check(location, entry)
+        reason = what_is_wrong(location, entry)
         if reason:
             damaged[entry.name] = reason
         done, read_bytes = done + 1, read_bytes + entry.commit.size_bytes
     say(done, len(sizes), read_bytes, sum(sizes))
     if not damaged:
         return entries
-    left = {entry.name for entry in folder.listing(location)}
+    left = {entry.name for entry in listing(location)}
     return [
         entry._replace(state="corrupt", reason=damaged[entry.name]) if entry.name in damaged else entry
         for entry in entries

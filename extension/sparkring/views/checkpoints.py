@@ -195,7 +195,7 @@ def advice(found: Inventory) -> list[str]:
     if left:
         told.append(
             f"{_steps(left)} {'was' if len(left) == 1 else 'were'} begun and never committed, and newer ones are "
-            "there: the next save of a training in this directory removes such folders, or you can."
+            "there: a later attempt removes what has lain so for an hour, or you can."
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
