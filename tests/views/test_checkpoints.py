@@ -115,7 +115,7 @@ def test_advice_is_about_what_is_not_whole():
 
 def test_no_checkpoint_is_whole():
     """Said first, and a resume takes none."""
-    found = directory(entry(100, "corrupt", reason="x"), entry(200, "partial"))
+    found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
     assert views.advice(found)[0] == "No checkpoint here is whole: a resume begins at the beginning."
     assert not any("A resume takes" in line for line in views.folder_words(found))
     assert not any(mark.resumes for mark in views.listed(found).marks)
@@ -200,6 +200,15 @@ def test_where_another_run_begins():
     assert "run …a1b2c3" in page
     assert "run …0fe77d" in page
     assert page.count("stroke-dasharray") == 1
+
+
+def test_sizes_stand_below_where_they_differ():
+    """Else once, in the words above."""
+    assert "4.20 MB</text>" not in views.checkpoints_html(THREE)
+    other = entry(400, files=(File("rank-0.safetensors", 9_100_000, "x:0"),))
+    page = views.checkpoints_html(THREE._replace(entries=(other, *THREE.entries)))
+    assert page.count("4.20 MB</text>") == 1, "as far as there is room"
+    assert page.count("9.10 MB</text>") == 1
 
 
 def test_many_are_thinned_out():

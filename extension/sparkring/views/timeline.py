@@ -19,6 +19,7 @@ WIDTH, _LEFT, _RIGHT, _TOP = 720, 46, 62, 34
 _CURVE, _FLAT = 66, 14  # how tall what the marks stand on is, with a metric and without
 _PITCH = 46  # at most, between two marks
 _CHARACTER = 6.2  # of a label, in pixels
+_LINE = 13  # from one line of a label to the next
 _APART = 6  # at least, between two attempts
 _REMOVED_PART = 0.35  # of the width, at most, for checkpoints that are no more
 
@@ -111,12 +112,12 @@ def picture(series: Series, now: float) -> str:
     places = {at: (xs[at], y(series.marks[at])) for at in shown}
     lines = _labels(series, places, now)
     base = _TOP + tall + 24
-    whole = base + 13 + 4
+    whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
     parts = [
         *_stretches(series, xs, _TOP + tall + 8),
         *(_axis(low, high, tall) if metric else _ground(xs, tall)),
         _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
-        *(_shape(series, series.marks[at], *places[at], now, 0.75 if len(shown) > CROWD else 1) for at in shown),
+        *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
@@ -256,12 +257,13 @@ def _drawn(mark: Mark) -> str:
     return _SHAPES[kind] + (_RING if mark.resumes else "")
 
 
-def _shape(series: Series, mark: Mark, x: float, y: float, now: float, scale: float) -> str:
+def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
     words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
     words.insert(1, f"saved {age(now - mark.time)}" if mark.time else "")
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
     told = first_line(" · ".join(word for word in words if word), TITLE_CHARACTERS)
-    placed = f"translate({x:.1f} {y:.1f})" + (f" scale({scale})" if scale != 1 else "")
+    small = crowded and not (mark.best or mark.resumes)
+    placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
     return f'<g transform="{placed}"><title>{text(told)}</title>{_drawn(mark)}</g>'
 
 
@@ -283,20 +285,20 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
     return parts
 
 
-def _labels(
-    series: Series, places: Mapping[int, tuple[float, float]], now: float
-) -> list[tuple[float, tuple[str, str]]]:
-    """Step and age below as many marks as there is room for, those first that matter most."""
+def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
+    """Step and age (and sizes that differ) for as many marks as there is room for, those first that matter most."""
 
     def weight(at: int) -> tuple[bool, ...]:
         mark = series.marks[at]
         return (not mark.resumes, not mark.best, at != max(places), at != min(places), mark.state == "removed")
 
+    differ = len({size(mark.size_bytes) for mark in series.marks if mark.size_bytes}) > 1
     taken: list[tuple[float, float]] = []
     found = []
     for at in sorted(places, key=lambda at: (weight(at), at)):
         mark, x = series.marks[at], places[at][0]
-        line = (f"{mark.step:,}", age(now - mark.time).removesuffix(" ago") if mark.time else "")
+        line = [f"{mark.step:,}", age(now - mark.time).removesuffix(" ago") if mark.time else ""]
+        line += [size(mark.size_bytes)] if differ else []
         half = _CHARACTER * max(map(len, line)) / 2 + 5
         if all(x + half <= begin or x - half >= end for begin, end in taken):
             taken.append((x - half, x + half))
@@ -304,10 +306,13 @@ def _labels(
     return sorted(found)
 
 
-def _label(x: float, y: int, line: tuple[str, str]) -> str:
-    step, old = line
-    below = f'<text x="{x:.1f}" y="{y + 13}" text-anchor="middle" fill-opacity=".75">{text(old)}</text>' if old else ""
-    return f'<text x="{x:.1f}" y="{y}" text-anchor="middle" font-weight="bold">{text(step)}</text>{below}'
+def _label(x: float, y: int, line: Sequence[str]) -> str:
+    looks = ['font-weight="bold"'] + ['fill-opacity=".75"'] * len(line)
+    return "".join(
+        f'<text x="{x:.1f}" y="{y + _LINE * at}" text-anchor="middle" {looks[at]}>{text(said)}</text>'
+        for at, said in enumerate(line)
+        if said
+    )
 
 
 def _caption(series: Series, metric: str) -> str:
