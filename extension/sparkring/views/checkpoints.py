@@ -25,6 +25,7 @@ from sparkring.views.timeline import (
     metric_names,
     picture,
     state_words,
+    when,
 )
 
 ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
@@ -66,7 +67,9 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         )
         for at, each in enumerate(found)
     )
-    return Series(folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""))
+    return Series(
+        folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
+    )
 
 
 def _saved_by(found: Checkpoint, several: bool) -> str:
@@ -116,7 +119,10 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
     took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
     if last.blocked_s and last.took_s:
         took += f", of which training waited {duration(float(last.blocked_s))}"
-    words = [f"saved {series.noun} {last.step:,} {age(now - last.time)}", took if last.size_bytes else ""]
+    ago = age(now - last.time)
+    if record.ended:
+        ago = f"{duration(max(0.0, record.ended - last.time))} before the end"
+    words = [f"saved {series.noun} {last.step:,} {ago}", took if last.size_bytes else ""]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
     words += [_count_words(series), f"{series.kind} in" * bool(series.kind) + f" {first_line(series.folder, 200)}"]
     return " · ".join(word.strip() for word in words if word.strip())
@@ -242,8 +248,16 @@ def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], 
     rows = []
     for mark in reversed(series.marks[-most:]):
         measured = [number(mark.metrics[name]) if name in mark.metrics else "" for name in names]
-        saved = age(now - mark.time) if mark.time else ""
-        rows.append((f"{mark.step:,}", saved, size(mark.size_bytes), *measured, *mark.origin, state_words(mark)))
+        rows.append(
+            (
+                f"{mark.step:,}",
+                when(series, mark, now),
+                size(mark.size_bytes),
+                *measured,
+                *mark.origin,
+                state_words(mark),
+            )
+        )
     return headers, rows
 
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from sparkring.views.curves import nice_ticks
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text
-from sparkring.views.summary import counted, first_line, number, size
+from sparkring.views.summary import counted, duration, first_line, number, size
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
@@ -58,6 +58,7 @@ class Series(NamedTuple):
     noun: str = "step"
     kind: str = ""  # who writes there, if it is not us
     metric: str = ""  # the one to draw; '' for one that is there
+    began: float = 0.0  # when the run began of which this is what stays; 0 where ages are wanted
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
@@ -72,6 +73,13 @@ def age(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{int(seconds / 3600)} h ago"
     return f"{int(seconds / 86400):,} days ago"
+
+
+def when(series: Series, mark: Mark, now: float) -> str:
+    """When it was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
+    if not mark.time:
+        return ""
+    return f"after {duration(int(mark.time - series.began))}" if series.began else age(now - mark.time)
 
 
 def state_words(mark: Mark) -> str:
@@ -259,7 +267,7 @@ def _drawn(mark: Mark) -> str:
 
 def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
     words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
-    words.insert(1, f"saved {age(now - mark.time)}" if mark.time else "")
+    words.insert(1, f"saved {told}" if (told := when(series, mark, now)) else "")
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
     told = first_line(" · ".join(word for word in words if word), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
@@ -292,12 +300,13 @@ def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: floa
         mark = series.marks[at]
         return (not mark.resumes, not mark.best, at != max(places), at != min(places), mark.state == "removed")
 
-    differ = len({size(mark.size_bytes) for mark in series.marks if mark.size_bytes}) > 1
+    sizes = [mark.size_bytes for mark in series.marks if mark.size_bytes]
+    differ = bool(sizes) and max(sizes) > 1.1 * min(sizes)
     taken: list[tuple[float, float]] = []
     found = []
     for at in sorted(places, key=lambda at: (weight(at), at)):
         mark, x = series.marks[at], places[at][0]
-        line = [f"{mark.step:,}", age(now - mark.time).removesuffix(" ago") if mark.time else ""]
+        line = [f"{mark.step:,}", when(series, mark, now).removeprefix("after ").removesuffix(" ago")]
         line += [size(mark.size_bytes)] if differ else []
         half = _CHARACTER * max(map(len, line)) / 2 + 5
         if all(x + half <= begin or x - half >= end for begin, end in taken):
