@@ -248,9 +248,7 @@ def test_what_may_not_be_read(watched, monkeypatch):
 
     saved(watched, name(1))
     monkeypatch.setattr(watched.fs, "ls", refuse)
-    with pytest.raises(
-        CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"
-    ):
+    with pytest.raises(CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"):
         folder.listing(watched)
 
 

@@ -266,7 +266,7 @@ def test_one_line_on_what_was_saved(replayed):
     record = replayed(*events, removed(10), damaged(20))
     (series,) = views.recorded(record)
     assert views.saved_words(record, series, T + 33) == (
-        "saved step 30 3 s ago · 4.20 MB in 0.2 s, of which training waited 12 ms · loss 0.5 · "
+        "saved step 30, 3 s ago · 4.20 MB in 0.2 s, of which training waited 12 ms · loss 0.5 · "
         f"3 saved, 1 there, 1 damaged · {FOLDER}"
     )
     assert [(mark.state, mark.resumes) for mark in series.marks] == [
@@ -303,7 +303,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     assert count[0] == count[1]
     done = panel(replace(many, outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
-    assert "saved step 39 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
+    assert "saved step 39, 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
     assert ">after 39 s</td>" in done
     assert " ago" not in done
 

@@ -107,7 +107,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and how many there are: `saved step 120 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 kept`."""
+    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 kept`."""
     found = [
         each.saved
         for each in record.checkpoints
@@ -122,7 +122,7 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
     ago = age(now - last.time)
     if record.ended:
         ago = f"{duration(max(0.0, record.ended - last.time))} before the end"
-    words = [f"saved {series.noun} {last.step:,} {ago}", took if last.size_bytes else ""]
+    words = [f"saved {series.noun} {last.step:,}, {ago}", took if last.size_bytes else ""]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
     words += [_count_words(series), f"{series.kind} in" * bool(series.kind) + f" {first_line(series.folder, 200)}"]
     return " · ".join(word.strip() for word in words if word.strip())
