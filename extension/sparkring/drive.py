@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from sparkring.errors import RunFailed, RunTimeout
 from sparkring.gang import Gang
@@ -28,15 +29,47 @@ EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
 
 
+class TurnLost(Exception):
+    """A turn has ended before its time: `rank` failed, or, if that is None, it was called off for `reason`.
+
+    `left` says what is left of a warm gang; `values` are those of the ranks that had finished.
+    """
+
+    def __init__(self, rank: int | None, reason: str, left: str, values: dict[int, Any]) -> None:
+        super().__init__(reason)
+        self.rank = rank
+        self.reason = reason
+        self.left = left
+        self.values = values
+
+
+def fail(recorder: Recorder, lost: TurnLost) -> NoReturn:
+    """End the run with the turn that was lost, and raise RunFailed."""
+    done = recorder.close("failed", lost.reason, lost.rank)
+    raise RunFailed(
+        "\n\n".join(filter(None, [summary.explain_failure(done), lost.left])), record=done, values=lost.values
+    )
+
+
 class Drive:
     """Watches one turn until it is over.
 
     `warm` says that the gang outlives its turns. It does unless a rank died, or did not come back when the turn was
-    to end: then the gang is closed, as a cold one is at any end.
+    to end: then the gang is closed, as a cold one is at any end. `began` is what the time limit counts from.
+    `calls_off` is asked now and then whether the turn is to be called off, and says why.
     """
 
     def __init__(
-        self, gang: Gang, turn: Turn, recorder: Recorder, options: Options, interrupts: Interrupts, *, warm: bool
+        self,
+        gang: Gang,
+        turn: Turn,
+        recorder: Recorder,
+        options: Options,
+        interrupts: Interrupts,
+        *,
+        warm: bool,
+        began: float | None = None,
+        calls_off: Callable[[], str] = str,
     ) -> None:
         self.gang = gang
         self.turn = turn
@@ -44,14 +77,15 @@ class Drive:
         self.options = options
         self.interrupts = interrupts
         self.warm = warm
+        self.began = time.monotonic() if began is None else began
+        self.calls_off = calls_off
         self._released = False
         self._look_at = 0.0
         self._told = ""
 
     def to_the_end(self) -> RunResult:
-        """RunFailed, LaunchError or KeyboardInterrupt if it does not end well."""
-        began = time.monotonic()
-        slow_told = False
+        """TurnLost, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well."""
+        began, slow_told = time.monotonic(), False
         while not self.turn.done:
             self.recorder.add(self.gang.poll(POLL_S))
             now = time.monotonic()
@@ -59,12 +93,15 @@ class Drive:
                 self._interrupted()
             if self.turn.failed_rank is not None:
                 self._failed(self.turn.failed_rank)
-            if self.options.timeout_s is not None and now - began > self.options.timeout_s:
+            if self.options.timeout_s is not None and now - self.began > self.options.timeout_s:
                 self._timed_out(self.options.timeout_s)
             if not self.gang.up and not slow_told and now - began > self.gang.launcher.slow_after_s:
                 slow_told = True
                 self.recorder.notice(what_it_waits_for(self.gang, self.recorder.record.joined))
             self._look_for_a_stall()
+            reason = self.calls_off()
+            if reason:
+                raise TurnLost(None, reason, self._ended(), {})
         return self._finished()
 
     # ── ends ──────────────────────────────────────────────────────────────────
@@ -80,13 +117,16 @@ class Drive:
         if self.warm and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
             left = self._kept()
         else:
-            self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
-            self._until_gone(EVERYTHING_ENDS_S)
-            left = self._given_up()
+            left = self._ended()
         values, _, _ = bring_back(self.turn)
         failure = self.recorder.record.ranks[rank].failure
-        done = self.recorder.close("failed", failure.summary if failure else "", rank)
-        raise RunFailed(summary.explain_failure(done) + (left and f"\n\n{left}"), record=done, values=values)
+        raise TurnLost(rank, failure.summary if failure else "", left, values)
+
+    def _ended(self) -> str:
+        """End the ranks, and the gang."""
+        self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
+        self._until_gone(EVERYTHING_ENDS_S)
+        return self._given_up()
 
     def _interrupted(self) -> NoReturn:
         running = self.turn.running if self.gang.up else []

@@ -29,6 +29,7 @@ from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Framework, Seat
 from sparkring.launchers.base import Launcher
 from sparkring.place import World, gpu_environments, place_ranks
+from sparkring.storage import root_for_ranks
 from sparkring.turn import Request, Turn
 from sparkring.worker import stacks
 from sparkring.worker.ticket import Ticket
@@ -335,7 +336,7 @@ class Gang:
         framework = self._framework(request.framework)
         for rank in turn.ranks:
             member = self._member_of[rank]
-            environment = framework.environment(self.worlds[member]) | dict(request.environment)
+            environment = root_for_ranks() | framework.environment(self.worlds[member]) | dict(request.environment)
             fields = {
                 "what": request.what,
                 "source": request.source,
@@ -343,6 +344,7 @@ class Gang:
                 "autolog": request.autolog,
                 "barrier": framework.in_task,
                 "environment": environment,
+                "checkpoints": request.checkpoints._asdict(),
             }
             parts: list[Buffer] = [request.payload, *request.buffers]
             if sum(map(len, parts)) <= SMALL_BYTES:

@@ -216,11 +216,14 @@ class SparkringMagics(Magics):
         options = opts.parse(magic, line, opts.Options(np=np))
         if ranks and options.np != np:
             raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {np}; leave -n out.")
+        if ranks and options.survives:
+            raise OptionsError("%%ranks runs on a warm gang, whose ranks are not started again: leave restarts out.")
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
-        # A DataFrame's partitions come with a stage of their own.
-        gang = None if options.dry_run or options.data else warm.find(options.np, tell)
+        # A DataFrame's partitions come with a stage of their own, and ranks that may be lost are started again.
+        own = options.dry_run or options.data or options.survives
+        gang = None if own else warm.find(options.np, tell)
         if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
             raise OptionsError(
                 f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "

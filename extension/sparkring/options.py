@@ -16,6 +16,7 @@ LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
 Remainder = Literal["drop", "pad", "join"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "join")
 MOST_RANKS = 1_024
+RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Options:
 
     `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
     `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
+    `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
+    although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
+    many.
     """
 
     np: int = -1
@@ -39,11 +43,21 @@ class Options:
     quiet: bool = False
     stall_s: float = 30.0
     data: str = ""
+    checkpoint_dir: str = ""
+    max_restarts: int = 0
+    least: int = 0
+    fresh: bool = False
+    resume: bool = False
 
     @property
     def size(self) -> int:
         """The number of ranks asked for; 0 means every slot."""
         return abs(self.np)
+
+    @property
+    def survives(self) -> bool:
+        """Whether the run keeps what it has reached, or starts again, and so needs ranks of its own."""
+        return bool(self.checkpoint_dir or self.max_restarts)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -160,6 +174,23 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         {"type": _seconds, "metavar": "S", "dest": "stall_s", "default": Options.stall_s},
         "say where every rank is when some have long been elsewhere; default 30",
     ),
+    (
+        ("--checkpoint-dir",),
+        {"default": "", "metavar": "PATH"},
+        "where checkpoints() saves on the ranks; the run goes on from the last one that is there (dbfs:, any URL)",
+    ),
+    (
+        ("--max-restarts",),
+        {"type": _count, "metavar": "K"},
+        "start all ranks again, up to K times, when one is lost; default 3 with --checkpoint-dir, else 0",
+    ),
+    (
+        ("--min-np",),
+        {"type": _positive, "metavar": "K", "dest": "least"},
+        "go on with as few as K ranks when Spark has no slots for more, and with all again when it has",
+    ),
+    (("--fresh",), {"action": "store_true"}, "begin anew; the checkpoints that are there stay"),
+    (("--resume",), {"action": "store_true"}, "go on from a checkpoint although the cell or its data have changed"),
     (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
     (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
@@ -202,21 +233,49 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
     found = vars(launch_parser(magic).parse_args(_joined(_words(f"%%{magic}", line))))
     if magic == "barrier":
         default = _barrier_default(found["np"], found["data"], default)
-    return Options(
-        np=default.np if found["np"] is None else found["np"],
-        timeout_s=found["timeout_s"],
-        push=_flat(found["push"]),
-        pull=_flat(found["pull"]),
-        env=tuple(found["env"] or ()),
-        gpus=found["gpus"],
-        logs=found["logs"],
-        autolog=found["autolog"],
-        name=found["name"],
-        dry_run=found["dry_run"],
-        quiet=found["quiet"],
-        stall_s=found["stall_s"],
-        data=found.get("data") or "",
+    return checked(
+        f"%%{magic}",
+        Options(
+            np=default.np if found["np"] is None else found["np"],
+            timeout_s=found["timeout_s"],
+            push=_flat(found["push"]),
+            pull=_flat(found["pull"]),
+            env=tuple(found["env"] or ()),
+            gpus=found["gpus"],
+            logs=found["logs"],
+            autolog=found["autolog"],
+            name=found["name"],
+            dry_run=found["dry_run"],
+            quiet=found["quiet"],
+            stall_s=found["stall_s"],
+            data=found.get("data") or "",
+            checkpoint_dir=found["checkpoint_dir"],
+            max_restarts=restarts(found["max_restarts"], found["checkpoint_dir"]),
+            least=found["least"] or 0,
+            fresh=found["fresh"],
+            resume=found["resume"],
+        ),
     )
+
+
+def restarts(asked: int | None, checkpoint_dir: str) -> int:
+    """How often to start lost ranks again, if `asked` does not say."""
+    return asked if asked is not None else RESTARTS if checkpoint_dir else 0
+
+
+def checked(who: str, found: Options) -> Options:
+    """The options, if they go together. OptionsError says which do not."""
+    if (found.fresh or found.resume) and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
+    if found.fresh and found.resume:
+        raise OptionsError(f"{who}: --fresh begins anew, --resume goes on: choose one.")
+    if found.least and not found.max_restarts:
+        raise OptionsError(f"{who}: --min-np {found.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
+    if found.least > found.size > 0:
+        raise OptionsError(f"{who}: --min-np {found.least} is more than the {found.size} ranks of -n {found.np}.")
+    if found.least and found.data:
+        raise OptionsError(f"{who}: --min-np and --data do not go together: each partition needs its rank.")
+    return found
 
 
 def _barrier_default(np: int | None, data: str, default: Options) -> Options:

@@ -4,7 +4,8 @@
     s3://bucket/x  abfss://…  gs://…  memory://x   with fsspec's package for it
     dbfs://x/y                                     a mistake: it means a host called x
 
-Where there is no mount, SPARKRING_DBFS_ROOT can name a folder that stands for dbfs:/.
+Where there is no mount, a folder stands for dbfs:/: the one that SPARKRING_DBFS_ROOT names, or `dbfs` in the user's
+data folder. No path leaves it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def locate(path: str | os.PathLike[str]) -> Location:
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
+    if "\0" in written:
+        raise PathError(f"{written!r}: a path cannot hold the character NUL.")
     mistaken = re.match(r"dbfs://([^/].*)", written)
     if mistaken:
         raise PathError(f"{written}: after dbfs: comes one slash or three, and here the first folder would be taken "
@@ -63,24 +66,62 @@ def locate(path: str | os.PathLike[str]) -> Location:
     here = re.sub(r"^file:(//(?=/))?", "", written)
     if here.startswith("//") and written.startswith("file:"):
         raise PathError(f"{written}: after file: comes one slash or three. Write file:/{here.lstrip('/')}")
-    on_dbfs = re.match(r"dbfs:/*(.*)", here) or re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here)
-    if on_dbfs:
-        here = os.path.join(dbfs_root(), on_dbfs[1] or "")
-        if not os.path.isdir(dbfs_root()):
-            raise PathError(
-                f"{written}: there is no DBFS on this machine (no folder {dbfs_root()}). Outside Databricks, set "
-                f"{DBFS_ROOT} to a folder that stands for dbfs:/, or name a path that is there."
-            )
-    if "://" in here or here.startswith("memory:"):
+    on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+    if not on_dbfs and ("://" in here or here.startswith("memory:")):
         return _remote(here, written)
     import fsspec
 
-    return Location(fsspec.filesystem("file"), os.path.abspath(os.path.expanduser(here)), written)
+    if not on_dbfs:
+        here = os.path.abspath(os.path.expanduser(here))
+        on_dbfs = re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
+    return Location(fsspec.filesystem("file"), _on_dbfs(on_dbfs[1] or "", written) if on_dbfs else here, written)
 
 
 def dbfs_root() -> str:
     """The folder that stands for dbfs:/ on this machine."""
-    return os.environ.get(DBFS_ROOT, DBFS_MOUNT).rstrip("/")
+    named = os.environ.get(DBFS_ROOT)
+    if named:
+        return os.path.abspath(os.path.expanduser(named))
+    if os.path.isdir(DBFS_MOUNT):
+        return DBFS_MOUNT
+    import platformdirs
+
+    return str(platformdirs.user_data_path("sparkring", appauthor=False) / "dbfs")
+
+
+def root_for_ranks() -> dict[str, str]:
+    """What to set on ranks so that dbfs:/ is the same folder there."""
+    return {} if dbfs_root() == DBFS_MOUNT else {DBFS_ROOT: dbfs_root()}
+
+
+def _on_dbfs(rest: str, written: str) -> str:
+    """The path below the root. PathError if it leads out of it."""
+    for part in rest.split("/"):
+        if _decoded(part) in ("..", "."):
+            raise PathError(f"{written}: write the path without `{part}`: on DBFS it is no step to another folder.")
+    root = dbfs_root()
+    if root != DBFS_MOUNT:
+        try:
+            os.makedirs(root, exist_ok=True)
+        except OSError as error:
+            raise PathError(
+                f"{written}: {root}, which stands for dbfs:/ here, cannot be made ({error.strerror or error}). "
+                f"Set {DBFS_ROOT} to another folder."
+            ) from error
+    path = os.path.normpath(os.path.join(root, rest.lstrip("/")))
+    real, real_root = os.path.realpath(path), os.path.realpath(root)
+    if not _inside(path, root) or not _inside(real, real_root):
+        raise PathError(f"{written}: that leads out of {root}, which stands for dbfs:/ here (to {real}).")
+    return path
+
+
+def _decoded(part: str) -> str:
+    """A path's part as whoever takes it for a URL might read it."""
+    from urllib.parse import unquote
+
+    while (again := unquote(part)) != part:
+        part = again
+    return part.strip()
 
 
 def _remote(url: str, written: str) -> Location:
@@ -101,4 +142,4 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

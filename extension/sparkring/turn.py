@@ -6,6 +6,7 @@ import time
 from typing import Any, Literal, NamedTuple
 
 from sparkring.channel import Frame
+from sparkring.checkpointing.here import Here
 from sparkring.ends import echo_order
 from sparkring.events import Event, Failure, RankFailed, RankFinished, RankStopped
 
@@ -24,6 +25,7 @@ class Request(NamedTuple):
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
+    checkpoints: Here = Here()  # where they go, and which one the ranks go on from
 
 
 class Value(NamedTuple):

@@ -92,6 +92,13 @@ class Entry(NamedTuple):
         return self.parsed.step
 
 
+class Last(NamedTuple):
+    """The checkpoint that a new attempt goes on from; no name for none."""
+
+    name: str = ""
+    step: int = 0
+
+
 def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
     """The committed one that was saved last."""
     whole = [entry for entry in entries if entry.state == "committed"]

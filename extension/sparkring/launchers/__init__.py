@@ -34,6 +34,16 @@ def every_slot() -> int:
     return found.total
 
 
+def room(wanted: Wanted) -> int:
+    """How many of the ranks that are `wanted` could run now, those that already do included."""
+    if wanted.np < 0:
+        return wanted.size
+    from sparkring.launchers.spark.slots import current_slots
+
+    found = current_slots()
+    return 0 if found is None else found.total
+
+
 def slots_table() -> list[tuple[str, ...]]:
     """Where ranks can run now, as rows: where, slots, busy, details. Makes no SparkSession."""
     load = f"load {os.getloadavg()[0]:.1f}"

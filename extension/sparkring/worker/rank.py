@@ -21,6 +21,7 @@ from typing import Any
 
 from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
+from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
 from sparkring.worker import collectives, process, stacks
 from sparkring.worker.failures import as_failure
@@ -97,15 +98,15 @@ class Rank:
                 self.run(frame)
 
     def enter(self, fields: dict[str, Any]) -> None:
-        here = place.World(**fields["world"])
-        here = here._replace(gpus=tuple(here.gpus))  # in JSON it was a list
-        place.enter(here)
+        seat = place.World(**fields["world"])
+        seat = seat._replace(gpus=tuple(seat.gpus))  # in JSON it was a list
+        place.enter(seat)
         self.address = fields["address"]
         os.environ.update(fields["environment"])
         if os.environ.get("MPLBACKEND", "").startswith("module://"):
             os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.
-        fair_share = max(1, process.cores() // here.local_size)
+        fair_share = max(1, process.cores() // seat.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
         # The driver's working folder and import path, as far as they exist on this host.
         if os.path.isdir(fields["folder"]):
@@ -113,7 +114,7 @@ class Rank:
         known = set(sys.path)
         sys.path += [entry for entry in fields["path"] if entry not in known and os.path.isdir(entry or ".")]
         sys.path.insert(0, "")
-        self.namespace.update(rank=here.rank, size=here.size, local_rank=here.local_rank)
+        self.namespace.update(rank=seat.rank, size=seat.size, local_rank=seat.local_rank)
         self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
 
@@ -123,6 +124,7 @@ class Rank:
         """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
         fields = frame.fields
         os.environ.update(fields["environment"])
+        here.enter(here.Here(**fields["checkpoints"]))
         self.cells += 1
         self.loaded = False
         try:
@@ -134,6 +136,7 @@ class Rank:
 
                     autolog.install()
                 value = self.compute(fields, frame)
+                _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
             if os.getpid() != self.pid:
@@ -242,6 +245,13 @@ def short_repr(value: object, most: int = 200) -> str:
     except Exception as error:  # the user's own __repr__
         return f"<{type_name(value)}; its repr raised {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _finish_checkpoints() -> None:
+    """Wait for what is still being saved: a cell whose last checkpoint is lost has not ended well."""
+    store = sys.modules.get("sparkring.checkpointing.store")
+    if store is not None:  # else the cell saves none, and it is not worth the import
+        store.finish()
 
 
 def _fresh_main() -> dict[str, Any]:

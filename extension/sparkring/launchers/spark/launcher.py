@@ -15,13 +15,14 @@ import py_compile
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkring
-from sparkring.errors import LaunchError, MemberLost
+from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.launchers.base import Wanted
 from sparkring.launchers.spark.session import LOOPBACK
 from sparkring.launchers.spark.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+COUNT_EVERY_S = 1.0
 PORT_SETTING = "spark.sparkring.driver.port"
 
 
@@ -59,6 +61,7 @@ class SparkLauncher:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._ended = False
+        self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
         check_gpus(self._context, size, wanted.gpus or 0)
@@ -97,7 +100,7 @@ class SparkLauncher:
         if self._thread is not None and wait_s > 0:
             self._thread.join(wait_s)
         if not self._ended:
-            return None
+            return self._too_few()
         if self._error is None:
             # With nothing gone wrong it ends after the ranks, or without any.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
@@ -121,6 +124,22 @@ class SparkLauncher:
         _, failed, reason = text.partition("finished unsuccessfully.\n")
         said = last_before_java(reason) if failed else line_with(text, *REASONS)
         return LaunchError(f"Spark ended the barrier stage: {said}")
+
+    def _too_few(self) -> LaunchError | None:
+        """An executor that is lost after the stage was submitted leaves it waiting for slots without a word."""
+        now = time.monotonic()
+        if self._data is not None or now < self._count_at:
+            return None
+        self._count_at = now + COUNT_EVERY_S
+        try:
+            total = slots(self._context).total
+        except Exception:  # py4j's many ways of saying that the session has been stopped
+            return None
+        if total >= self._size:
+            return None
+        return SlotsError(
+            f"Spark has {total} task slots left, and {self._size} ranks are to run: an executor was lost."
+        )
 
     def waits_for(self) -> str:
         found = slots(self._context, apart_from=self._stage.ids())

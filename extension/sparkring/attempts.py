@@ -1,0 +1,241 @@
+"""A run that may lose ranks: then all are started again, and go on from the last checkpoint.
+
+It is all or nothing: one lost rank ends the attempt, and the next one has ranks of its own. Where Spark has fewer slots
+than before, the ring comes back smaller, if the user allows that, and becomes larger again when a checkpoint has been
+saved after the slots are back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparkring import events
+from sparkring.checkpointing.entries import Last
+from sparkring.checkpointing.here import Here
+from sparkring.drive import Drive, TurnLost, fail
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.gang import Gang
+from sparkring.interrupts import Interrupts, interrupted
+from sparkring.launchers import open_launcher, room
+from sparkring.launchers.base import Wanted
+from sparkring.options import Options
+from sparkring.record import Attempt, Checkpoint
+from sparkring.recorder import Recorder
+from sparkring.result import RunResult
+from sparkring.turn import Request
+from sparkring.views import summary
+
+if TYPE_CHECKING:
+    from sparkring.checkpointing.directory import Directory
+
+PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
+LONGEST_PAUSE_S = 30.0  # … up to this
+SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
+WAIT_FOR_SLOTS_S = 300.0
+LOOK_EVERY_S = 2.0
+TICK_S = 0.1
+_DAMAGED = "CheckpointDamagedError"
+
+
+class Attempts:
+    """Runs a request on one gang after another until it ends well, or there is no use in going on.
+
+    `directory` is where checkpoints go; without one, each attempt begins anew.
+    """
+
+    def __init__(
+        self, request: Request, wanted: Wanted, options: Options, recorder: Recorder, directory: Directory | None
+    ) -> None:
+        self.request = request
+        self.wanted = wanted
+        self.options = options
+        self.recorder = recorder
+        self.directory = directory
+        self.interrupts = Interrupts()
+        self._size = wanted.size
+        self._began = time.monotonic()
+        self._look_at = 0.0
+        self._room_since = 0.0  # when there was room for more ranks again; 0 if there is none
+
+    def to_the_end(self) -> RunResult:
+        """RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well."""
+        number, up_to = 0, 0.0
+        last = Last() if self.directory is None else self._first()
+        with self.interrupts:
+            while True:
+                number += 1
+                self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
+                try:
+                    return self._attempt(last)
+                except TurnLost as lost:
+                    up_to = time.monotonic() + WAIT_FOR_SLOTS_S
+                    last = self._last()
+                    pause_s = self._next(number, lost, last)
+                except LaunchError as error:
+                    if number == 1 or time.monotonic() > up_to:
+                        raise
+                    pause_s = PAUSE_S  # nothing has run: this is no restart that counts
+                    self.recorder.add([events.AttemptEnded(time.time(), number, str(error), None, pause_s)])
+                self._wait(pause_s)
+                self._size = self._as_many_as_can(up_to)
+
+    def _attempt(self, last: Last) -> RunResult:
+        """One gang, from its start to its end."""
+        record = self.recorder.record
+        here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
+        np = self._size if self.wanted.np > 0 else -self._size
+        launcher = open_launcher(self.wanted._replace(np=np, size=self._size), self.recorder.notice)
+        self._room_since = 0.0
+        with Gang(launcher, self._size) as gang:
+            turn = gang.submit(self.request._replace(checkpoints=here))
+            gang.start()
+            return Drive(
+                gang,
+                turn,
+                self.recorder,
+                self.options,
+                self.interrupts,
+                warm=False,
+                began=self._began,
+                calls_off=self._can_be_larger,
+            ).to_the_end()
+
+    # ── checkpoints ───────────────────────────────────────────────────────────
+
+    def _first(self) -> Last:
+        assert self.directory is not None
+        words = self.directory.words(time.time())
+        if words:
+            self.recorder.notice(words)
+        return self.directory.last(self.recorder.record)
+
+    def _last(self) -> Last:
+        return Last() if self.directory is None else self.directory.last(self.recorder.record)
+
+    # ── between attempts ──────────────────────────────────────────────────────
+
+    def _next(self, number: int, lost: TurnLost, last: Last) -> float:
+        """How long to wait before the next attempt; if there is to be none, raises RunFailed."""
+        record = self.recorder.record
+        ended = events.AttemptEnded(time.time(), number, lost.reason, lost.rank)
+        if lost.rank is None:
+            self.recorder.add([ended])
+            return 0.0
+        failure = record.ranks[lost.rank].failure
+        now = record.attempts[-1]._replace(failed_rank=lost.rank, failure=failure)
+        attempts = (*record.attempts[:-1], now)
+        why_not = gives_up(attempts, record.checkpoints, self.options.max_restarts)
+        if why_not is not None:
+            lost.left = "\n".join(filter(None, [why_not, self._how_to_go_on(last)]))
+            fail(self.recorder, lost)
+        pause_s = pause_after(attempts, record.checkpoints)
+        self.recorder.add([events.AttemptEnded(ended.time, number, lost.reason, lost.rank, pause_s)])
+        if self.directory is not None and not last.name and not record.checkpoints:
+            self.recorder.notice(
+                f"no checkpoint has been saved in {self.options.checkpoint_dir} yet: the cell begins anew "
+                "(checkpoints().save(step, state) on the ranks saves one)"
+            )
+        return pause_s
+
+    def _how_to_go_on(self, last: Last) -> str:
+        if self.directory is None or not last.name:
+            return ""
+        return f"Step {last.step:,} is saved in {self.directory.location.written}: run the cell again to go on from it."
+
+    def _wait(self, pause_s: float) -> None:
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until:
+            self._stop_if_asked()
+            time.sleep(min(TICK_S, pause_s))
+
+    def _stop_if_asked(self) -> None:
+        if self.interrupts.seen:
+            raise interrupted("between two attempts")
+
+    # ── how many ranks ────────────────────────────────────────────────────────
+
+    def _as_many_as_can(self, up_to: float) -> int:
+        """The ranks of the next attempt: waits for slots as long as there are too few."""
+        wanted, least = self.wanted.size, self.options.least or self.wanted.size
+        began, told = time.monotonic(), False
+        while True:
+            there = room(self.wanted)
+            if there >= wanted:
+                return wanted
+            waited_s = time.monotonic() - began
+            if there >= least and waited_s > SHRINK_AFTER_S:
+                return there
+            if time.monotonic() > up_to:
+                raise SlotsError(
+                    f"{wanted} ranks need {wanted} task slots, and Spark has had {there} for "
+                    f"{summary.duration(round(waited_s))}. Add executors and run the cell again, or let it go on with "
+                    f"fewer: --min-np {max(there, 1)}."
+                )
+            if not told and waited_s > 1.0:
+                told = True
+                fewer = f"; with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
+                self.recorder.notice(f"waiting for {wanted} task slots, of which Spark has {there} now{fewer}")
+            self._stop_if_asked()
+            time.sleep(TICK_S)
+
+    def _can_be_larger(self) -> str:
+        """Asked while a ring runs that is smaller than it should be: why to start it again now, at a checkpoint."""
+        if self._size == self.wanted.size:
+            return ""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            if room(self.wanted) <= self._size:
+                self._room_since = 0.0
+            elif not self._room_since:
+                self._room_since = time.time()
+        saved = self.recorder.record.checkpoints
+        if not self._room_since or not saved or saved[-1].saved.time < self._room_since:
+            return ""
+        return f"Spark has slots for more than {summary.rank_count(self._size)} again"
+
+
+def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts that were lost; one that found its checkpoint damaged goes on from another, and does not count."""
+    return [each for each in attempts if each.failure is not None and not each.failure.summary.startswith(_DAMAGED)]
+
+
+def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max_restarts: int) -> str | None:
+    """Why there is no further attempt after the last of `attempts`, which has failed; None if there is one.
+
+    '' if the user has asked for none.
+    """
+    now, lost = attempts[-1], counted(attempts)
+    if now not in lost:
+        return None
+    if len(lost) > max_restarts:
+        used_up = f"This was attempt {len(attempts)}: all restarts are used up (--max-restarts {max_restarts})."
+        return used_up if max_restarts else ""
+    before = lost[-2] if len(lost) > 1 else None
+    moved = any(each.attempt >= len(attempts) - 1 for each in checkpoints)
+    if before is not None and not moved and _same(before, now):
+        return "It failed twice in the same way, and saved no checkpoint in between: another restart would not help."
+    return None
+
+
+def _same(one: Attempt, other: Attempt) -> bool:
+    """Did both end by the same exception at the same place, which is not another rank's echo?"""
+    first, second = one.failure, other.failure
+    assert first is not None
+    assert second is not None
+    if first.kind != "exception" or second.kind != "exception" or first.follows or second.follows:
+        return False
+    return (first.summary, first.frames[-1:]) == (second.summary, second.frames[-1:])
+
+
+def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
+    """How long to wait after the last of `attempts`: the longer, the more of them in a row have saved nothing."""
+    fruitful = {each.attempt for each in checkpoints}
+    in_vain = 0
+    for attempt in reversed(counted(attempts)):
+        if attempt.number in fruitful:
+            break
+        in_vain += 1
+    return min(PAUSE_S * 2 ** max(0, in_vain - 1), LONGEST_PAUSE_S)

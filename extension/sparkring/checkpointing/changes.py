@@ -1,0 +1,64 @@
+"""What has changed since a checkpoint was saved: the cell, or the data. Pure functions."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import time
+from collections.abc import Mapping
+
+from sparkring.checkpointing.entries import Entry
+
+_LINES = 14
+
+
+def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
+    """What is not as it was when the checkpoint was saved, in words; '' if nothing is."""
+    commit = entry.commit
+    assert commit is not None
+    told = []
+    if commit.code and code and _meaning(commit.code) != _meaning(code):
+        told.append(f"the cell has changed since:\n{_difference(_body(commit.code), _body(code))}")
+    for name in sorted(commit.data.keys() & data.keys()):
+        if commit.data[name] != data[name]:
+            told.append(f"the data of {name} have changed since.")
+    return "\n".join(told)
+
+
+def saved_words(entry: Entry, now: float) -> str:
+    """`step 120, saved 3 min ago`."""
+    commit = entry.commit
+    assert commit is not None
+    age_s = max(0.0, now - commit.time)
+    for unit, seconds in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"step {entry.step:,}, saved {age_s / seconds:.0f} {unit} ago"
+    if age_s < 2:
+        return f"step {entry.step:,}, just saved"
+    return f"step {entry.step:,}, saved {age_s:.0f} s ago"
+
+
+def stamp_after(stamps: list[int]) -> int:
+    """The stamp of an attempt that begins now: ms since 1970, and after all others whatever the clock says."""
+    return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
+
+
+def _body(code: str) -> list[str]:
+    """The cell without its magic's own line, whose options may change."""
+    lines = [line.rstrip() for line in code.splitlines()]
+    return lines[1:] if code.startswith("%%") else lines
+
+
+def _meaning(code: str) -> str:
+    """What of a cell matters: comments and empty lines do not."""
+    text = "\n".join(_body(code)).strip()
+    try:
+        return ast.dump(ast.parse(text))
+    except SyntaxError:  # a line for IPython, say
+        return text
+
+
+def _difference(before: list[str], now: list[str]) -> str:
+    shown = [line for line in difflib.unified_diff(before, now, n=0, lineterm="") if line[:3] not in ("---", "+++")]
+    found = [f"    {line}" for line in shown if not line.startswith("@@")]
+    return "\n".join(found[:_LINES] + (["    …"] if len(found) > _LINES else []))

@@ -1,0 +1,98 @@
+"""The directory of checkpoints of a run, as the driver sees it: it decides what the ranks go on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from sparkring.checkpointing import folder
+from sparkring.checkpointing.changes import changes, saved_words, stamp_after
+from sparkring.checkpointing.entries import Entry, Last, Name, newest
+from sparkring.checkpointing.here import Here
+from sparkring.errors import CheckpointError
+from sparkring.record import RunRecord
+from sparkring.storage import Location, locate
+
+
+class Directory:
+    """Where a run's checkpoints go, and what it goes on from. `first` is what was there before the run.
+
+    `lineage` is what the checkpoints of one training have in common. Nothing else may train into the directory
+    meanwhile.
+    """
+
+    def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
+        self.location = location
+        self.first = first
+        self._stamps = stamps
+        commit = first.commit if first is not None else None
+        self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
+
+    def last(self, record: RunRecord) -> Last:
+        """The newest checkpoint of this training that is whole, as far as is known, and told by listing or by ranks."""
+        gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
+        known = {
+            each.saved.name
+            for each in record.checkpoints
+            if each.attempt and each.saved.kind == "sparkring" and each.saved.folder == self.location.written
+        }
+        try:
+            known |= {entry.name for entry in folder.listing(self.location) if self._ours(entry)}
+        except (OSError, CheckpointError):
+            pass  # what the ranks have told will do; if they cannot read it either, they say so
+        if self.first is not None:
+            known.add(self.first.name)
+        names = [name for name in map(Name.of, known - gone) if name is not None]
+        found = max(names, key=lambda name: name.age, default=None)
+        return Last() if found is None else Last(str(found), found.step)
+
+    def here(self, record: RunRecord, last: Last) -> Here:
+        """What the ranks of a new attempt are told."""
+        self._stamps.append(stamp_after(self._stamps))
+        return Here(self.location.written, self._stamps[-1], last.name, self.lineage, record.code, record.run_id)
+
+    def words(self, now: float) -> str:
+        """What a run that finds a checkpoint says."""
+        if self.first is None:
+            return ""
+        return f"goes on from {saved_words(self.first, now)} in {self.location.written} (--fresh begins anew)"
+
+    def _ours(self, entry: Entry) -> bool:
+        return entry.state == "committed" and entry.commit is not None and entry.commit.lineage == self.lineage
+
+
+def open_directory(
+    path: str, size: int, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
+) -> Directory:
+    """The directory at `path`, for a run of `size` ranks.
+
+    CheckpointError if it cannot be read, or if what it holds should not be gone on from without a word of the user's:
+    the cell, or the versions of its `data` by name, are not what they were. PathError.
+    """
+    location = locate(path)
+    try:
+        entries = folder.listing(location)
+    except OSError as error:
+        raise CheckpointError(
+            f"the directory of checkpoints {path} cannot be read: {error.strerror or error}. "
+            "Name one that this kernel and the ranks can read and write."
+        ) from error
+    stamps = [entry.parsed.stamp for entry in entries]
+    found = None if fresh else newest(entries)
+    if found is None:
+        return Directory(location, None, stamps)
+    commit = found.commit
+    assert commit is not None
+    saved = f"{path} holds a checkpoint of {saved_words(found, time.time())}"
+    if commit.sharded and commit.size != size:
+        raise CheckpointError(
+            f"{saved}, in {commit.size} shards: {size} ranks cannot go on from it. "
+            f"Run the cell with {commit.size} ranks, or with --fresh to begin anew."
+        )
+    changed = "" if resume else changes(found, code, data)
+    if changed:
+        raise CheckpointError(
+            f"{saved}, and {changed}\nRun the cell with --resume to go on from it all the same, or with --fresh to "
+            "begin anew (what is there stays)."
+        )
+    return Directory(location, found, stamps)

@@ -1,0 +1,55 @@
+"""When a run is started again, and when it is given up."""
+
+from __future__ import annotations
+
+from sparkring.attempts import gives_up, pause_after
+from sparkring.events import CheckpointSaved, CodeFrame, Failure
+from sparkring.record import Attempt, Checkpoint
+
+KILLED = Failure("signal", "killed by SIGKILL")
+WRONG = Failure("exception", "ValueError: no", (CodeFrame("<cell>", 7, "<module>", in_cell=True),))
+
+
+def attempts(*failures: Failure) -> list[Attempt]:
+    return [Attempt(number, 0.0, 2, failed_rank=0, failure=each) for number, each in enumerate(failures, 1)]
+
+
+def saved(attempt: int) -> Checkpoint:
+    return Checkpoint(CheckpointSaved(0.0, 0, "dir", "x", 1, 10), attempt)
+
+
+def test_as_often_as_is_allowed():
+    """The message of the last attempt says how many there were, and names the option."""
+    assert gives_up(attempts(KILLED), (), 0) == ""
+    assert gives_up(attempts(KILLED, KILLED), (), 2) is None
+    why = gives_up(attempts(KILLED, KILLED, KILLED), (), 2)
+    assert why == "This was attempt 3: all restarts are used up (--max-restarts 2)."
+
+
+def test_the_same_mistake_is_not_repeated_for_ever():
+    """The same exception at the same line, and no checkpoint in between: the third time would be like the second."""
+    assert gives_up(attempts(WRONG), (), 9) is None
+    why = gives_up(attempts(WRONG, WRONG), (), 9)
+    assert why is not None
+    assert "failed twice in the same way" in why
+    assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
+    assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
+    elsewhere = Failure("exception", WRONG.summary, (CodeFrame("<cell>", 9, "<module>", in_cell=True),))
+    assert gives_up(attempts(WRONG, elsewhere), (), 9) is None
+    assert gives_up(attempts(KILLED, KILLED), (), 9) is None
+    echo = Failure("exception", "HorovodInternalError: gone", follows=True)
+    assert gives_up(attempts(echo, echo), (), 9) is None
+
+
+def test_a_damaged_checkpoint_costs_no_restart():
+    """It is passed over, and the one before is taken."""
+    damaged = Failure("exception", "CheckpointDamagedError: dir/00000020.1-0: …")
+    assert gives_up(attempts(KILLED, damaged), (), 1) is None
+    assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
+
+
+def test_the_pause_grows_with_attempts_in_vain():
+    """From half a second to half a minute; an attempt that has saved something ends the row."""
+    assert [pause_after(attempts(*[KILLED] * number), ()) for number in (1, 2, 3, 20)] == [0.5, 1.0, 2.0, 30.0]
+    assert pause_after(attempts(*[KILLED] * 20), (saved(20),)) == 0.5
+    assert pause_after(attempts(*[KILLED] * 20), (saved(18),)) == 1.0
