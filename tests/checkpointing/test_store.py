@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import sparkring
 from sparkring import checkpoints
-from sparkring.checkpointing import background, folder, store, tensors, writing
-from sparkring.checkpointing.entries import Entry, Name
+from sparkring.checkpointing import background, folder, store, writing
+from sparkring.checkpointing.entries import Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError, PathError
 from sparkring.storage import locate
 
@@ -74,14 +74,14 @@ def test_there_and_back(directory, background):
     random.seed(5)
     saved(found, 7, 2.5)
     expected = random.random()
-    back = {**state(), "later": 1}
+    back = state()
     w = back["w"]
     assert checkpoints(directory).restore(back) == 7
     assert random.random() == expected
     assert back["w"].tobytes() == state(7, 2.5)["w"].tobytes()
-    assert (back["step"], back["deep"], back["later"]) == (7, [{"b": np.float32(2.5)}, (7, None)], 1)
+    assert back["w"] is w
+    assert (back["step"], back["deep"]) == (7, [{"b": np.float32(2.5)}, (7, None)])
     assert type(back["deep"][0]["b"]) is np.float32
-    assert w.shape == (2, 3)
     assert checkpoints(directory).load()["step"] == 7
 
 
@@ -109,7 +109,9 @@ def test_which(directory):
         assert live["w"][0, 1] == scale
     names = [entry.name for entry in found.list()]
     for which in (9, str(Name(9, 1_000_000_000_000, 0)), "nonsense"):
-        with pytest.raises(CheckpointError, match=f"there is no checkpoint .*{directory}. There are {', '.join(names)}"):
+        with pytest.raises(
+            CheckpointError, match=f"there is no checkpoint .*{directory}. There are {', '.join(names)}"
+        ):
             found.restore(state(), which)
     for which in (True, 1.5, None, -1):
         with pytest.raises(CheckpointError, match="which="):
@@ -215,7 +217,12 @@ def test_where():
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"keep": 0}, "keep=0"), ({"keep": "3"}, "keep='3'"), ({"mode": "least"}, "mode='least'"), ({"best": ""}, "best=''")],
+    [
+        ({"keep": 0}, "keep=0"),
+        ({"keep": "3"}, "keep='3'"),
+        ({"mode": "least"}, "mode='least'"),
+        ({"best": ""}, "best=''"),
+    ],
 )
 def test_options(tmp_path, options, told):
     """What an option can be is said where it is given."""
@@ -245,7 +252,7 @@ def test_arguments(tmp_path, arguments, told):
 def test_the_metric_is_missing(tmp_path, seat):
     """A store that keeps the best one has to be told what is good, on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
-    with pytest.raises(CheckpointError, match="best='val_loss', and save.. was given no metrics"):
+    with pytest.raises(CheckpointError, match=r"best='val_loss', and save.. was given no metrics"):
         found.save(1, {})
     seat(1, 2)
     with pytest.raises(CheckpointError, match="given only 'loss', 'acc'"):
@@ -372,7 +379,7 @@ def test_at_the_end_of_a_cell(moody, directory):
     for step, found in enumerate((one, two, three)):
         found.save(step, state())
     del one, three
-    with pytest.raises(CheckpointError, match="step 0 .*Input/output error"):
+    with pytest.raises(CheckpointError, match=r"step 0 .*Input/output error"):
         background.finish()
     assert steps(two) == [1]
     background.finish()
@@ -418,9 +425,8 @@ def test_after_a_fork(moody):
 
 def test_at_exit(tmp_path):
     """A script that ends right after a save has saved."""
-    stub = "" if "stub" not in sys.modules["sparkring.checkpointing.parts"].__dict__ else ""
-    program = f"""{stub}
-import runpy, sys
+    program = f"""
+import sys
 sys.path.insert(0, {str(os.path.dirname(os.path.dirname(sparkring.__file__)))!r})
 import numpy as np
 from sparkring import checkpoints
@@ -450,7 +456,9 @@ def test_the_one_before(tmp_path, capsys, told):
     assert err.count("\n") == 2
     assert [event["step"] for event in told.of("damaged")] == [5, 4]
     assert [event["step"] for event in told.of("restored")] == [2]
-    with pytest.raises(CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors has other bytes.*There"):
+    with pytest.raises(
+        CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors has other bytes.*There"
+    ):
         found.restore(state(), 5)
 
 
@@ -460,7 +468,7 @@ def test_all_damaged(tmp_path):
     for step in (1, 2):
         saved(found, step)
         damage(tmp_path, step)
-    with pytest.raises(CheckpointError, match="no checkpoint in .* can be used"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
         found.restore(state())
 
 
@@ -612,7 +620,8 @@ def test_each_rank_its_own(tmp_path, run, seat, told):
     run(tmp_path, resume=entry.name)
     for rank in (2, 1, 0):
         seat(rank, 3)
-        assert checkpoints(sharded=True).restore(live := state()) == 6
+        live = state()
+        assert checkpoints(sharded=True).restore(live) == 6
         assert live["w"][0, 1] == rank + 1.0
         random.seed(rank)
         expected = random.random()
@@ -626,7 +635,9 @@ def test_another_number_of_ranks(tmp_path, run, seat):
     (name,) = os.listdir(tmp_path)
     run(tmp_path, resume=name)
     seat(0, 2)
-    with pytest.raises(CheckpointError, match=r"saved by 3 ranks with sharded=True, and here are 2: .*-n 3.*sharded=Fal"):
+    with pytest.raises(
+        CheckpointError, match=r"saved by 3 ranks with sharded=True, and here are 2: .*-n 3.*sharded=Fal"
+    ):
         checkpoints().restore(state())
 
 
@@ -639,7 +650,7 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
         found = checkpoints(sharded=True, background=False)
         if rank:
             found.save(1, state())
-    with pytest.raises(CheckpointError, match="nothing came from ranks 2, 3 within .* every rank has to call save"):
+    with pytest.raises(CheckpointError, match=r"nothing came from ranks 2, 3 within .* every rank has to call save"):
         found.save(1, state())
     assert steps(found) == []
     assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may be writing yet
@@ -653,7 +664,7 @@ def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
     assert [entry.state for entry in found.list()] == ["corrupt"]
     run(tmp_path, resume=files(tmp_path, 6).name)
     seat(1, 2)
-    with pytest.raises(CheckpointDamagedError, match="rank-1.safetensors has"):
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has"):
         checkpoints().restore(state())
 
 
@@ -679,7 +690,7 @@ def test_kept(told, saves, keep):
     for step, loss in saves:
         saved(found, step, metrics={"loss": loss})
     left = {entry.parsed.number: entry for entry in found.list()}
-    expected = set(range(len(saves)))[-keep:] if False else set(range(max(0, len(saves) - keep), len(saves)))
+    expected = set(range(max(0, len(saves) - keep), len(saves)))
     numbers = [(loss, -number) for number, (_, loss) in enumerate(saves) if loss == loss]
     if numbers:
         # the best of those that were there at each moment is the best of all
@@ -778,6 +789,5 @@ def test_what_blocks_is_told(moody, told):
     found.save(2, state())
     found.wait()
     first, second = told.of("saved")
-    assert first["took_s"] >= 0.4 > 0.1 > first["blocked_s"] or first["blocked_s"] < first["took_s"]
-    assert second["blocked_s"] >= 0.2
-    assert tensors.CHUNK_BYTES  # the module is used
+    assert first["took_s"] >= 0.4  # its file and its commit
+    assert second["blocked_s"] >= 0.2  # at least the first one's commit
