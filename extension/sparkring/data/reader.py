@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import posixpath
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -24,34 +26,42 @@ LOOK_EVERY_S = 0.2  # whether the thread that reads is still there
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, as they lie in the files: the table, and where its last row was read."""
+    """Some rows of a shard, read as they are asked for, before the next window's; and where the last of them lies."""
 
-    table: pa.Table
+    batches: Iterator[pa.RecordBatch]
+    rows: int
     place: str
 
 
-def windows(dataset: Dataset, ranges: Iterable[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
+def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
     """Read `ranges` one after another, and hand out `rows` rows at a time (at the end what is left).
 
     What is decoded at a time is bounded by `most_bytes`, however large a row group is. DataError names the file and
     the row group that cannot be read.
     """
-    pending: list[pa.RecordBatch] = []
-    waiting = 0
-    place = ""
+    ends = list(itertools.accumulate(each.rows for each in ranges))
     with _Files(dataset) as files:
-        for each in ranges:
-            place = _place(dataset, each)
-            for batch in files.read(each, most_bytes):
-                while waiting + len(batch) >= rows:
-                    taken = rows - waiting
-                    yield Window(pa.Table.from_batches([*pending, batch.slice(0, taken)]), place)
-                    pending, waiting, batch = [], 0, batch.slice(taken)
-                if len(batch):
-                    pending.append(batch)
-                    waiting += len(batch)
-    if pending:
-        yield Window(pa.Table.from_batches(pending), place)
+        stored = _Taken(batch for each in ranges for batch in files.read(each, most_bytes))
+        for begin in range(0, ends[-1] if ends else 0, rows):
+            end = min(begin + rows, ends[-1])
+            yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
+
+
+class _Taken:
+    """Batches one after another, of which some rows are taken at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """The next `rows` rows, which are there."""
+        while rows:
+            batch, self._rest = self._rest or next(self._batches), None
+            if len(batch) > rows:
+                batch, self._rest = batch.slice(0, rows), batch.slice(rows)
+            rows -= len(batch)
+            yield batch
 
 
 def _place(dataset: Dataset, each: RowRange) -> str:
@@ -112,7 +122,7 @@ class _Files:
         stored = [name for name in dataset.reads if name in there]
         # Where all that is read stands in the path, some other column tells how many rows there are.
         for batch in self._file.iter_batches(
-            rows, row_groups=[row_group], columns=stored or there[:1], use_threads=pa.cpu_count() > 1
+            rows, row_groups=[row_group], columns=stored or there[:1], use_threads=pa.cpu_count() > 1 and len(stored) > 1
         ):
             if keys:
                 types = dataset.stored_schema
