@@ -56,7 +56,8 @@ class Layout:
             raise DataError("transform gave no columns at all.")
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
 
-    def arrays(self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
+    def arrays(
+        self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
         """The first `rows` of `length` rows in an `order` (None: as they come) as arrays, not transformed yet.
 
