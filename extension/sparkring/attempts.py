@@ -134,9 +134,9 @@ class Attempts:
         self.recorder.add([events.AttemptEnded(ended.time, number, lost.reason, lost.rank, pause_s)])
         if self.directory is not None and not last.name:
             self.recorder.notice(
-                f"no checkpoint in {self.options.checkpoint_dir} can be used, since all are damaged: the cell begins anew"
+                f"the cell begins anew: all checkpoints in {self.options.checkpoint_dir} are damaged"
                 if record.checkpoints
-                else f"no checkpoint has been saved in {self.options.checkpoint_dir} yet: the cell begins anew "
+                else f"the cell begins anew: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
                 "(checkpoints().save(step, state) on the ranks saves one)"
             )
         return pause_s
