@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
     from sparkring.place import World as World
     from sparkring.place import world as world
@@ -29,6 +30,7 @@ __all__ = [
     "HorovodRunner",
     "RunResult",
     "World",
+    "checkpoints",
     "load_ipython_extension",
     "log",
     "log_to_driver",
@@ -43,6 +45,7 @@ _HOMES = {
     "last_result": "runner",
     "World": "place",
     "world": "place",
+    "checkpoints": "checkpointing.store",
     "log": "report",
     "log_to_driver": "report",
     "shards": "data.shards",

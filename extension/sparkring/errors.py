@@ -11,7 +11,8 @@
     │   └── ResultError      … because a value could not be brought back
     ├── PathError            a path is not usable as it is written
     ├── DataError            the data cannot be read or shared out
-    └── CheckpointError
+    └── CheckpointError      a checkpoint cannot be written or read
+        └── CheckpointDamagedError   … because its files are not as they were written
 
 A message says what happened, where, and what to do next. In IPython these errors are shown
 without a traceback: the frames would all be ours, and the mistake is not there.
@@ -91,3 +92,7 @@ class DataError(SparkringError):
 
 class CheckpointError(SparkringError):
     """A checkpoint cannot be written or read."""
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A checkpoint's files are not as they were written: torn, cut, changed or gone."""

@@ -22,6 +22,11 @@ def connect(tell: Tell) -> None:
     _tell = tell
 
 
+def connected() -> bool:
+    """Is there a driver that hears what is told?"""
+    return _tell is not None
+
+
 def tell(kind: str, fields: dict[str, Any]) -> None:
     """Tell the driver something that the gang knows by `kind`; where there is no driver, nobody."""
     if _tell is not None:

@@ -1,0 +1,65 @@
+"""Saves that are on their way while the training goes on.
+
+Kept apart from the store, so that a rank can wait for them at the end of its cell without importing more than this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+
+_on_their_way: dict[Flight, None] = {}  # in their order; and those whose error nobody has been told
+
+
+class Flight:
+    """One save in a thread of its own; its error waits for whoever asks."""
+
+    def __init__(self, save: Callable[[], None]) -> None:
+        self.error: Exception | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, args=(save,), name="sparkring-checkpoint", daemon=True)
+        _on_their_way[self] = None
+        self._thread.start()
+
+    def _run(self, save: Callable[[], None]) -> None:
+        try:
+            save()
+        except Exception as error:  # whatever it is, the training's own thread is to raise it
+            self.error = error
+        else:
+            _on_their_way.pop(self, None)
+
+    def wait(self) -> None:
+        """Until it is done; raises its error, once."""
+        if self._pid != os.getpid():
+            return  # a forked child has the memory of its parent's threads, and not the threads
+        self._thread.join()
+        _on_their_way.pop(self, None)
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+def finish() -> None:
+    """Wait for the saves of all stores, and raise the first error that nobody has been told; at the end of a cell."""
+    errors = []
+    for flight in list(_on_their_way):
+        try:
+            flight.wait()
+        except Exception as error:  # the others are waited for all the same
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _at_exit() -> None:
+    try:
+        finish()
+    except Exception:
+        pass  # it was told when it happened, and here nobody catches it
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_on_their_way.clear)

@@ -1,0 +1,39 @@
+"""Digests of files, written `xxh3_128:…`: they tell what is torn or changed from what is whole. They sign nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkring.errors import CheckpointError
+
+ALGORITHM = "xxh3_128"
+
+
+class Digest:
+    """The digest of what it is given, piece by piece; `size_bytes` is how much that was."""
+
+    def __init__(self) -> None:
+        try:
+            import xxhash
+        except ImportError as error:
+            raise CheckpointError(
+                "checkpoints need the package xxhash where the ranks run: pip install xxhash there, on a cluster on "
+                "every node."
+            ) from error
+        self._hasher = xxhash.xxh3_128()
+        self.size_bytes = 0
+
+    def add(self, piece: Any) -> None:
+        """Take `piece` in, bytes or a buffer of them; large ones without holding the interpreter."""
+        self._hasher.update(piece)
+        self.size_bytes += len(piece)
+
+    def __str__(self) -> str:
+        return f"{ALGORITHM}:{self._hasher.hexdigest()}"
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of `data`."""
+    found = Digest()
+    found.add(data)
+    return str(found)

@@ -1,0 +1,314 @@
+"""A directory of checkpoints in storage: what is there, whether it is whole, how one is committed and removed.
+
+A checkpoint is its commit.json: written last, in one go, with the digests of all files and one of itself. It never
+changes, so what was read once is remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparkring.checkpointing import tensors
+from sparkring.checkpointing.digests import ALGORITHM, Digest, digest_of
+from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
+from sparkring.errors import CheckpointDamagedError, CheckpointError, SparkringError
+from sparkring.storage import Location
+
+LAYOUT = 1
+_SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's packages call them
+_DATA = re.compile(r"rank-\d+\.safetensors")
+
+# By directory and name: how commit.json looked from outside when it was read, and what it said.
+_remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
+
+
+class Folder(NamedTuple):
+    """One of our folders as the storage lists it: the sizes of its files, and how its commit.json looks from outside.
+
+    `changed` is when something in it last did, in Unix seconds; 0.0 where the storage does not tell.
+    """
+
+    sizes: dict[str, int]
+    commit: tuple[str, ...] | None
+    changed: float
+
+
+def listing(directory: Location) -> list[Entry]:
+    """The checkpoints in `directory`, newest first; what else lies there is passed over.
+
+    Commits are read, and sizes compared; what is in the files is for check() to say. On a mount, what another machine
+    has just written may not be there yet. CheckpointError if the directory cannot be read; a missing one is empty.
+    """
+    key = _key(directory)
+    known, now = _remembered.get(key, {}), {}
+    entries = []
+    for name, folder in folders(directory).items():
+        if folder.commit is None:
+            entries.append(Entry(name, "partial"))
+            continue
+        commit = known[name][1] if name in known and known[name][0] == folder.commit else None
+        try:
+            commit = commit or read_commit(directory, name)
+        except FileNotFoundError:
+            continue  # somebody has removed it just now
+        except CheckpointDamagedError as error:
+            entries.append(Entry(name, "corrupt", None, str(error)))
+            continue
+        now[name] = folder.commit, commit
+        reason = _unlike(commit, folder.sizes)
+        entries.append(Entry(name, "corrupt" if reason else "committed", commit, reason))
+    _remembered[key] = now
+    return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
+
+
+def folders(directory: Location) -> dict[str, Folder]:
+    """What the storage lists of our folders in `directory`, by name."""
+    found: dict[str, Folder] = {}
+    with in_words(f"the checkpoints in {directory.written} cannot be read"):
+        directory.fs.invalidate_cache()  # fsspec remembers listings for as long as it lives
+        for info in _listed(directory):
+            path = info["name"].rstrip("/")
+            parts = path[len(directory.path) :].strip("/").split("/")
+            if Name.of(parts[0]) is None or len(parts) > 2:
+                continue
+            if len(parts) == 1 and info["type"] != "directory":
+                continue  # a file that is called like a checkpoint is none of ours
+            folder = found.get(parts[0], Folder({}, None, 0.0))
+            if len(parts) == 2 and info["type"] == "file":
+                folder.sizes[parts[1]] = int(info["size"])
+                if parts[1] == COMMIT:
+                    folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *_TIMES, "etag")))
+            found[parts[0]] = folder._replace(changed=max(folder.changed, _changed(info)))
+    return found
+
+
+def unfinished(directory: Location) -> dict[str, float]:
+    """The folders in `directory` that have no commit, and when something in them last changed, as in Folder."""
+    return {name: found.changed for name, found in folders(directory).items() if found.commit is None}
+
+
+def look(directory: Location, name: str) -> Entry | None:
+    """The checkpoint of this name, asked for without a listing; None if there is none."""
+    try:
+        commit = read_commit(directory, name)
+        for file in commit.files:
+            tensors.check_size(directory / name / file.name, file)
+    except FileNotFoundError:
+        return None
+    except CheckpointDamagedError as error:
+        return Entry(name, "corrupt", None, str(error))
+    return Entry(name, "committed", commit)
+
+
+def check(directory: Location, entry: Entry) -> str:
+    """What is wrong with a checkpoint, of which every byte is read; '' if nothing. CheckpointError: it cannot be."""
+    if entry.state == "partial":
+        return f"it was never finished: it has no {COMMIT}"
+    try:
+        for file in read_commit(directory, entry.name).files:
+            tensors.check_size(directory / entry.name / file.name, file)
+            _check_digest(directory / entry.name / file.name, file)
+    except FileNotFoundError:
+        return f"it has no {COMMIT} any more"
+    except CheckpointDamagedError as error:
+        return str(error)
+    return ""
+
+
+def read_commit(directory: Location, name: str) -> Commit:
+    """What commit.json says. FileNotFoundError if there is none, CheckpointDamagedError if it is not whole."""
+    path = (directory / name / COMMIT).path
+    with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
+        data = directory.fs.cat_file(path)
+        content = _opened(data)
+        if content is None:
+            raise CheckpointDamagedError(f"{COMMIT} is not as it was written")
+        if content.get("layout") != LAYOUT:
+            raise CheckpointDamagedError(f"{COMMIT} was written by another version of sparkring")
+        try:
+            return _commit_of(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointDamagedError(f"{COMMIT} says something that nobody understands ({error!r})") from error
+
+
+def write_commit(directory: Location, name: str, commit: Commit) -> None:
+    """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
+    content = {
+        **commit._asdict(),
+        "layout": LAYOUT,
+        "files": [list(file) for file in commit.files],
+        # JSON has no NaN: what is not finite stands as text
+        "metrics": {key: value if math.isfinite(value) else str(value) for key, value in commit.metrics.items()},
+    }
+    folder = directory / name
+    sync_folder(folder)  # the files' names are there before what vouches for them
+    _write_sealed(folder / COMMIT, content)
+    sync_folder(folder)
+    sync_folder(directory)
+
+
+def write_part(directory: Location, name: str, rank: int, file: File) -> None:
+    """Tell rank 0 that this rank's file is written and closed. OSError as it comes."""
+    sync_folder(directory / name)
+    _write_sealed(directory / name / part(rank), {"layout": LAYOUT, "file": list(file)})
+
+
+def read_part(directory: Location, name: str, rank: int) -> File | None:
+    """What a rank has written; None if that is not there yet, or not whole yet. OSError as it comes."""
+    path = (directory / name / part(rank)).path
+    directory.fs.invalidate_cache(path)
+    if not directory.fs.exists(path):
+        return None
+    try:
+        content = _opened(directory.fs.cat_file(path))
+    except FileNotFoundError:
+        return None
+    return File(*content["file"]) if content and content.get("layout") == LAYOUT else None
+
+
+def data(rank: int) -> str:
+    """What the file with a rank's arrays is called."""
+    return f"rank-{rank}.safetensors"
+
+
+def part(rank: int) -> str:
+    """What the file is called in which a rank tells that its data are written."""
+    return f"rank-{rank}.json"
+
+
+def remove(directory: Location, entry: Entry) -> None:
+    """Remove a checkpoint, its commit first: what is left of it, if anything, is none. OSError as it comes."""
+    folder = directory / entry.name
+    with contextlib.suppress(FileNotFoundError):
+        folder.fs.rm_file((folder / COMMIT).path)
+    with contextlib.suppress(FileNotFoundError):
+        folder.fs.rm(folder.path, recursive=True)
+
+
+@contextlib.contextmanager
+def in_words(what: str) -> Iterator[None]:
+    """Whatever a file system says becomes a CheckpointError: `what`, the reason, and what to do.
+
+    A file that is not there remains a FileNotFoundError: that is often no mistake.
+    """
+    try:
+        yield
+    except (SparkringError, FileNotFoundError):
+        raise
+    except Exception as error:  # each of fsspec's packages has its own
+        raise CheckpointError(f"{what}: {told(error)}") from error
+
+
+def told(error: Exception) -> str:
+    """A file system's error as a sentence, and what to do."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        advice = "Free some space, keep fewer, or name another directory."
+    elif number == errno.EROFS or isinstance(error, PermissionError):
+        advice = "Name a directory that this user may read and write."
+    elif isinstance(error, FileNotFoundError):
+        advice = "Is its bucket, container or mount called so?"
+    else:
+        advice = "Look at the storage, or name another directory."
+    return f"{reason.rstrip('.')}. {advice}"
+
+
+def sync_folder(folder: Location) -> None:
+    """See to it that the names in a local folder are on the disk."""
+    if not folder.local:
+        return
+    try:
+        descriptor = os.open(folder.path, os.O_RDONLY)
+    except OSError:  # not every mount opens folders
+        return
+    try:
+        tensors.sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ── inside ────────────────────────────────────────────────────────────────────
+
+
+def _listed(directory: Location) -> Iterator[dict[str, Any]]:
+    """What the storage says of our folders and what is in them."""
+    fs = directory.fs
+    with contextlib.suppress(FileNotFoundError):
+        if not directory.local:  # an object store lists all below a path in one go
+            yield from fs.find(directory.path, withdirs=True, detail=True).values()
+            return
+        for info in fs.ls(directory.path, detail=True):
+            yield info
+            if info["type"] == "directory" and Name.of(info["name"].rpartition("/")[2]):
+                with contextlib.suppress(FileNotFoundError):  # somebody has removed it just now
+                    yield from fs.ls(info["name"], detail=True)
+
+
+def _write_sealed(file: Location, content: dict[str, Any]) -> None:
+    text = json.dumps(content, separators=(",", ":")).encode()
+    with file.fs.open(file.path, "wb") as out:
+        out.write(b'{"digest": "%s", "content": %s}\n' % (digest_of(text).encode(), text))
+        if file.local:
+            out.flush()
+            tensors.sync(out.fileno())
+
+
+def _opened(sealed: bytes) -> dict[str, Any] | None:
+    """What was sealed with a digest; None if one bit is not as it was."""
+    found = _SEALED.fullmatch(sealed)
+    if found is None or digest_of(found[2]).encode() != found[1]:
+        return None
+    content: dict[str, Any] = json.loads(found[2])
+    return content
+
+
+def _commit_of(content: dict[str, Any]) -> Commit:
+    files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
+    for file in files:
+        if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):
+            raise ValueError(file.name)
+    known = {name: content[name] for name in Commit._fields}
+    metrics = {str(name): float(value) for name, value in content["metrics"].items()}
+    return Commit(**{**known, "files": files, "metrics": metrics})
+
+
+def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
+    """Which file is not as it was written, as far as sizes tell; '' if none."""
+    for file in commit.files:
+        if file.name not in sizes:
+            return f"{file.name} is missing"
+        if sizes[file.name] != file.size_bytes:
+            return tensors.other_size(file, sizes[file.name])
+    return ""
+
+
+def _check_digest(path: Location, file: File) -> None:
+    digest, room = Digest(), np.empty(tensors.CHUNK_BYTES, np.uint8).data
+    with in_words(f"{path.written} cannot be read"), path.fs.open(path.path, "rb") as source:
+        while count := source.readinto(room):
+            digest.add(room[:count])
+    if str(digest) != file.digest:
+        raise CheckpointDamagedError(tensors.other_bytes(file.name))
+
+
+def _changed(info: dict[str, Any]) -> float:
+    """When a file or folder last changed, in Unix seconds; 0.0 if its file system does not tell."""
+    found = [info[name] for name in _TIMES if info.get(name) is not None]
+    times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in found]
+    return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
+
+
+def _key(directory: Location) -> str:
+    return str(directory.fs.unstrip_protocol(directory.path))

@@ -1,0 +1,71 @@
+"""Which checkpoints may go when a new one is there. Nothing here touches storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from sparkring.checkpointing.entries import Entry, Name, best
+
+ABANDONED_AFTER_S = 3600.0  # a save that has written nothing for so long is none any more
+
+Mode = Literal["min", "max"]
+
+
+class Policy(NamedTuple):
+    """What is to be kept: the newest `keep` of a lineage (None for all) and its best by `metric`, '' for none.
+
+    `resume` names the one that other ranks may be going back to just now, '' for none. `stamp` is that of the
+    attempt that saves. `alone`: nobody else writes to this directory now.
+    """
+
+    keep: int | None
+    metric: str
+    mode: Mode
+    lineage: str
+    resume: str
+    stamp: int
+    alone: bool
+
+    def best(self, entries: Sequence[Entry]) -> Entry | None:
+        """The best of this lineage; None without a metric, or if none has it."""
+        return best(of_lineage(entries, self.lineage), self.metric, self.mode) if self.metric else None
+
+
+def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
+    """Those of one training, as far as is known of whose they are."""
+    return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
+
+
+def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
+    """What may be removed: of this lineage only, and never its last one that is whole."""
+    ours = of_lineage(entries, policy.lineage)
+    whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
+    if policy.keep is None or not whole:
+        return []
+    recent = whole[-policy.keep :]
+    kept = {entry.name for entry in recent}
+    top = policy.best(entries)
+    if top is not None:
+        kept.add(top.name)
+    resumed = Name.of(policy.resume)
+    if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
+        kept.add(policy.resume)
+    # A damaged one that is newer may look damaged only because a listing is stale.
+    oldest = recent[0].parsed.age
+    return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
+
+
+def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
+    """Which unfinished folders nobody will finish; `changed` tells when something in them last did, 0.0: unknown.
+
+    They are of an earlier attempt, and have been left alone for an hour; or only this attempt writes here.
+    """
+    found = []
+    for name, when in changed.items():
+        parsed = Name.of(name)
+        if parsed is None or parsed.stamp >= policy.stamp:
+            continue
+        if policy.alone or (when and now - when > ABANDONED_AFTER_S):
+            found.append(name)
+    return found

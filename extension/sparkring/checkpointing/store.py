@@ -1,0 +1,448 @@
+"""`checkpoints(…)`: where a training keeps what it is made of, and finds it again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import numbers
+import operator
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from sparkring import place
+from sparkring.checkpointing import folder, parts, seeds, tensors, tree, writing
+from sparkring.checkpointing.background import Flight
+from sparkring.checkpointing.background import finish as finish
+from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
+from sparkring.checkpointing.here import here
+from sparkring.checkpointing.retention import Mode, Policy, of_lineage
+from sparkring.checkpointing.tree import Leaf
+from sparkring.checkpointing.writing import Save, say
+from sparkring.errors import CheckpointDamagedError, CheckpointError
+from sparkring.storage import locate
+
+HISTORY = 10_000  # metrics that are kept, the newest ones
+LAYOUT = 1
+_NAMED = 20  # checkpoints that an error names
+
+Which = Literal["latest", "best"] | int | str | Entry
+Entries = list[Entry]
+History = list[tuple[int, dict[str, float]]]
+
+# By directory and stamp: the numbers of its saves, also where two stores in this process share it.
+_numbers: dict[tuple[str, int], Iterator[int]] = {}
+
+
+def checkpoints(
+    directory: str | os.PathLike[str] | None = None,
+    keep: int | None = 3,
+    best: str | None = None,
+    mode: Mode = "min",
+    sharded: bool = False,
+    background: bool = True,
+) -> Store:
+    """A store of checkpoints in a directory: of models, optimizers, data positions, numbers, arrays.
+
+        store = checkpoints(best="val_loss")
+        state = {"model": model, "optimizer": optimizer, "data": data, "step": 0}
+        store.restore(state)                            # in place; nothing if there is none yet
+        …
+        store.save(step, state, {"val_loss": loss})     # on every rank; rank 0 writes
+
+    Random states are kept, too. A checkpoint is whole or it is none: it counts from the moment when its commit, with
+    digests of all its bytes, is there.
+
+    directory: a path (dbfs:, file:, any URL that fsspec knows) that all ranks reach; on a rank default: the run's
+        --checkpoint-dir. With that, all ranks go back to the same checkpoint, which the driver has chosen.
+    keep: how many of the newest of this training to keep, None for all; others' in the directory are left alone.
+    best, mode: a metric; the checkpoint where it is least ("min") or greatest ("max") is kept besides.
+    sharded: every rank writes its own state, and goes back to it; then the ranks must be as many as they were.
+    background: save() copies the state and goes on; what is written then can fail later, and is raised by the next
+        save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
+
+    Raises CheckpointError, PathError.
+    """
+    written = here().directory if directory is None else os.fspath(directory)
+    if not written:
+        raise CheckpointError(
+            'checkpoints() does not know where to: name a directory, checkpoints("dbfs:/ml/run1"), or start the run '
+            "with --checkpoint-dir."
+        )
+    if keep is not None and _whole(keep, 1) is None:
+        raise CheckpointError(f"keep={keep!r}: it is a whole number of checkpoints from 1 on, or None for all.")
+    if best == "":
+        raise CheckpointError(f"best={best!r}: it is the name of a metric that save() is given.")
+    if mode not in ("min", "max"):
+        raise CheckpointError(f'mode={mode!r}: it is "min" or "max".')
+    if sharded and place.world().size > 1 and not here().stamp:
+        raise CheckpointError(
+            "sharded=True needs a run with --checkpoint-dir: without it the ranks have no name in common for what "
+            "they write."
+        )
+    return Store(written, None if keep is None else int(keep), best or "", mode, bool(sharded), bool(background))
+
+
+class Store:
+    """Checkpoints in a directory; made by checkpoints(). `history` is the metrics that came with the saves so far."""
+
+    def __init__(
+        self, directory: str, keep: int | None, metric: str, mode: Mode, sharded: bool, background: bool
+    ) -> None:
+        self.directory = directory
+        self.keep = keep
+        self.metric = metric
+        self.mode = mode
+        self.sharded = sharded
+        self.background = background
+        self.history: History = []
+        self._lineage = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        """What belongs to this process."""
+        self._location = locate(self.directory)
+        self._stamp = time.time_ns() // 1_000_000
+        self._arena = np.empty(0, np.uint8)
+        self._flight: Flight | None = None
+
+    # ── writing ───────────────────────────────────────────────────────────────
+
+    def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
+        """Keep `state` as it is now, under `step`; call it on every rank.
+
+        state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
+        metrics: numbers that came of it, for best=… and for `history`.
+
+        At most one save is on its way: another one first waits for it. CheckpointError: something cannot be kept, or
+        this save, or the one before, could not be written.
+        """
+        began = time.monotonic()
+        _check_state(state)
+        number = _whole(step, 0)
+        if number is None:
+            raise CheckpointError(f"step={step!r}: it is a whole number from 0 on.")
+        values = self._values(metrics or {})
+        self.wait()
+        if values:
+            self.history = [*self.history, (number, values)][-HISTORY:]
+        rank = place.world().rank
+        if rank and not self.sharded:
+            return
+        leaves, metadata = self._apart(state)
+        layout = tensors.lay_out(leaves)
+        save = self._as_save(number, values, rank, layout, metadata, parts.versions(state), began)
+        if not self.background:
+            writing.carry_out(save, tensors.in_order(layout, leaves))
+            return
+        if len(self._arena) < layout.size_bytes:
+            self._arena = np.empty(0, np.uint8)  # the old one goes before the new one comes
+            self._arena = np.empty(layout.size_bytes, np.uint8)
+        copy = tensors.copy_into(self._arena, layout, leaves)
+        save = save._replace(blocked_s=time.monotonic() - began)
+        self._flight = Flight(lambda: writing.carry_out(save, (copy,)))
+
+    def wait(self) -> None:
+        """Until the save that is on its way is a checkpoint. CheckpointError if it could not become one."""
+        if self._flight is not None:
+            self._flight.wait()
+            self._flight = None
+
+    # ── going back ────────────────────────────────────────────────────────────
+
+    def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
+        """Put a checkpoint back into `state`, in place, and set the random states; returns its step, 0 for none.
+
+        which: "latest", "best", a step, or a name or entry from list(). Of the latest and the best, one that is
+        damaged is passed over, and said to be. Call it on every rank. In a run with --checkpoint-dir, the latest is
+        the one that the driver found when the ranks started, and nothing after --fresh.
+
+        CheckpointError: what was asked for is not there, or does not fit `state`. CheckpointDamagedError: what the
+        run is to go on from is damaged.
+        """
+        began = time.monotonic()
+        _check_state(state)
+        self.wait()
+        found = self._resumed() if which == "latest" and self._is_here() else self._read(which)
+        if found is None:
+            return 0
+        entry, held = found
+        parts.put_back(state, tree.rebuild(held.state, held.leaves_of("state")), "state")
+        rank = place.world().rank
+        if held.commit.sharded or rank == 0:
+            parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
+        else:
+            seeds.seed_from(entry.name, rank)  # of rank 0's all would be alike
+        self.history = held.history
+        self._lineage = held.commit.lineage
+        writing.tell_restored(self._location, entry, time.monotonic() - began)
+        return entry.step
+
+    def load(self, which: Which = "latest") -> Any:
+        """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
+
+        Without a model or optimizer at hand; `which` as in restore(). CheckpointError if there is none.
+        """
+        self.wait()
+        found = self._read(which)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
+        held = found[1]
+        return parts.plain(tree.rebuild(held.state, held.leaves_of("state")))
+
+    # ── what is there ─────────────────────────────────────────────────────────
+
+    def list(self) -> Entries:
+        """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell."""
+        return folder.listing(self._location)
+
+    def latest(self) -> Entry | None:
+        """The newest that is whole; None if there is none."""
+        return newest(self.list())
+
+    def best(self) -> Entry | None:
+        """The one with the best metric: of this training once it has saved or restored, before that of all.
+
+        CheckpointError if the store was not told which metric.
+        """
+        return self._best(self.list())
+
+    def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
+        """Go back to the latest checkpoint, and a Keras callback that saves: see checkpointing.keras.resume().
+
+        resume = store.keras(model, data=data, every=100)
+        model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])
+        """
+        from sparkring.checkpointing.keras import resume
+
+        return resume(self, model, data=data, every=every)
+
+    def __repr__(self) -> str:
+        kept = "all" if self.keep is None else f"the newest {self.keep}"
+        top = f" and the {self.mode} of {self.metric}" if self.metric else ""
+        return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The copy of a state and the save on its way are this process's own, as is the time that names its saves.
+        own = ("_location", "_stamp", "_arena", "_flight")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, found: dict[str, Any]) -> None:
+        self.__dict__.update(found)
+        self._begin()
+
+    # ── inside ────────────────────────────────────────────────────────────────
+
+    def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
+        """The arrays of a state and of the random states, as they lie in memory; and all else."""
+        skeleton, own = tree.flatten(parts.tree_of(state), "state")
+        random, others = tree.flatten(parts.random_states(), "random")
+        leaves = {f"state/{name}": leaf for name, leaf in own.items()}
+        leaves.update((f"random/{name}", leaf) for name, leaf in others.items())
+        return leaves, {"layout": LAYOUT, "state": skeleton, "random": random, "history": self.history}
+
+    def _as_save(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        rank: int,
+        layout: tensors.Layout,
+        metadata: dict[str, Any],
+        data: dict[str, str],
+        began: float,
+    ) -> Save:
+        now, location = here(), self._location
+        self._lineage = now.lineage or self._lineage or secrets.token_hex(8)
+        stamp = now.stamp or self._stamp
+        key = str(location.fs.unstrip_protocol(location.path)), stamp
+        name = Name(step, stamp, next(_numbers.setdefault(key, itertools.count())))
+        commit = Commit(
+            step=step,
+            time=time.time(),
+            files=(),
+            metrics=metrics,
+            lineage=self._lineage,
+            run_id=now.run_id,
+            size=place.world().size,
+            sharded=self.sharded,
+            code=now.code,
+            data=data,
+        )
+        alone = self._is_here()
+        policy = Policy(self.keep, self.metric, self.mode, self._lineage, now.resume if alone else "", stamp, alone)
+        return Save(location, str(name), rank, layout, metadata, commit, policy, began, None)
+
+    def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        values = {str(name): _number(str(name), value) for name, value in metrics.items()}
+        if self.metric and self.metric not in values:
+            given = f"only {', '.join(map(repr, values))}" if values else "no metrics"
+            raise CheckpointError(
+                f"best={self.metric!r}, and save() was given {given}: give it that number every time, as in "
+                f"save(step, state, {{{self.metric!r}: …}})."
+            )
+        return values
+
+    def _is_here(self) -> bool:
+        """Is it the run's --checkpoint-dir?"""
+        directory = here().directory
+        if not directory:
+            return False
+        there = locate(directory)
+        return (there.fs, there.path) == (self._location.fs, self._location.path)
+
+    def _resumed(self) -> tuple[Entry, Held] | None:
+        """What the driver has chosen for all ranks."""
+        name = here().resume
+        if not name:
+            return None
+        entry = Entry(name, "committed")
+        try:
+            return entry, self._held(entry)
+        except CheckpointDamagedError as error:
+            writing.tell_damaged(self._location, entry, str(error))
+            raise CheckpointDamagedError(
+                f"the checkpoint {name} in {self.directory}, from which this run goes on, is damaged: {error}. Name "
+                "another one with --resume, or begin anew with --fresh."
+            ) from error
+
+    def _read(self, which: Which) -> tuple[Entry, Held] | None:
+        if which not in ("latest", "best"):
+            return self._asked_for(which)
+        entries = self.list()
+        damaged = [entry for entry in entries if entry.state == "corrupt" and which == "latest"]
+        passed = False
+        while True:
+            entry = newest(entries) if which == "latest" else self._best(entries)
+            while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
+                lost = damaged.pop(0)
+                passed = passed or lost.commit is not None  # without one, it may never have been whole
+                self._pass_over(lost, lost.reason)
+            if entry is None:
+                break
+            try:
+                return entry, self._held(entry)
+            except CheckpointDamagedError as error:
+                if entry.commit is not None and entry.commit.sharded and place.world().size > 1:
+                    raise  # other ranks may have found their files whole
+                passed = True
+                self._pass_over(entry, str(error))
+                entries.remove(entry)
+        if passed:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be used: those that are there are damaged. Name another "
+                "directory, or remove them to begin anew."
+            )
+        return None
+
+    def _asked_for(self, which: int | str | Entry) -> tuple[Entry, Held]:
+        entry: Entry | None
+        if isinstance(which, Entry):
+            entry, told = which, f"checkpoint {which.name}"
+        elif isinstance(which, str):
+            entry, told = (Entry(which, "committed") if Name.of(which) else None), f"checkpoint {which!r}"
+        else:
+            step = _whole(which, 0)
+            if step is None:
+                raise CheckpointError(f'which={which!r}: it is "latest", "best", a step, or a name from list().')
+            entry, told = newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
+        if entry is None:
+            raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
+        try:
+            return entry, self._held(entry)
+        except CheckpointDamagedError as error:
+            writing.tell_damaged(self._location, entry, str(error))
+            raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
+
+    def _held(self, entry: Entry) -> Held:
+        """What this rank's file of a checkpoint holds. CheckpointDamagedError says what is wrong with it."""
+        rank, size = place.world()[:2]
+        try:
+            commit = folder.read_commit(self._location, entry.name)
+        except FileNotFoundError:
+            raise CheckpointDamagedError("it has no commit.json") from None
+        if commit.sharded and commit.size != size:
+            raise CheckpointError(
+                f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
+                f"and here are {size}: run it with -n {-commit.size} or -n {commit.size}, or save with sharded=False, "
+                "which any number of ranks can go back to."
+            )
+        wanted = folder.data(rank if commit.sharded else 0)
+        written = next((file for file in commit.files if file.name == wanted), None)
+        if written is None:
+            raise CheckpointDamagedError(f"its commit knows no {wanted}")
+        try:
+            with folder.in_words(f"the checkpoint {entry.name} in {self.directory} cannot be read"):
+                metadata, leaves = tensors.read(self._location / entry.name / wanted, written)
+        except FileNotFoundError:
+            raise CheckpointDamagedError(f"{wanted} is missing") from None
+        if metadata.get("layout") != LAYOUT:
+            raise CheckpointError(
+                f"the checkpoint {entry.name} in {self.directory} was written by another version of sparkring: read "
+                "it with that one."
+            )
+        history = [(int(step), dict(values)) for step, values in metadata["history"]]
+        return Held(commit, metadata["state"], metadata["random"], history, leaves)
+
+    def _best(self, entries: Entries) -> Entry | None:
+        if not self.metric:
+            raise CheckpointError('which metric? Make the store with it: checkpoints(…, best="val_loss", mode="min").')
+        lineage = here().lineage or self._lineage
+        return best(of_lineage(entries, lineage) if lineage else entries, self.metric, self.mode)
+
+    def _pass_over(self, entry: Entry, reason: str) -> None:
+        writing.tell_damaged(self._location, entry, reason)
+        say(f"passed over the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+
+    def _there(self) -> str:
+        """Which checkpoints there are, in words."""
+        names = [entry.name for entry in self.list() if entry.state == "committed"]
+        if not names:
+            return "There is none that is whole."
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
+
+
+class Held(NamedTuple):
+    """What was read of a checkpoint: its commit, the skeletons, and the arrays of both by name."""
+
+    commit: Commit
+    state: Any
+    random: Any
+    history: History
+    leaves: dict[str, Leaf]
+
+    def leaves_of(self, which: Literal["state", "random"]) -> dict[str, Leaf]:
+        """The arrays of one of the two, as flatten() called them."""
+        start = f"{which}/"
+        return {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f'a state is a dict of what is to be kept, as in {{"model": model, "step": step}}, not a '
+            f"`{type(state).__name__}`."
+        )
+
+
+def _whole(value: Any, least: int) -> int | None:
+    """A whole number from `least` on; None if it is none."""
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+        return number if number >= least and not isinstance(value, bool) else None
+    return None
+
+
+def _number(name: str, value: Any) -> float:
+    detach = getattr(value, "detach", None)  # torch warns of those that have a gradient
+    found = value if detach is None else detach()
+    with contextlib.suppress(TypeError, ValueError):
+        if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):
+            return float(found)
+    raise CheckpointError(
+        f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, as in .mean()."
+    )

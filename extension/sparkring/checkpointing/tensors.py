@@ -1,0 +1,339 @@
+"""Arrays in one file of the safetensors format, written in one sequence and read back in one.
+
+    8 bytes     how long the header is, little-endian
+    header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
+    the rest    the arrays' bytes in C order, one after another, without gaps
+
+A mount of an object store takes no more than that: no seek, no append, no rename. The digest is made on the way, in
+both directions. dtypes that the format lacks travel as bytes, with what they are in the metadata.
+https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import math
+import operator
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkring.checkpointing.digests import Digest
+from sparkring.checkpointing.entries import File
+from sparkring.checkpointing.tree import Array, Leaf, Raw
+from sparkring.errors import CheckpointDamagedError, CheckpointError
+from sparkring.storage import Location
+
+CHUNK_BYTES = 4 << 20
+COPIERS = min(4, os.cpu_count() or 1)  # threads
+HEADER_BYTES = 100_000_000  # the most that safetensors' own readers take
+_npy: Any = np.lib.format  # how .npy files write dtypes down; it is not annotated
+_LENGTH = struct.Struct("<Q")
+_METADATA = "__metadata__"
+_OURS, _DTYPES = "sparkring", "dtypes"  # in the metadata: what the caller gave, and the dtypes that the format lacks
+_UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")
+
+_NUMPY = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+}
+_RAW = {"BF16": ("bfloat16", 2), "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1)}
+_CODES = {name: code for code, name in _NUMPY.items()}
+_RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
+
+
+class Lies(NamedTuple):
+    """Where an array lies among the bytes after the header, and as what; `dtype` is what the format lacks, or ''."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    dtype: str = ""
+
+
+class Layout(NamedTuple):
+    """All arrays of a file, in their order there."""
+
+    arrays: tuple[Lies, ...]
+    size_bytes: int  # without the header
+
+
+def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
+    """Where each of `leaves` is to lie."""
+    found, start = [], 0
+    # Those with large elements first: then each begins where its dtype may, for readers that map the file.
+    for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
+        stop = start + _size(leaf)
+        found.append(_lies(name, leaf, start, stop))
+        start = stop
+    return Layout(tuple(found), start)
+
+
+def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
+    """Copy `leaves` to the beginning of `arena`, as they are to lie in the file; returns that part of it."""
+    pairs = iter([pair for lies in layout.arrays for pair in _pairs(arena[lies.start : lies.stop], leaves[lies.name])])
+
+    def copy() -> None:
+        for room, found in pairs:
+            np.copyto(room, found)
+
+    # The training waits for this, and one core alone does not use up what memory can do.
+    count = min(COPIERS, layout.size_bytes // (2 * CHUNK_BYTES))
+    threads = [threading.Thread(target=copy, name="sparkring-copy", daemon=True) for _ in range(count - 1)]
+    try:
+        for thread in threads:
+            thread.start()
+        copy()
+    finally:  # after an interrupt, too: the next save uses the arena again
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    return arena[: layout.size_bytes].data
+
+
+def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
+    """The bytes of `leaves` in the order of the file, as they lie in memory."""
+    return (_bytes_of(leaves[lies.name]) for lies in layout.arrays)
+
+
+def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
+    """Write a header and then `buffers`, as they were laid out. `metadata` is JSON values. OSError as it comes."""
+    digest = Digest()
+    header = _header(layout, metadata)
+    with file.fs.open(file.path, "wb") as out:
+        for piece in _pieces((memoryview(header), *buffers)):
+            out.write(piece)
+            digest.add(piece)
+        if file.local:
+            out.flush()
+            sync(out.fileno())
+    return File(file.path.rpartition("/")[2], digest.size_bytes, str(digest))
+
+
+def sync(descriptor: int) -> None:
+    """See to it that what was written to a local file is on the disk."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # not every mount can; a disk that is full is told here, too
+        if errno.errorcode.get(error.errno or 0) not in _UNSYNCED:
+            raise
+
+
+def read(file: Location, written: File) -> tuple[dict[str, Any], dict[str, Leaf]]:
+    """The metadata and the arrays of a file that was written as `written` says; none if one bit is not as it was.
+
+    Each array has memory of its own. CheckpointDamagedError says what is wrong with the file; OSError as it comes.
+    """
+    check_size(file, written)
+    digest = Digest()
+    with file.fs.open(file.path, "rb") as source:
+        reading = _Reading(source, digest, written.size_bytes, written.name)
+        arrays, metadata = reading.header()
+        leaves = {lies.name: reading.array(lies) for lies in arrays}
+    if str(digest) != written.digest:
+        raise CheckpointDamagedError(other_bytes(written.name))
+    return _json(metadata.get(_OURS, "{}"), written.name), leaves
+
+
+def check_size(file: Location, written: File) -> None:
+    """CheckpointDamagedError if a file is not there, or has another size than it was written with."""
+    try:
+        size = int(file.fs.size(file.path))
+    except FileNotFoundError:
+        raise CheckpointDamagedError(f"{written.name} is missing") from None
+    if size != written.size_bytes:
+        raise CheckpointDamagedError(other_size(written, size))
+
+
+def other_size(written: File, size: int) -> str:
+    """What is wrong with a file that has so many bytes now."""
+    return f"{written.name} has {size:,} bytes and was written with {written.size_bytes:,}"
+
+
+def other_bytes(name: str) -> str:
+    """What is wrong with a file of the right size whose digest is not that of what was written."""
+    return f"{name} has other bytes than were written"
+
+
+# ── Laying out ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lies(name: str, leaf: Leaf, start: int, stop: int) -> Lies:
+    if isinstance(leaf, Raw):
+        if leaf.dtype_name in _RAW_CODES:
+            return Lies(name, _RAW_CODES[leaf.dtype_name], tuple(leaf.shape), start, stop)
+        return Lies(name, "U8", tuple(leaf.shape), start, stop, f"raw:{leaf.dtype_name}")
+    if leaf.dtype.name in _CODES and leaf.dtype.str[0] in "<|":
+        return Lies(name, _CODES[leaf.dtype.name], leaf.shape, start, stop)
+    return Lies(name, "U8", leaf.shape, start, stop, repr(_npy.dtype_to_descr(leaf.dtype)))
+
+
+def _alignment(leaf: Leaf) -> int:
+    if isinstance(leaf, Raw):
+        return _RAW[_RAW_CODES[leaf.dtype_name]][1] if leaf.dtype_name in _RAW_CODES else 1
+    return leaf.dtype.itemsize if leaf.dtype.name in _CODES else 1
+
+
+def _size(leaf: Leaf) -> int:
+    return memoryview(leaf.buffer).nbytes if isinstance(leaf, Raw) else leaf.nbytes
+
+
+def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Array]]:
+    """What is to be copied where, in pieces."""
+    if isinstance(leaf, Raw):
+        leaf = np.frombuffer(leaf.buffer, np.uint8)
+    if not leaf.flags.c_contiguous:
+        yield room.view(leaf.dtype).reshape(leaf.shape), leaf
+    elif leaf.nbytes:
+        flat = leaf.reshape(-1).view(np.uint8)
+        for begin in range(0, leaf.nbytes, CHUNK_BYTES):
+            yield room[begin : begin + CHUNK_BYTES], flat[begin : begin + CHUNK_BYTES]
+
+
+def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
+    dtypes = {lies.name: [lies.dtype, list(lies.shape)] for lies in layout.arrays if lies.dtype}
+    header: dict[str, Any] = {_METADATA: {_OURS: json.dumps(metadata), _DTYPES: json.dumps(dtypes)}}
+    for lies in layout.arrays:
+        shape = [lies.stop - lies.start] if lies.dtype else list(lies.shape)
+        header[lies.name] = {"dtype": lies.code, "shape": shape, "data_offsets": [lies.start, lies.stop]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_BYTES:
+        raise CheckpointError(
+            f"the state has {len(text) / 1e6:,.0f} MB of plain values and names, and a checkpoint takes "
+            f"{HEADER_BYTES / 1e6:,.0f} MB: make the long lists NumPy arrays."
+        )
+    return _LENGTH.pack(len(text)) + text
+
+
+def _bytes_of(leaf: Leaf) -> memoryview:
+    if isinstance(leaf, Raw):
+        return memoryview(leaf.buffer).cast("B")
+    if not leaf.nbytes:
+        return memoryview(b"")
+    # By way of uint8: dates and structures have no buffer of their own.
+    return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
+
+
+def _pieces(buffers: Iterable[memoryview]) -> Iterator[memoryview]:
+    for buffer in buffers:
+        for begin in range(0, len(buffer), CHUNK_BYTES):
+            yield buffer[begin : begin + CHUNK_BYTES]
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Reading:
+    """A file that is being read from its beginning to its end. Nothing that it says is believed before it is checked:
+    its digest is known only when all of it was read.
+    """
+
+    def __init__(self, source: Any, digest: Digest, size_bytes: int, name: str) -> None:
+        self.source = source
+        self.digest = digest
+        self.left = size_bytes
+        self.name = name
+
+    def header(self) -> tuple[list[Lies], dict[str, str]]:
+        if self.left < _LENGTH.size:
+            raise self.damaged()
+        (length,) = _LENGTH.unpack(self.take(np.empty(_LENGTH.size, np.uint8)).tobytes())
+        if length > min(self.left, HEADER_BYTES):
+            raise self.damaged()
+        header = _json(self.take(np.empty(length, np.uint8)).tobytes(), self.name)
+        try:
+            return self._understood(header)
+        except Exception as error:  # what a header says when a bit of it has changed is anybody's guess
+            raise self.damaged() from error
+
+    def _understood(self, header: dict[str, Any]) -> tuple[list[Lies], dict[str, str]]:
+        metadata = dict(header.pop(_METADATA, {}))
+        dtypes = _json(metadata.get(_DTYPES, "{}"), self.name)
+        arrays, begun = [], 0
+        for name, found in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+            start, stop = map(operator.index, found["data_offsets"])
+            if start != begun or stop < start:
+                raise ValueError(name)
+            dtype, shape = dtypes.get(name, ["", found["shape"]])
+            arrays.append(Lies(name, found["dtype"], tuple(map(operator.index, shape)), start, stop, dtype))
+            begun = stop
+        if begun != self.left:
+            raise ValueError("length")
+        return arrays, metadata
+
+    def array(self, lies: Lies) -> Leaf:
+        try:
+            raw, dtype = _meant(lies)
+            size = lies.stop - lies.start
+            if dtype is not None and size != math.prod(lies.shape) * dtype.itemsize:
+                raise ValueError(lies.name)
+            if raw:
+                return Raw(raw, lies.shape, self.take(np.empty(size, np.uint8)))
+            found = np.empty(lies.shape, dtype)
+        except Exception as error:  # as in header()
+            raise self.damaged() from error
+        if size:
+            self.take(found.reshape(-1).view(np.uint8))
+        return found
+
+    def take(self, room: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Fill `room` with what comes next."""
+        view, begin = room.data, 0
+        while begin < len(view):
+            count = self.source.readinto(view[begin : begin + CHUNK_BYTES])
+            if not count:
+                raise self.damaged()
+            self.digest.add(view[begin : begin + count])
+            begin += count
+        self.left -= begin
+        return room
+
+    def damaged(self) -> CheckpointDamagedError:
+        return CheckpointDamagedError(other_bytes(self.name))
+
+
+def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
+    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if nobody knows."""
+    if min(lies.shape, default=0) < 0:
+        raise ValueError(lies.name)
+    if lies.dtype.startswith("raw:"):
+        return lies.dtype.removeprefix("raw:"), None
+    if lies.dtype:
+        dtype: np.dtype[Any] = _npy.descr_to_dtype(ast.literal_eval(lies.dtype))
+        if dtype.hasobject:  # its bytes would be taken for addresses
+            raise ValueError(lies.dtype)
+        return "", dtype
+    if lies.code in _RAW:
+        name, itemsize = _RAW[lies.code]
+        return name, np.dtype(f"V{itemsize}")
+    return "", np.dtype(_NUMPY[lies.code])
+
+
+def _json(text: str | bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamagedError(other_bytes(name)) from error
+    if not isinstance(found, dict):
+        raise CheckpointDamagedError(other_bytes(name))
+    return found

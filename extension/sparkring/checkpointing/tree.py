@@ -1,0 +1,193 @@
+"""A state of dicts, lists, numbers, text and arrays, taken apart into JSON and named arrays, and put together again.
+
+Nothing here pickles: checkpoints lie in shared storage, and what is read from there must not be able to run.
+
+What JSON cannot tell is an object with one key, and every JSON object is one of these:
+
+    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   one that is not finite, as its 8 bytes
+    {"items": [[k, v]]}  any other dict                       {"int": hex}     one that is long
+    {"tuple": [...]}     a tuple                              {"array": name}  an array, or a tensor, by its name
+    {"bytes": name}      bytes, as an array of them           {"scalar": name} a NumPy scalar, as an array of one
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkring.errors import CheckpointError
+from sparkring.travel import type_name
+
+DEPTH = 100  # levels that a state may have: JSON's readers give up, or crash, some way above
+_JSON_BITS = 63  # what other readers of JSON take for a whole number
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """A tensor whose dtype NumPy lacks: torch's name for that ("bfloat16"), its shape, and its bytes in C order."""
+
+    dtype_name: str
+    shape: tuple[int, ...]
+    buffer: Any
+
+
+Leaf = Array | Raw
+
+
+def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
+    """The skeleton of `state`, JSON values of its own, and its arrays by path ("model/0.weight"), as they are.
+
+    Subclasses of dict, tuple, str, int and float come back as these. CheckpointError names what cannot be held by
+    its path, which begins with `called`.
+    """
+    taking = _Taking(called)
+    return taking.apart(state, ()), taking.leaves
+
+
+def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
+    """What flatten() took apart. CheckpointError if the skeleton is none of this version's."""
+    try:
+        return _together(skeleton, leaves)
+    except (KeyError, ValueError, TypeError, struct.error) as error:
+        raise CheckpointError(
+            f"the checkpoint holds something that this version of sparkring does not know ({error!r}): "
+            "read it with the version that wrote it, or a newer one."
+        ) from error
+
+
+class _Taking:
+    """A state that is being taken apart: the leaves so far, and the containers that are being walked."""
+
+    def __init__(self, called: str) -> None:
+        self.called = called
+        self.leaves: dict[str, Leaf] = {}
+        self._within: set[int] = set()
+
+    def apart(self, value: Any, path: tuple[Any, ...]) -> Any:
+        # NumPy's float64 is a float and its str_ a str, so its scalars come first.
+        if isinstance(value, np.generic):
+            return {"scalar": self._leaf(self._checked(np.asarray(value), path), path)}
+        if value is None or isinstance(value, bool | str | int | float):
+            return _plain(value)
+        if isinstance(value, bytes):
+            return {"bytes": self._leaf(np.frombuffer(value, np.uint8), path)}
+        if isinstance(value, Raw):
+            return {"array": self._leaf(value, path)}
+        if type(value) in (np.ndarray, np.memmap):
+            return {"array": self._leaf(self._checked(value, path), path)}
+        if isinstance(value, dict | list | tuple):
+            return self._container(value, path)
+        raise CheckpointError(
+            f"{self._told(path)} is a `{type_name(value)}`, and a checkpoint holds numbers, text, bytes, None, NumPy "
+            "arrays, tensors, dicts, lists, tuples and what has state_dict() and load_state_dict(). Leave it out, or "
+            "keep what it is made of."
+        )
+
+    def _container(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[Any, ...]) -> Any:
+        if id(value) in self._within:
+            raise CheckpointError(f"{self._told(path)} contains itself, which no checkpoint can hold: leave it out.")
+        if len(path) >= DEPTH:
+            raise CheckpointError(
+                f"{self._told(path[:3])}… has more than {DEPTH} levels, and a checkpoint at most so many: flatten it."
+            )
+        self._within.add(id(value))
+        try:
+            if not isinstance(value, dict):
+                items = [self.apart(item, (*path, index)) for index, item in enumerate(value)]
+                return {"tuple": items} if isinstance(value, tuple) else items
+            if all(isinstance(key, str) and not isinstance(key, np.generic) for key in value):
+                return {"dict": {_plain(key): self.apart(item, (*path, key)) for key, item in value.items()}}
+            return {"items": [[self._key(key, path), self.apart(item, (*path, key))] for key, item in value.items()]}
+        finally:
+            self._within.discard(id(value))
+
+    def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(key, tuple):
+            return {"tuple": [self._key(part, path) for part in key]}
+        if key is None or (isinstance(key, bool | str | int | float) and not isinstance(key, np.generic)):
+            return _plain(key)
+        raise CheckpointError(
+            f"{self._told(path)} has the key {key!r}, a `{type_name(key)}`: a checkpoint's keys are text, numbers, "
+            "bools, None and tuples of these."
+        )
+
+    def _checked(self, array: Array, path: tuple[Any, ...]) -> Array:
+        dtype = array.dtype
+        if dtype.hasobject:
+            raise CheckpointError(
+                f"{self._told(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
+                "or make it a list."
+            )
+        if dtype.isbuiltin == 2:  # a dtype that another package has added to NumPy, and whose name says nothing here
+            raise CheckpointError(
+                f"{self._told(path)} is an array of {dtype}, which is none of NumPy's own: keep it as float32, say."
+            )
+        return array
+
+    def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
+        # Keys may hold slashes, be alike as text, or be no Unicode: a name is nice to read, and one of its kind.
+        nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
+        name, count = nice, 1
+        while name in self.leaves:
+            count += 1
+            name = f"{nice}~{count}"
+        self.leaves[name] = leaf
+        return name
+
+    def _told(self, path: tuple[Any, ...]) -> str:
+        return self.called + "".join(f"[{_text(part, repr)}]" for part in path)
+
+
+def _text(key: Any, how: Callable[[Any], str] = str) -> str:
+    try:
+        return how(key)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "…"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        whole = int(value)
+        return whole if whole.bit_length() <= _JSON_BITS else {"int": hex(whole)}
+    real = float(value)
+    return real if math.isfinite(real) else {"float": struct.pack(">d", real).hex()}
+
+
+def _together(part: Any, leaves: dict[str, Leaf]) -> Any:
+    if isinstance(part, list):
+        return [_together(item, leaves) for item in part]
+    if not isinstance(part, dict):
+        return part
+    ((kind, held),) = part.items()
+    match kind:
+        case "dict":
+            return {key: _together(item, leaves) for key, item in held.items()}
+        case "items":
+            return {_together(key, leaves): _together(item, leaves) for key, item in held}
+        case "tuple":
+            return tuple(_together(item, leaves) for item in held)
+        case "array":
+            return leaves[held]
+        case "scalar":
+            scalar = leaves[held]
+            return scalar[()] if isinstance(scalar, np.ndarray) else scalar
+        case "bytes":
+            array = leaves[held]
+            return array.tobytes() if isinstance(array, np.ndarray) else array
+        case "int":
+            return int(held, 16)
+        case "float":
+            return struct.unpack(">d", bytes.fromhex(held))[0]
+    raise ValueError(kind)

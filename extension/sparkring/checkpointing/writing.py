@@ -1,0 +1,180 @@
+"""One save, from bytes to a checkpoint: the files, the commit, and room for the next ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sparkring import report
+from sparkring.checkpointing import folder, retention, tensors
+from sparkring.checkpointing.entries import Commit, Entry, File
+from sparkring.checkpointing.retention import Policy
+from sparkring.checkpointing.tensors import Layout
+from sparkring.errors import CheckpointError
+from sparkring.storage import Location
+
+OTHERS_LIMIT_S = 600.0  # without a file of any other rank
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # between two looks for them
+
+_complained: set[str] = set()
+
+
+class Save(NamedTuple):
+    """What is to be written, and how. `commit` has no files yet.
+
+    `began` is when save() was called (time.monotonic()), `blocked_s` for how long it held up the training; None is
+    all the time that it takes.
+    """
+
+    directory: Location
+    name: str
+    rank: int
+    layout: Layout
+    metadata: Mapping[str, Any]
+    commit: Commit
+    policy: Policy
+    began: float
+    blocked_s: float | None
+
+
+def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
+    """Write this rank's file; rank 0 then commits, makes room and tells. CheckpointError says why it could not."""
+    try:
+        commit = _written(save, buffers)
+    except BaseException as error:  # an interrupt as well: what has been written is nobody's
+        if not save.commit.sharded:
+            _remove_quietly(save.directory, Entry(save.name, "partial"))
+        if not isinstance(error, Exception):
+            raise
+        reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
+        written = save.directory.written
+        report.tell("checkpoint", {"event": "failed", "told": {
+            "folder": written, "step": save.commit.step, "reason": reason}})  # fmt: skip
+        message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
+        if not report.connected():
+            say(message)
+        raise CheckpointError(message) from error
+    if commit is not None:
+        _committed(save, commit)
+
+
+def tell_restored(directory: Location, entry: Entry, took_s: float) -> None:
+    """Tell the driver that this rank has gone back to a checkpoint."""
+    told = {"folder": directory.written, "name": entry.name, "step": entry.step, "took_s": took_s}
+    report.tell("checkpoint", {"event": "restored", "told": told})
+
+
+def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
+    """Tell the driver that a checkpoint is not as it was written."""
+    told = {"folder": directory.written, "name": entry.name, "step": entry.step, "reason": reason}
+    report.tell("checkpoint", {"event": "damaged", "told": told})
+
+
+def say(text: str) -> None:
+    """Tell the user on stderr."""
+    sys.stderr.write(f"sparkring: {text}\n")
+
+
+def _written(save: Save, buffers: Iterable[memoryview]) -> Commit | None:
+    """The commit, once all files are there; None on ranks that do not commit."""
+    place = save.directory / save.name
+    place.fs.makedirs(place.path, exist_ok=True)
+    file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
+    if not save.commit.sharded:
+        files: tuple[File, ...] = (file,)
+    elif save.rank:
+        folder.write_part(save.directory, save.name, save.rank, file)
+        return None
+    else:
+        files = (file, *_of_others(save))
+    commit = save.commit._replace(files=files, time=time.time())
+    folder.write_commit(save.directory, save.name, commit)
+    return commit
+
+
+def _of_others(save: Save) -> list[File]:
+    """The files of all ranks but 0, by rank. Asked for by name: listings may be stale."""
+    found: dict[int, File] = {}
+    heard, pause_s = time.monotonic(), _LOOK_FIRST_S
+    missing = list(range(1, save.commit.size))
+    while missing:
+        for rank in missing:
+            file = folder.read_part(save.directory, save.name, rank)
+            if file is not None:
+                found[rank], heard = file, time.monotonic()
+        missing = [rank for rank in missing if rank not in found]
+        if missing and time.monotonic() - heard > OTHERS_LIMIT_S:
+            ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            raise CheckpointError(
+                f"nothing came from {ranks} within {OTHERS_LIMIT_S:,.0f} s. With sharded=True every rank has to call "
+                "save(), for the same steps, into a directory that all of them reach."
+            )
+        if missing:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_LAST_S)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _committed(save: Save, commit: Commit) -> None:
+    """Tell of the new checkpoint, and remove what it makes superfluous. Nothing here makes a failure of the save."""
+    own = Entry(save.name, "committed", commit)
+    found, unfinished = [own], {}
+    try:
+        listed, unfinished = folder.listing(save.directory), folder.unfinished(save.directory)
+        found += [entry for entry in listed if entry.name != save.name]  # a listing may not have the new one yet
+    except (CheckpointError, OSError) as error:
+        _complain(save.directory, error)
+    top = save.policy.best(found)
+    took_s = time.monotonic() - save.began
+    saved = {
+        "folder": save.directory.written,
+        "name": save.name,
+        "step": commit.step,
+        "size_bytes": commit.size_bytes,
+        "took_s": took_s,
+        "blocked_s": took_s if save.blocked_s is None else save.blocked_s,
+        "metrics": commit.metrics,
+        "best": top is not None and top.name == save.name,
+    }
+    report.tell("checkpoint", {"event": "saved", "told": saved})
+    for entry in retention.superfluous(found, save.policy):
+        if _removed(save.directory, entry):
+            told = {"folder": save.directory.written, "name": entry.name}
+            report.tell("checkpoint", {"event": "removed", "told": told})
+    for name in retention.abandoned(unfinished, save.policy, time.time()):
+        if _never_finished(save.directory, name):
+            _removed(save.directory, Entry(name, "partial"))
+
+
+def _never_finished(directory: Location, name: str) -> bool:
+    """Ask for the commit by its name before anything is removed for want of it: a listing may be stale."""
+    try:
+        return folder.look(directory, name) is None
+    except CheckpointError:
+        return False
+
+
+def _removed(directory: Location, entry: Entry) -> bool:
+    try:
+        folder.remove(directory, entry)
+    except Exception as error:  # each of fsspec's packages has its own
+        _complain(directory, error)
+        return False
+    return True
+
+
+def _remove_quietly(directory: Location, entry: Entry) -> None:
+    try:
+        folder.remove(directory, entry)
+    except Exception:
+        pass  # without a commit it is no checkpoint; why the save failed is what counts
+
+
+def _complain(directory: Location, error: Exception) -> None:
+    """Once per directory: it fails for each save alike."""
+    if directory.written not in _complained:
+        _complained.add(directory.written)
+        reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
+        say(f"old checkpoints in {directory.written} cannot be removed, so it grows: {reason}")
