@@ -238,10 +238,12 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 class Cluster(NamedTuple):
-    """A standalone cluster, and the Python that its executors run."""
+    """A standalone cluster, the Python that its executors run, and its workers' processes; `add()` starts one more."""
 
     url: str
     python: str
+    workers: list[subprocess.Popen[bytes]]
+    add: Callable[[], None]
 
 
 def _java() -> None:
@@ -320,9 +322,17 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
         work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
         if gpus:
             work = ("--properties-file", _gpu_properties(folder, gpus), *work)
-        logs = [start(f"worker-{number}", *work) for number in range(workers)]
+        logs: list[Path] = []
+
+        def add() -> None:
+            logs.append(start(f"worker-{len(logs)}", *work))
+            found.workers.append(started[-1])
+
+        found = Cluster(url, python, [], add)
+        for _ in range(workers):
+            add()
         until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
-        yield Cluster(url, python)
+        yield found
     finally:
         ours = family(psutil.Process(process.pid) for process in started)
         for process in reversed(started):
@@ -344,6 +354,13 @@ def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster to which no worker has come yet."""
     with _standalone(tmp_path, bare_python, workers=0) as found:
+        yield found
+
+
+@pytest.fixture
+def brittle_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of two workers, for a test that kills one."""
+    with _standalone(tmp_path, bare_python) as found:
         yield found
 
 

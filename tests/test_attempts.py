@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkring.attempts import gives_up, pause_before
+from sparkring.attempts import gives_up, pause_after
 from sparkring.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.record import Attempt, Checkpoint
 
@@ -48,6 +48,8 @@ def test_a_damaged_checkpoint_costs_no_restart():
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
 
 
-def test_the_pause_grows():
-    """From half a second to half a minute."""
-    assert [pause_before(number) for number in (0, 1, 2, 3, 20)] == [0.0, 0.5, 1.0, 2.0, 30.0]
+def test_the_pause_grows_with_attempts_in_vain():
+    """From half a second to half a minute; an attempt that has saved something ends the row."""
+    assert [pause_after(attempts(*[KILLED] * number), ()) for number in (1, 2, 3, 20)] == [0.5, 1.0, 2.0, 30.0]
+    assert pause_after(attempts(*[KILLED] * 20), (saved(20),)) == 0.5
+    assert pause_after(attempts(*[KILLED] * 20), (saved(18),)) == 1.0

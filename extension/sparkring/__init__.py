@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparkring.report import log_to_driver as log_to_driver
     from sparkring.result import RunResult as RunResult
     from sparkring.runner import HorovodRunner as HorovodRunner
+    from sparkring.runner import run as run
     from sparkring.runner import spark as spark
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "load_ipython_extension",
     "log",
     "log_to_driver",
+    "run",
     "shards",
     "spark",
     "world",
@@ -48,6 +50,7 @@ _HOMES = {
     "checkpoints": "checkpointing.store",
     "log": "report",
     "log_to_driver": "report",
+    "run": "runner",
     "shards": "data.shards",
     "spark": "runner",
 }

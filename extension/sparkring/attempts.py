@@ -30,7 +30,7 @@ from sparkring.views import summary
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
 
-PAUSE_S = 0.5  # before the first restart; then twice as long each time …
+PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
 LONGEST_PAUSE_S = 30.0  # … up to this
 SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
 WAIT_FOR_SLOTS_S = 300.0
@@ -130,7 +130,7 @@ class Attempts:
         if why_not is not None:
             lost.left = "\n".join(filter(None, [why_not, self._how_to_go_on(last)]))
             fail(self.recorder, lost)
-        pause_s = pause_before(len(counted(attempts)))
+        pause_s = pause_after(attempts, record.checkpoints)
         self.recorder.add([events.AttemptEnded(ended.time, number, lost.reason, lost.rank, pause_s)])
         if self.directory is not None and not last.name and not record.checkpoints:
             self.recorder.notice(
@@ -230,6 +230,12 @@ def _same(one: Attempt, other: Attempt) -> bool:
     return (first.summary, first.frames[-1:]) == (second.summary, second.frames[-1:])
 
 
-def pause_before(restart: int) -> float:
-    """How long to wait before the first, second, … restart."""
-    return min(PAUSE_S * 2 ** (restart - 1), LONGEST_PAUSE_S) if restart else 0.0
+def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
+    """How long to wait after the last of `attempts`: the longer, the more of them in a row have saved nothing."""
+    fruitful = {each.attempt for each in checkpoints}
+    in_vain = 0
+    for attempt in reversed(counted(attempts)):
+        if attempt.number in fruitful:
+            break
+        in_vain += 1
+    return min(PAUSE_S * 2 ** max(0, in_vain - 1), LONGEST_PAUSE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import time
 import warnings
@@ -15,13 +16,13 @@ from sparkring.attempts import Attempts
 from sparkring.capture import LARGE_BYTES, Captured, capture
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
-from sparkring.errors import CaptureError, ResultError, SparkringError
+from sparkring.errors import CaptureError, OptionsError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
-from sparkring.options import Logs, Options
+from sparkring.options import Logs, Options, checked, restarts
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
@@ -144,15 +145,19 @@ def run_function(
     options: Options,
     *,
     framework: str,
-    namespace: dict[str, Any] | None = None,
 ) -> RunResult:
     """Run `function(**kwargs)` on a ring of ranks; errors as for run_cell()."""
+    if not callable(function):
+        raise TypeError(f"run() takes a function, not {type(function).__name__}")
+    namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = options.name or getattr(function, "__qualname__", type(function).__name__)
     packed = pack_call(function, kwargs, namespace)
     request = Request("call", packed.payload, framework, autolog=options.autolog, buffers=packed.buffers)
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
-    return _run(request, options, title, _source_of(function), large)
+    code = _source_of(function)
+    directory = _directory(options, code, kwargs.values())
+    return _run(request, options, title, code, large, directory=directory)
 
 
 def spark(slots: int = 2) -> SparkSession:
@@ -176,13 +181,7 @@ class HorovodRunner:
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
-        try:
-            np = operator.index(np)
-        except TypeError:
-            raise TypeError(f"np must be a whole number, not {type(np).__name__}") from None
-        logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
-        if driver_log_verbosity not in logs:
-            raise ValueError(f"driver_log_verbosity is 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
+        np = _whole(np)
         if np == 0:
             warnings.warn(
                 "np=0 (every task slot) is deprecated: give the number of ranks",
@@ -190,18 +189,68 @@ class HorovodRunner:
                 stacklevel=2,
             )
         self.num_processor = np
-        self._logs = logs[driver_log_verbosity]
+        self._logs = _logs(driver_log_verbosity)
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `main(**kwargs)` on every rank; returns what rank 0 returned.
 
         Both are packed with cloudpickle. RunFailed says which rank failed and why.
         """
-        if not callable(main):
-            raise TypeError(f"run() takes a function, not {type(main).__name__}")
-        namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
-        options = Options(np=self.num_processor, logs=self._logs)
-        return run_function(main, kwargs, options, framework="horovod", namespace=namespace).value
+        return run_function(main, kwargs, Options(np=self.num_processor, logs=self._logs), framework="horovod").value
+
+
+def run(
+    main: Callable[..., Any],
+    *,
+    np: int = -1,
+    driver_log_verbosity: str = "all",
+    framework: str = "horovod",
+    gpus: int | None = None,
+    timeout_s: float | None = None,
+    checkpoint_dir: str | os.PathLike[str] = "",
+    max_restarts: int | None = None,
+    min_np: int = 0,
+    fresh: bool = False,
+    resume: bool = False,
+    **kwargs: Any,
+) -> RunResult:
+    """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
+
+        sparkring.run(train, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
+
+    np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
+    options of %%horovod (`--checkpoint-dir`, …) with the same meanings. Errors as for run_cell(); OptionsError.
+    """
+    if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
+        carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
+        raise OptionsError(f"run(framework={framework!r}): it is one of {carried}.")
+    directory = os.fspath(checkpoint_dir)
+    options = Options(
+        np=_whole(np),
+        logs=_logs(driver_log_verbosity),
+        gpus=gpus,
+        timeout_s=timeout_s,
+        checkpoint_dir=directory,
+        max_restarts=restarts(max_restarts, directory),
+        least=min_np,
+        fresh=fresh,
+        resume=resume,
+    )
+    return run_function(main, kwargs, checked("run()", options), framework=framework)
+
+
+def _whole(np: Any) -> int:
+    try:
+        return operator.index(np)
+    except TypeError:
+        raise TypeError(f"np must be a whole number, not {type(np).__name__}") from None
+
+
+def _logs(driver_log_verbosity: str) -> Logs:
+    logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
+    if driver_log_verbosity not in logs:
+        raise ValueError(f"driver_log_verbosity is 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
+    return logs[driver_log_verbosity]
 
 
 def _run(

@@ -20,7 +20,7 @@ from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress
 from sparkring.data.reader import Ahead, windows
 from sparkring.data.where import Where, nearest
-from sparkring.errors import DataError
+from sparkring.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -281,6 +281,40 @@ class Shards:
     def resume(self, position: Sequence[Any]) -> Shards:
         """The same data from a position() on, on however many ranks there are now; a list from JSON will do."""
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
+
+    def state_dict(self, position: Position | None = None) -> dict[str, Any]:
+        """Where it is, as a checkpoint keeps it: position() unless another is given, and which version of which data.
+
+        DataError where TensorFlow reads ahead.
+        """
+        if position is None:
+            if self._steps == _AHEAD:
+                raise DataError(
+                    f"TensorFlow has read ahead of the training in {self.dataset.name}: train with "
+                    "checkpoints(…).keras(model, data=data), which counts the steps, or save between epochs, or keep "
+                    "data.position(step=…) and go on from data.resume(…)."
+                )
+            position = self.position()
+        legs = [list(leg) for leg in position.legs]
+        return {
+            "position": [position.epoch, position.seed, legs],
+            "version": self.dataset.version,
+            "name": self.dataset.name,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what state_dict() gave, on however many ranks there are now.
+
+        CheckpointError if the data is not the same any more, or was chosen otherwise.
+        """
+        if state["version"] != self.dataset.version:
+            raise CheckpointError(
+                f"the data of {self.dataset.name} has changed since the checkpoint was saved (that was "
+                f"{state['name']} as of {state['version']}, this is {self.dataset.version}), or other columns or rows "
+                "of it are read, so the position in it means nothing now. Begin anew with --fresh, or leave the data "
+                "out of the state for restore()."
+            )
+        self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 
     # ── for the formats ───────────────────────────────────────────────────────
 

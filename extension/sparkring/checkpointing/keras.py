@@ -1,0 +1,199 @@
+"""`Store.keras(…)`: a callback that goes back to a checkpoint, says where fit() has to begin, and saves on the way.
+
+resume = store.keras(model, data=data, every=100)
+model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from sparkring import place
+from sparkring.checkpointing import of_tf, parts
+from sparkring.errors import CheckpointError, OptionsError
+
+if TYPE_CHECKING:
+    from sparkring.data.shards import Shards
+
+Every = int | Literal["epoch"]
+
+
+class Keeps(Protocol):
+    """What is asked of a Store."""
+
+    def restore(self, state: dict[str, Any]) -> int:
+        """Put the newest checkpoint into `state`, and give its step; 0 if there is none."""
+
+    def save(self, step: int, state: dict[str, Any], metrics: dict[str, float]) -> None:
+        """Save `state`, of `step`."""
+
+    def wait(self) -> None:
+        """Until what was saved is whole."""
+
+
+class Positioned:
+    """A data set as of a position that it does not know itself, as TensorFlow reads ahead; None for where it is."""
+
+    def __init__(self, data: Shards, position: Any) -> None:
+        self.dataset = data.dataset
+        self._data, self._position = data, position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data's own, of that position."""
+        return self._data.state_dict(self._position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The data's own."""
+        self._data.load_state_dict(state)
+
+
+def resume(store: Keeps, model: Any, data: Shards | None = None, every: Every = "epoch") -> Any:
+    """Restore `model` and `data` from the newest checkpoint, and give a Keras callback that saves them.
+
+    every: "epoch", or so many batches; a save that falls on an epoch's last batch is made at its end. With "epoch",
+        the metrics of a checkpoint are the epoch's, validation included; with batches they are the running ones.
+
+    The callback has `initial_epoch` for fit(), which begins there even if it is not told, and `history`, all
+    epochs' metrics by name. Leave out `steps_per_epoch`, or repeat() the data set: the rest of an epoch is shorter. Its
+    metrics are those of its rest.
+
+    The training goes on with the very same numbers: weights, optimizer, learning rate, loss scale, random layers
+    (Dropout and the like are made to draw from generators, whose states can be kept), and every row of the epoch
+    is read once. It does not, and goes on as well as before, where the model or its data draw from tf.random inside
+    functions without a generator, where operations add up in an order of their own (as on GPUs), on other ranks than
+    that which saves, whose random layers skip to numbers of their own, on another number of ranks, and under a
+    strategy of several replicas. Without `data`, what the rest of an epoch reads is up to what fit() is given.
+
+    OptionsError, CheckpointError.
+    """
+    if every != "epoch" and (type(every) is not int or every < 1):
+        raise OptionsError(f'every={every!r}: it is "epoch", or a number of batches from 1 on.')
+    if not of_tf.is_model(model):
+        raise CheckpointError(
+            f"keras() is for a Keras 2 model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
+        )
+    if not of_tf.is_optimizer(getattr(model, "optimizer", None)):
+        raise CheckpointError("the model has no optimizer to go on with yet: compile it before store.keras(model).")
+    of_tf.keep_random(model)
+    state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
+    if data is not None:
+        state["data"] = data
+    step = store.restore(state)
+    if data is not None and data.start.legs and not data.steps:
+        data.ended(data.epoch)  # what is left of the epoch fills no batch on so many ranks
+        state.update(epoch=state["epoch"] + 1, batch=0)
+    return _callback(store, model, data, every, step, state)
+
+
+def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step: int, state: dict[str, Any]) -> Any:
+    """The callback, of the Keras that the model belongs to."""
+
+    class Resume(of_tf.keras_of(model).callbacks.Callback):  # type: ignore[misc]
+        """Begins where the checkpoint was, and saves what is needed to go on."""
+
+        # Keras then hands over tensors as they are; they are read only when they are saved.
+        _supports_tf_logs = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.initial_epoch: int = state["epoch"]
+            self.history: dict[str, list[float]] = state["history"]
+            self._step = self._saved = step
+            self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
+            self._epoch, self._batch = -1, 0  # where Keras is, and how many of its batches were taken
+            self._start: Any = None  # where the data's epoch began, or what was left of it
+            self._left = self._taken = 0  # how many batches of that there were, and how many were taken
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if data is not None:
+                self._begin(data.start)
+                if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
+                    self.params["steps"] = _whole(data)
+            if self._first and getattr(self.model, "_training_state", None) is None:
+                self.model._training_state = self  # whom Keras asks where to begin
+            self._epoch, self._batch = -1, 0
+
+        def maybe_load_initial_counters_from_ckpt(
+            self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
+        ) -> tuple[int, int]:
+            """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
+            self.model._training_state = None
+            assert self._first is not None
+            (epoch, batch), self._first = self._first, None
+            if initial_epoch > epoch:
+                return initial_epoch, 0
+            if data is not None and not steps_per_epoch:
+                # On this number of ranks. Keras takes the last one's number for the length of all epochs.
+                batch = max(0, _whole(data) - data.steps)
+            self._epoch, self._batch = epoch, batch
+            return epoch, batch
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch != self._epoch:
+                self._epoch, self._batch = epoch, 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self._count(batch + 1 - self._batch)
+            self._batch = batch + 1
+            if every != "epoch" and self._due() and not self._whole_epoch():
+                self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            whole = self._whole_epoch()
+            if whole:
+                for name, value in _numbers(logs).items():
+                    self.history.setdefault(name, []).append(value)
+            if every == "epoch" or self._due():
+                self._save(epoch + whole, 0 if whole else self._batch, logs)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            store.wait()
+
+        def _count(self, batches: int) -> None:
+            self._step += batches
+            self._taken += batches
+            if data is not None and self._taken >= self._left:  # data.start may be further: a strategy reads ahead
+                self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
+
+        def _begin(self, start: Any) -> None:
+            assert data is not None
+            self._start, self._left, self._taken = start, data.resume(start).steps, 0
+
+        def _due(self) -> bool:
+            return every != "epoch" and self._step // every > self._saved // every
+
+        def _whole_epoch(self) -> bool:
+            steps = self.params.get("steps")
+            return not steps or self._batch >= steps
+
+        def _save(self, epoch: int, batch: int, logs: Any) -> None:
+            found: dict[str, Any] = {"model": model, "epoch": epoch, "batch": batch, "history": self.history}
+            if data is not None:
+                found["data"] = Positioned(data, data.resume(self._start).position(self._taken))
+            if _read_together(model) and place.world().rank and not getattr(store, "sharded", False):
+                parts.tree_of(model)  # what the replicas average they can only read together, whoever writes
+            store.save(self._step, found, _numbers(logs))
+            self._saved = self._step
+
+    return Resume()
+
+
+def _whole(data: Shards) -> int:
+    """The steps of a whole epoch."""
+    return data.resume(data.start._replace(legs=())).steps
+
+
+def _read_together(model: Any) -> bool:
+    extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    several = getattr(extended, "_in_multi_worker_mode", None)
+    return bool(several and several())
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    found = {}
+    for name, value in (logs or {}).items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            continue  # a metric that is not one number is none that a checkpoint is chosen by
+    return found

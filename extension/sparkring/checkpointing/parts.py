@@ -1,0 +1,384 @@
+"""The objects in a state, and what a checkpoint keeps of them.
+
+A state is what a training needs in order to go on: dicts, lists and tuples of models, optimizers, data, numbers. Its
+tree is the same with each object replaced by a dict of what is kept of it, marked with its kind. Trees hold nothing but
+what `tree.flatten()` takes; what comes back from a file is checked against the objects that are there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparkring.checkpointing import of_tf, of_torch
+from sparkring.checkpointing.tree import Raw
+from sparkring.errors import CheckpointError, SparkringError
+
+MARK = "·kind"
+_ESCAPED = "dict"  # a user's dict that has MARK for a key itself
+_CALLED = "state"
+
+_AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
+
+
+class Kind(NamedTuple):
+    """How objects of one kind are kept.
+
+    `take(value, path)` gives what is kept, a dict; `put(value, tree, path)` puts it back and gives what stands in the
+    object's place; `plain(tree)` makes of it what can be used without the object. A `replaceable` one is a value like
+    a number: where it does not fit, the saved one takes its place.
+    """
+
+    owns: Callable[[Any], bool]
+    take: Callable[[Any, str], dict[str, Any]]
+    put: Callable[[Any, dict[str, Any], str], Any]
+    plain: Callable[[dict[str, Any]], Any]
+    replaceable: bool = False
+
+
+def tree_of(value: Any, path: str = _CALLED) -> Any:
+    """What is kept of a state.
+
+    Its arrays are the objects' own memory wherever that can be had: copy them before it changes.
+    CheckpointError, with the path to it, for an object whose state cannot be had.
+    """
+    if isinstance(value, _AT_ONCE):
+        return value
+    name = _kind_of(value)
+    if name:
+        return {MARK: name, "class": type(value).__name__, **_KINDS[name].take(value, path)}
+    if isinstance(value, dict):
+        found = {key: tree_of(item, f"{path}[{key!r}]") for key, item in value.items()}
+        return {MARK: _ESCAPED, "value": found} if MARK in found else found
+    if isinstance(value, list | tuple):
+        items = [tree_of(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
+    """Put a tree back into the objects of a state, in place, and give what stands in the state's own place.
+
+    Plain values become the saved ones; arrays and tensors are copied into where they fit. The tree's arrays are handed
+    over: what is made of them may share their memory. CheckpointError, with the path, for what does not fit; then some
+    of the objects may have been put back already.
+    """
+    name, saved = _kind_of(value), _saved_kind(tree)
+    if name and (saved == name or not _KINDS[name].replaceable):
+        if saved != name:
+            raise CheckpointError(
+                f"{path} is a {type(value).__name__}, and what the checkpoint has there is {_described(tree)}. Make "
+                "the state as it was when it was saved, or begin anew."
+            )
+        return _KINDS[name].put(value, tree, path)
+    inner = tree["value"] if saved == _ESCAPED else None if saved else tree
+    if isinstance(value, dict) and isinstance(inner, dict):
+        return _put_dict(value, inner, path)
+    if isinstance(value, list | tuple) and isinstance(inner, list | tuple):
+        return _put_items(value, inner, path)
+    if _holds_objects(value):
+        raise CheckpointError(
+            f"{path} holds objects, and what the checkpoint has there is {_described(tree)}. Make the state as it was "
+            "when it was saved, or begin anew."
+        )
+    if _fits(value, inner):
+        value[...] = inner
+        return value
+    return plain(tree)
+
+
+def plain(tree: Any) -> Any:
+    """A tree as it can be used where there are no objects to put it back into.
+
+    Tensors come as tensors, what had a state_dict() as that, Keras models made anew where that is possible. The tree's
+    arrays are handed over.
+    """
+    kind = _saved_kind(tree)
+    if kind:
+        return _KINDS[kind].plain(tree) if kind != _ESCAPED else _plain_items(tree["value"])
+    if isinstance(tree, dict):
+        return _plain_items(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(plain(item) for item in tree)
+    return tree
+
+
+def versions(value: Any) -> dict[str, str]:
+    """The data sets in a state, and which version of each it is."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return {name: version for item in value for name, version in versions(item).items()}
+    dataset = getattr(value, "dataset", None) if _has_state_dict(value) else None
+    name, version = getattr(dataset, "name", None), getattr(dataset, "version", None)
+    return {name: version} if isinstance(name, str) and isinstance(version, str) else {}
+
+
+# ── containers ────────────────────────────────────────────────────────────────
+
+
+def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
+    for key in list(value):
+        if key in tree:
+            value[key] = put_back(value[key], tree[key], f"{path}[{key!r}]")
+        elif path == _CALLED or _holds_objects(value[key]):
+            raise CheckpointError(
+                f"{path}[{key!r}]: the checkpoint has nothing for it; of {path} it has "
+                f"{', '.join(map(repr, tree)) or 'nothing'}. Leave it out of the state for restore(), or begin anew."
+            )
+        else:
+            del value[key]
+    for key in tree:
+        if key not in value:
+            value[key] = plain(tree[key])
+    return value
+
+
+def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, ...], path: str) -> Any:
+    if len(value) != len(tree) and _holds_objects(value):
+        raise CheckpointError(
+            f"{path} has {len(value):,} items, in the checkpoint {len(tree):,}. Make the state as it was when it was "
+            "saved, or begin anew."
+        )
+    both = min(len(value), len(tree))
+    items = [put_back(value[index], tree[index], f"{path}[{index}]") for index in range(both)]
+    items += [plain(item) for item in tree[both:]]
+    if isinstance(value, list):
+        value[:] = items
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def _plain_items(tree: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: plain(item) for key, item in tree.items()}
+
+
+def _holds_objects(value: Any) -> bool:
+    """Is there something in it that a saved value cannot take the place of?"""
+    if isinstance(value, _AT_ONCE):
+        return False
+    name = _kind_of(value)
+    if name:
+        return not _KINDS[name].replaceable
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return any(_holds_objects(item) for item in value)
+
+
+def _fits(value: Any, saved: Any) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and isinstance(saved, np.ndarray)
+        and (value.shape, value.dtype) == (saved.shape, saved.dtype)
+        and value.flags.writeable
+    )
+
+
+def _described(tree: Any) -> str:
+    kind = _saved_kind(tree)
+    if kind and kind != _ESCAPED:
+        return f"that of a {tree['class']}"
+    return f"of type {dict.__name__ if kind else type(tree).__name__}"
+
+
+def _saved_kind(tree: Any) -> str:
+    """'' for a plain value. CheckpointError for a kind that a later version may know."""
+    kind = tree.get(MARK, "") if isinstance(tree, dict) else ""
+    if kind and kind != _ESCAPED and kind not in _KINDS:
+        raise CheckpointError(
+            f"the checkpoint holds a `{kind}`, which this version of sparkring does not know: read it with the version "
+            "that wrote it, or a newer one."
+        )
+    return str(kind)
+
+
+def _kind_of(value: Any) -> str:
+    return next((name for name, kind in _KINDS.items() if kind.owns(value)), "")
+
+
+# ── state_dict() and load_state_dict() ────────────────────────────────────────
+
+
+def _has_state_dict(value: Any) -> bool:
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+
+
+def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
+    of_torch.refuse_spread(value, path)
+    state = value.state_dict()
+    return {"value": tree_of(state, path), "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
+
+
+def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
+    state: Any = plain(tree["value"])
+    if tree["metadata"]:  # by which torch's modules know the version that they were saved by
+        state = OrderedDict(state)
+        state._metadata = OrderedDict(plain(tree["metadata"]))
+    try:
+        value.load_state_dict(state)
+    except SparkringError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    except Exception as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"{path}: what was saved of a {tree['class']} does not fit this {type(value).__name__}: {told} "
+            "Make it as it was when it was saved, or begin anew."
+        ) from error
+    return value
+
+
+# ── random numbers ────────────────────────────────────────────────────────────
+
+
+def random_states() -> Any:
+    """The states of the generators that everybody shares, of what has been imported.
+
+    Python's, NumPy's, torch's (CPU and every GPU in use), TensorFlow's and Keras'. TensorFlow's operations without a
+    generator count in a place that cannot be read if they are part of a tf.function: a training that uses them there
+    goes on with other numbers (see of_tf.keep_random for Keras' layers).
+    """
+    found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        found["torch"] = {"cpu": torch.get_rng_state().numpy(), "cuda": [state.numpy() for state in cuda]}
+    found |= of_tf.random_states(_of_random)
+    return found
+
+
+def set_random_states(tree: Any) -> None:
+    """Put back what random_states() found, of what is imported now."""
+    _set_random(random._inst, tree["python"])
+    np.random.set_state(tree["numpy"])
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in tree:
+        torch.set_rng_state(of_torch.tensor(tree["torch"]["cpu"]))
+        if torch.cuda.is_available() and len(tree["torch"]["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([of_torch.tensor(state) for state in tree["torch"]["cuda"]])
+    of_tf.set_random_states(tree, _set_random)
+
+
+def _of_random(generator: random.Random) -> dict[str, Any]:
+    version, words, gauss = generator.getstate()
+    return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
+
+
+def _set_random(generator: random.Random, tree: Any) -> None:
+    generator.setstate((tree["version"], tuple(map(int, tree["words"])), tree["gauss"]))
+
+
+class _Source(NamedTuple):
+    """How the state of a generator is read and set."""
+
+    owns: Callable[[Any], bool]
+    state: Callable[[Any], Any]
+    set_state: Callable[[Any, Any], Any]
+
+
+_SOURCES = {
+    "python": _Source(lambda value: isinstance(value, random.Random), _of_random, _set_random),
+    "numpy": _Source(
+        lambda value: isinstance(value, np.random.Generator),
+        lambda value: value.bit_generator.state,
+        lambda value, state: setattr(value.bit_generator, "state", state),
+    ),
+    "numpy legacy": _Source(
+        lambda value: isinstance(value, np.random.RandomState),
+        lambda value: value.get_state(legacy=False),
+        lambda value, state: value.set_state(state),
+    ),
+    "torch": _Source(
+        lambda value: isinstance(value, getattr(sys.modules.get("torch"), "Generator", ())),
+        lambda value: value.get_state().numpy(),
+        lambda value, state: value.set_state(of_torch.tensor(state)),
+    ),
+    "tensorflow": _Source(
+        of_tf.is_generator,
+        lambda value: of_tf.leaf(value.state),
+        lambda value, state: value.reset(of_tf.array(state)),
+    ),
+}
+
+
+def _take_source(value: Any, path: str) -> dict[str, Any]:
+    name = next(name for name, source in _SOURCES.items() if source.owns(value))
+    return {"source": name, "value": _SOURCES[name].state(value)}
+
+
+def _put_source(value: Any, tree: dict[str, Any], path: str) -> Any:
+    source = _SOURCES.get(tree["source"])
+    try:
+        if source is None or not source.owns(value):
+            raise ValueError(f"that was a {tree['class']}")
+        source.set_state(value, tree["value"])
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: this {type(value).__name__} cannot go on from what was saved: {error}. Make it as it was when it "
+            "was saved, or begin anew."
+        ) from error
+    return value
+
+
+# ── all kinds ─────────────────────────────────────────────────────────────────
+
+
+def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str, Any], str], Any]:
+    def put_and_return(value: Any, tree: dict[str, Any], path: str) -> Any:
+        put(value, tree, path)
+        return value
+
+    return put_and_return
+
+
+def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: of_tf.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+
+
+# The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
+_KINDS = {
+    "torch": Kind(
+        of_torch.is_tensor,
+        lambda value, path: {"value": of_torch.leaf(value, path)},
+        lambda value, tree, path: of_torch.put(value, tree["value"], path),
+        lambda tree: of_torch.tensor(tree["value"]),
+        replaceable=True,
+    ),
+    "variable": Kind(
+        of_tf.is_variable,
+        lambda value, path: {"value": of_tf.leaf(value)},
+        _returning(lambda value, tree, path: of_tf.put_variable(value, tree["value"], path)),
+        lambda tree: of_tf.array(tree["value"]),
+    ),
+    "tensor": Kind(
+        of_tf.is_tensor,
+        lambda value, path: {"value": of_tf.leaf(value)},
+        lambda value, tree, path: of_tf.tensor(tree["value"]),
+        lambda tree: of_tf.tensor(tree["value"]),
+        replaceable=True,
+    ),
+    "keras": Kind(of_tf.is_model, of_tf.take_model, _returning(of_tf.put_model), of_tf.plain_model),
+    "optimizer": Kind(
+        of_tf.is_optimizer, lambda value, path: of_tf.take_optimizer(value), _returning(of_tf.put_optimizer), _by_name
+    ),
+    "module": Kind(
+        of_tf.is_module, lambda value, path: of_tf.take_module(value), _returning(of_tf.put_module), _by_name
+    ),
+    "random": Kind(
+        lambda value: any(source.owns(value) for source in _SOURCES.values()),
+        _take_source,
+        _put_source,
+        lambda tree: tree["value"],
+    ),
+    "state_dict": Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
+}

@@ -1,0 +1,70 @@
+"""A ring that loses slots for good goes on with fewer ranks, and with all when they are back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+CELL = """
+import time
+from sparkring import checkpoints
+store = checkpoints(keep=2)
+state = {"sum": 0}
+step = store.restore(state)
+print(f"ranks {size} from step {step}", flush=True)
+while step < 2000 and not done():
+    time.sleep(0.02)
+    step += 1
+    state["sum"] += step
+    if step % 25 == 0:
+        store.save(step, state)
+store.wait()
+size, step, state["sum"]
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_path):
+    """Four ranks on two workers; one worker is killed with -9: two ranks go on from the last checkpoint. When a worker
+    comes, four ranks go on from the next one, and nothing is lost or done twice."""
+    script = driver(f"""
+        import os
+        os.environ["PYSPARK_PYTHON"] = {brittle_cluster.python!r}
+        session = spark({brittle_cluster.url!r}, **{{"spark.executor.memory": "600m"}})
+        while session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:
+            time.sleep(0.05)
+
+        class Telling(View):
+            def refresh(self, record):
+                View.refresh(self, record)
+                for saved in record.checkpoints[-1:]:
+                    print("SAVED", saved.saved.step, "in attempt", saved.attempt, flush=True)
+            close = refresh
+
+        def done():
+            return os.path.exists({str(tmp_path / "done")!r})
+
+        found = run_cell({CELL!r}, {{"done": done}}, framework="plain", title="test", code="", view=Telling(),
+                         options=Options(np=4, checkpoint_dir={str(tmp_path / "run")!r}, max_restarts=1, least=2))
+        for size, step, total in found.values:
+            print("VALUE", size, total == step * (step + 1) // 2)
+        for attempt in found.record.attempts:
+            print("ATTEMPT", attempt.number, attempt.size, attempt.reason)
+        session.stop()
+    """)
+    script.until_said(r"ranks 4 from step 0$")
+    script.until_said(r"^SAVED \d+ in attempt 1$")
+    os.kill(brittle_cluster.workers[0].pid, signal.SIGKILL)
+    smaller = int(script.until_said(r"ranks 2 from step (\d+)$")[1])
+    assert smaller >= 25
+    brittle_cluster.add()
+    larger = int(script.until_said(r"(?s)ranks 2 from.*ranks 4 from step (\d+)$")[1])
+    assert larger > smaller
+    (tmp_path / "done").touch()
+    text = script.wait()
+    assert text.count("VALUE 4 True") == 4, text
+    assert "ATTEMPT 1 4 lost: " in text
+    assert "ATTEMPT 2 2 Spark has slots for more than 2 ranks again" in text
+    assert "ATTEMPT 3 4 \n" in text

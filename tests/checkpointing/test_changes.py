@@ -1,0 +1,70 @@
+"""What has changed since a checkpoint was saved, in words."""
+
+from __future__ import annotations
+
+import time
+
+from sparkring.checkpointing.changes import changes, saved_words, stamp_after
+from sparkring.checkpointing.entries import Commit, Entry
+
+CELL = "%%horovod -n -2 --checkpoint-dir /x\nlr = 0.1\n\ntrain(lr)  # as ever\n"
+
+
+def entry(code: str = CELL, data: dict[str, str] | None = None, age_s: float = 0.0) -> Entry:
+    commit = Commit(120, 1_000.0 - age_s, (), {}, "1", "run", 2, False, code, data or {})
+    return Entry("00000120.1795294802123-0", "committed", commit)
+
+
+def test_what_does_not_matter():
+    """Options, comments, empty lines, and quotes are not what a training is."""
+    for same in (CELL, "%%horovod -n -4 --fresh\nlr = 0.1\ntrain( lr )", CELL.replace("# as ever", "")):
+        assert changes(entry(), same, {}) == "", same
+    assert changes(entry(code=""), CELL, {}) == "", "saved outside a cell"
+
+
+def test_a_changed_line_is_shown():
+    """Both versions of it, as in a diff."""
+    assert changes(entry(), CELL.replace("0.1", "0.5"), {}) == (
+        "the cell has changed since:\n    -lr = 0.1\n    +lr = 0.5"
+    )
+
+
+def test_a_cell_that_is_not_python_alone():
+    """Lines for IPython are compared as text."""
+    shell = CELL + "!ls\n"
+    assert changes(entry(code=shell), shell, {}) == ""
+    assert "+!ls -l" in changes(entry(code=shell), CELL + "!ls -l\n", {})
+
+
+def test_a_long_difference_is_cut():
+    """An output is no place for a whole cell."""
+    found = changes(entry(), "%%x\n" + "\n".join(f"a{n} = 1" for n in range(100)), {})
+    assert len(found.splitlines()) < 20
+    assert found.endswith("…")
+
+
+def test_changed_data():
+    """Only those that both know are compared."""
+    saved = entry(data={"flights": "a1", "gone": "x"})
+    assert changes(saved, CELL, {"flights": "a1", "new": "y"}) == ""
+    assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights have changed since."
+
+
+def test_age_in_words():
+    """As people say it."""
+    ages = {
+        0: "just saved",
+        5: "saved 5 s ago",
+        200: "saved 3 min ago",
+        8_000: "saved 2 h ago",
+        400_000: "saved 5 days ago",
+    }
+    for age_s, words in ages.items():
+        assert saved_words(entry(age_s=age_s), 1_000.0) == f"step 120, {words}"
+
+
+def test_stamps_grow():
+    """Also where the clock of the kernel before was ahead."""
+    now = int(time.time() * 1000)
+    assert now <= stamp_after([]) <= now + 60_000
+    assert stamp_after([1, now + 10_000_000]) == now + 10_000_001
