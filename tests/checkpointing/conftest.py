@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
 from typing import Any, NamedTuple
 
 import pytest
 
 from sparkring import place, report
 from sparkring.checkpointing import background, here
-
-if importlib.util.find_spec("sparkring.checkpointing.parts") is None:  # until it is there
-    import sparkring.checkpointing
-
-    stub = types.ModuleType("sparkring.checkpointing.parts")
-
-    def put_back(value, tree, path):
-        if not isinstance(value, dict):
-            return tree
-        for key in tree:
-            value[key] = put_back(value.get(key), tree[key], f"{path}[{key!r}]")
-        return value
-
-    def random_states():
-        import random
-
-        return {"python": random.getstate()}
-
-    def set_random_states(tree):
-        import random
-
-        random.setstate(tree["python"])
-
-    stub.__dict__.update(tree_of=lambda value: value, plain=lambda tree: tree, versions=lambda value: {})
-    stub.__dict__.update(put_back=put_back, random_states=random_states, set_random_states=set_random_states)
-    sys.modules[stub.__name__] = sparkring.checkpointing.parts = stub
 
 
 class Told(NamedTuple):

@@ -186,7 +186,7 @@ class Watched(LocalFileSystem):
 
     protocol = ("watched", "file")
     cachable = False
-    asked: list  # noqa: RUF012
+    asked: list
     before = staticmethod(lambda what, path: None)
 
     def _note(self, what, path):
@@ -248,7 +248,9 @@ def test_what_may_not_be_read(watched, monkeypatch):
 
     saved(watched, name(1))
     monkeypatch.setattr(watched.fs, "ls", refuse)
-    with pytest.raises(CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"):
+    with pytest.raises(
+        CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"
+    ):
         folder.listing(watched)
 
 

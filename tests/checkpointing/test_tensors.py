@@ -91,7 +91,9 @@ def test_there_and_back(place):
 
 def test_from_the_arena(place, tmp_path):
     """A copy that is made first gives the same file, and what happens to the arrays then does not reach it."""
-    leaves = {name: leaf.copy() if isinstance(leaf, np.ndarray) else leaf for name, leaf in {**LEAVES, **OTHERS}.items()}
+    leaves = {
+        name: leaf.copy() if isinstance(leaf, np.ndarray) else leaf for name, leaf in {**LEAVES, **OTHERS}.items()
+    }
     leaves["large"] = np.arange(3 * tensors.CHUNK_BYTES, dtype=np.uint16)  # for more than one thread
     leaves["bf16"] = RAW["bf16"]
     direct = written(place, leaves)
@@ -286,9 +288,11 @@ def test_lengths_that_lie(place, length):
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.sampled_from(["F32", "U8", "<f4", "dtypes", "a"]),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["a", "__metadata__", "dtype", "shape", "data_offsets", "dtypes"]), inner, max_size=4
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["a", "__metadata__", "dtype", "shape", "data_offsets", "dtypes"]), inner, max_size=4
+            )
         ),
         max_leaves=20,
     )
@@ -305,5 +309,5 @@ def test_any_header(place, header):
 def test_too_many_plain_values(place, monkeypatch):
     """More plain values than the format's readers take are told, with what to do."""
     monkeypatch.setattr(tensors, "HEADER_BYTES", 1_000)
-    with pytest.raises(CheckpointError, match="plain values and names.*make the long lists NumPy arrays"):
+    with pytest.raises(CheckpointError, match=r"plain values and names.*make the long lists NumPy arrays"):
         written(place, {}, {"list": list(range(1_000))})

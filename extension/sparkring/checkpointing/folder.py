@@ -100,14 +100,16 @@ def unfinished(directory: Location) -> dict[str, float]:
 
 def look(directory: Location, name: str) -> Entry | None:
     """The checkpoint of this name, asked for without a listing; None if there is none."""
+    commit = None
     try:
         commit = read_commit(directory, name)
-        for file in commit.files:
-            tensors.check_size(directory / name / file.name, file)
+        with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
+            for file in commit.files:
+                tensors.check_size(directory / name / file.name, file)
     except FileNotFoundError:
         return None
     except CheckpointDamagedError as error:
-        return Entry(name, "corrupt", None, str(error))
+        return Entry(name, "corrupt", commit, str(error))
     return Entry(name, "committed", commit)
 
 

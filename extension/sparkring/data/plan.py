@@ -65,13 +65,15 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in the rest of an epoch: `steps` batches from `ranges`, in windows as `shuffled()` says.
 
-    `rows` are its own, of which "drop" leaves the last ones out; `pad` are the rows that fill the last batch.
+    `rows` are its own, of which the first `read` have been read, and "drop" leaves the last ones out; `pad` are the
+    rows that fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
     rows: int
     steps: int
     pad: tuple[RowRange, ...] = ()
+    read: int = 0
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
@@ -99,20 +101,32 @@ def plan(
     the most needs, with batches filled up from rows that it reads anyway ("pad"); or each takes what it has, the
     last batch smaller, and one rank may need a step more than another ("join": call `hvd.join()` after the epoch).
     """
-    position = position or Position()
+    position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
     stretches = list(stretch(line, size))
     rows = [sum(each.rows for each in ranges) for ranges in stretches]
     found = []
     for ranges, own in zip(stretches, rows, strict=True):
         if remainder == "drop":
-            found.append(Shard(ranges, own, min(rows) // batch_size))
+            found.append(Shard(ranges, own, max(0, min(rows) - read) // batch_size, (), read))
         elif remainder == "join":
-            found.append(Shard(ranges, own, -(-own // batch_size)))
+            found.append(Shard(ranges, own, -(-max(0, own - read) // batch_size), (), read))
         else:
-            steps = -(-max(rows) // batch_size)
-            found.append(Shard(ranges, own, steps, first_rows(ranges or line, steps * batch_size - own)))
+            steps = -(-max(0, max(rows) - read) // batch_size)
+            pad = first_rows(ranges or line, read + steps * batch_size - own)
+            found.append(Shard(ranges, own, steps, pad, read))
     return tuple(found)
+
+
+def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
+    """Where the ranks began to read as they do now, and how many rows each has had since.
+
+    As many ranks as before go on each in its own stretch, as if nothing had been; others share out anew what is left.
+    """
+    legs = position.legs
+    if legs and (legs[-1].size, legs[-1].window) == (size, window):
+        return position._replace(legs=legs[:-1]), legs[-1].rows
+    return position, 0
 
 
 def even(rows: int, size: int) -> list[int]:

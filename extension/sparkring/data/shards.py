@@ -275,8 +275,9 @@ class Shards:
             )
         if not step:
             return self.start
-        leg = Leg(self.size, step * self.batch_size, self.window)
-        return self.start._replace(legs=(*self.start.legs, leg))
+        before, read = planning.begun(self.start, self.size, self.window)
+        leg = Leg(self.size, read + step * self.batch_size, self.window)
+        return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
         """The same data from a position() on, on however many ranks there are now; a list from JSON will do."""
@@ -417,21 +418,24 @@ class Shards:
                 batch_size=self.batch_size,
             )
         shard = self.plan()[self.rank]
-        self._progress.begin(self.start.epoch, self._rows_handed_out(shard), shard.steps)
+        self._progress.begin(self.start.epoch, self._end(shard) - shard.read, shard.steps)
         return self._progress
 
-    def _rows_handed_out(self, shard: Shard) -> int:
-        return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
+    def _end(self, shard: Shard) -> int:
+        """How many rows of its stretch the rank will have had at the end of the epoch."""
+        return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
         """This rank's buffers, one after another."""
         shard = self.plan()[self.rank]
-        key = (self.start.seed, self.start.epoch, len(self.start.legs), self.rank)
+        before, _ = planning.begun(self.start, self.size, self.window)
+        key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
         length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
-        left = self._rows_handed_out(shard)
-        numbers = range(worker, -(-left // length), workers)
+        end = self._end(shard)
+        first, inside = divmod(shard.read, length)  # in the middle of a window, what it begins with has been read
+        numbers = range(first + worker, -(-end // length), workers)
         ranges: Sequence[RowRange] = (*shard.ranges, *shard.pad)
-        if workers > 1:
+        if workers > 1 or first:
             ranges = [
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
@@ -441,7 +445,11 @@ class Shards:
                 order = np.arange(len(table))
                 own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
                 order[:own] = planning.shuffled(own, self.window, key, number)
-            yield Buffer(table, order, min(len(table), left - number * length), number * length, where)
+            rows, begin = min(len(table), end - number * length), number * length
+            if inside and number == first:
+                order = np.roll(np.arange(len(table)) if order is None else order, -inside)
+                rows, begin = rows - inside, begin + inside
+            yield Buffer(table, order, rows, begin, where)
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
         for table, order, rows, _, where in self._windows():
