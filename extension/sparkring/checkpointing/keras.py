@@ -6,7 +6,7 @@ model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkring import place
 from sparkring.checkpointing import of_tf, parts
@@ -14,8 +14,6 @@ from sparkring.errors import CheckpointError, OptionsError
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
-
-Every = int | Literal["epoch"]
 
 
 class Keeps(Protocol):
@@ -47,7 +45,7 @@ class Positioned:
         self._data.load_state_dict(state)
 
 
-def resume(store: Keeps, model: Any, data: Shards | None = None, every: Every = "epoch") -> Any:
+def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | int = "epoch") -> Any:
     """Restore `model` and `data` from the newest checkpoint, and give a Keras callback that saves them.
 
     every: "epoch", or so many batches; a save that falls on an epoch's last batch is made at its end. With "epoch",
@@ -66,7 +64,7 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: Every = 
 
     OptionsError, CheckpointError.
     """
-    if every != "epoch" and (type(every) is not int or every < 1):
+    if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise OptionsError(f'every={every!r}: it is "epoch", or a number of batches from 1 on.')
     if not of_tf.is_model(model):
         raise CheckpointError(
@@ -85,7 +83,7 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: Every = 
     return _callback(store, model, data, every, step, state)
 
 
-def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step: int, state: dict[str, Any]) -> Any:
+def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, step: int, state: dict[str, Any]) -> Any:
     """The callback, of the Keras that the model belongs to."""
 
     class Resume(of_tf.keras_of(model).callbacks.Callback):  # type: ignore[misc]
@@ -109,6 +107,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step:
                 self._begin(data.start)
                 if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
                     self.params["steps"] = _whole(data)
+                    self._end_epoch_in_time()
             if self._first and getattr(self.model, "_training_state", None) is None:
                 self.model._training_state = self  # whom Keras asks where to begin
             self._epoch, self._batch = -1, 0
@@ -128,6 +127,18 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step:
             self._epoch, self._batch = epoch, batch
             return epoch, batch
 
+        def _end_epoch_in_time(self) -> None:
+            """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
+            step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
+
+            def step_if_any(iterator: Any) -> Any:
+                if self._batch >= self.params["steps"]:
+                    raise StopIteration
+                return step(iterator)
+
+            step_if_any._sparkring = step  # type: ignore[attr-defined]
+            self.model.train_function = step_if_any
+
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch != self._epoch:
                 self._epoch, self._batch = epoch, 0
@@ -135,10 +146,11 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self._count(batch + 1 - self._batch)
             self._batch = batch + 1
-            if every != "epoch" and self._due() and not self._whole_epoch():
+            if self._due() and not self._whole_epoch():
                 self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
             whole = self._whole_epoch()
             if whole:
                 for name, value in _numbers(logs).items():
@@ -160,7 +172,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: Every, step:
             self._start, self._left, self._taken = start, data.resume(start).steps, 0
 
         def _due(self) -> bool:
-            return every != "epoch" and self._step // every > self._saved // every
+            return isinstance(every, int) and self._step // every > self._saved // every
 
         def _whole_epoch(self) -> bool:
             steps = self.params.get("steps")
