@@ -144,6 +144,18 @@ def read_commit(directory: Location, name: str) -> Commit:
             raise CheckpointDamagedError(f"{COMMIT} says something that nobody understands ({error!r})") from error
 
 
+def make(directory: Location, name: str) -> None:
+    """Make the folder of a checkpoint, and the directory if it is not there yet. OSError as it comes."""
+    new = directory
+    missing = []
+    while directory.local and not new.fs.exists(new.path):
+        new = new._replace(path=os.path.dirname(new.path))
+        missing.append(new)
+    directory.fs.makedirs((directory / name).path, exist_ok=True)
+    for parent in missing:  # a disk that has the checkpoint and not the way to it has none
+        sync_folder(parent)
+
+
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
     """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
     content = {

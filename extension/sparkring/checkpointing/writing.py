@@ -80,7 +80,7 @@ def say(text: str) -> None:
 def _written(save: Save, buffers: Iterable[memoryview]) -> Commit | None:
     """The commit, once all files are there; None on ranks that do not commit."""
     place = save.directory / save.name
-    place.fs.makedirs(place.path, exist_ok=True)
+    folder.make(save.directory, save.name)
     file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
     if not save.commit.sharded:
         files: tuple[File, ...] = (file,)
