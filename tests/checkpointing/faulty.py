@@ -32,7 +32,19 @@ class PowerCut(OSError):
 class _Below:
     """Python's functions on files, led through this object for what lies below `root`."""
 
-    _NAMES = ("open", "fsync", "fdatasync", "mkdir", "unlink", "remove", "rmdir", "rename", "replace", "link", "scandir")
+    _NAMES = (
+        "open",
+        "fsync",
+        "fdatasync",
+        "mkdir",
+        "unlink",
+        "remove",
+        "rmdir",
+        "rename",
+        "replace",
+        "link",
+        "scandir",
+    )
 
     def __init__(self, root: Path) -> None:
         self.root = os.path.realpath(root)
@@ -154,7 +166,7 @@ class Disk(_Below):
             if path is None and self.how != LOSSY:
                 continue
             kept.add(name)
-            if (path.is_dir() if path else self._removed[name] is None):
+            if path.is_dir() if path else self._removed[name] is None:
                 (folder / name).mkdir(parents=True)
                 continue
             found = path.read_bytes() if path else self._removed[name]
@@ -272,9 +284,24 @@ class Mount(_Below):
         super().__exit__()
         shutil.rmtree(self._uploads)
 
+    def there(self) -> list[str]:
+        """The files that there are, whatever a listing shows."""
+        found, folders = [], [""]
+        while folders:
+            below = folders.pop()
+            with self._os["scandir"](os.path.join(self.root, below)) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir() else found).append(os.path.join(below, entry.name))
+        return sorted(found)
+
     def settle(self) -> None:
         """Time passes: listings show what is there."""
         self.changes.clear()
+
+    def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
+        if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}").startswith(self._uploads):
+            return "what is on its way there"
+        return super()._below(path, dir_fd)
 
     def refuse(self, what: str, below: str) -> OSError:
         self.refused.append(what)
@@ -347,11 +374,6 @@ class _Uploaded(io.FileIO):
 
     def truncate(self, *_: object) -> int:
         raise self._mount.refuse("truncate", self._below)
-
-    def fileno(self) -> int:
-        if not self._mount.syncs:
-            raise self._mount.refuse("fsync", self._below)
-        return super().fileno()
 
     def close(self) -> None:
         if not self.closed:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import random
 import re
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from faulty import CUT, LOSSY, ONCE, Disk
 
 from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import CheckpointError
 from sparkring.storage import locate
-
-sys.path.insert(0, str(Path(__file__).parent))
-from faulty import CUT, LOSSY, ONCE, Disk  # noqa: E402
 
 STEPS = (10, 20, 30, 40)
 KEEP = 2
@@ -128,7 +125,7 @@ def one_cut(root: Path, at: int, how: str, background: bool) -> tuple[Course, Di
 
 
 def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
-    """200 checkpoints, each with one bit changed or its end cut off: the one before it comes back, and this is named."""
+    """200 checkpoints, each with one bit changed or its end cut off: it is named, and the one before comes back."""
     monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # no power goes here
     rng = random.Random(5)
     directory = tmp_path / "run1"
