@@ -1,7 +1,8 @@
-"""TensorFlow's and Keras' objects in a state, and the callback: a training that goes on is the one that was not stopped."""
+"""TensorFlow's and Keras' objects in a state, and the callback: a training that goes on is the one that was not torn."""
 
 import copy
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from sparkring import shards
+from sparkring import events, report, shards
 from sparkring.checkpointing import keras as resuming
 from sparkring.checkpointing import parts, tree
 from sparkring.errors import CheckpointError, OptionsError
+from sparkring.worker import autolog
 
 STEPS = 20
 
@@ -166,3 +168,107 @@ def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kep
     for name, values in resume.history.items():
         assert len(values) == 4
         assert [values[epoch] for epoch in whole] == [want_history[name][epoch] for epoch in whole]
+
+
+# ── what Keras' own callbacks write ───────────────────────────────────────────
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What is told of checkpoints, with Keras patched as on a rank."""
+    import keras.src.callbacks
+    import keras.src.engine.training
+
+    found = []
+    monkeypatch.setattr(report, "_tell", lambda kind, fields: found.append((kind, fields)))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for kind, name in (
+        (keras.src.engine.training.Model, "fit"),
+        (keras.src.callbacks.ModelCheckpoint, "_save_model"),
+        (keras.src.callbacks.ModelCheckpoint, "_save_handler"),
+        (keras.src.callbacks.BackupAndRestore, "_backup"),
+        (keras.src.callbacks.BackupAndRestore, "on_train_end"),
+    ):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    autolog.install()
+    return lambda: [fields for kind, fields in found if kind == "checkpoint"]
+
+
+def saved_events(told):
+    return [events.CheckpointSaved(time=0, rank=0, **one["told"]) for one in told() if one["event"] == "saved"]
+
+
+def test_what_model_checkpoint_writes_is_told(told, tmp_path):
+    """Files, folders and TensorFlow's own, with the epoch, the size and its metrics; it writes what it always did."""
+    x = np.ones((32, 2), "f4")
+    make().fit(
+        x,
+        x[:, 0],
+        epochs=2,
+        verbose=0,
+        callbacks=[
+            tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "one-{epoch}.keras")),
+            tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "weights" / "two-{epoch}"), save_weights_only=True),
+            tf.keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.h5"), monitor="loss", mode="max", save_best_only=True
+            ),
+        ],
+    )
+    found = saved_events(told)
+    assert {(one.name, one.step) for one in found} >= {("one-1.keras", 1), ("one-2.keras", 2), ("two-2", 2)}
+    for one in found:
+        assert one.kind == "keras"
+        assert one.folder == str(tmp_path / "weights" if one.name.startswith("two") else tmp_path)
+        assert one.best == (one.name == "best.h5")
+        assert set(one.metrics) == {"loss", "mae"}
+        assert one.took_s == one.blocked_s > 0
+    sizes = {one.name: one.size_bytes for one in found}
+    assert sizes["one-2.keras"] == (tmp_path / "one-2.keras").stat().st_size
+    assert sizes["two-2"] == sum(file.stat().st_size for file in (tmp_path / "weights").glob("two-2.*")) > 0
+    assert tf.keras.models.load_model(tmp_path / "one-2.keras").count_params() == make().count_params()
+
+
+def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
+    """Only what is written is."""
+    keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.h5"), monitor="loss", save_best_only=True)
+    keep.set_model(make())
+    for epoch, loss in enumerate((3.0, 4.0, 2.0)):
+        keep.on_epoch_end(epoch, {"loss": loss})
+    assert [(one.step, one.metrics) for one in saved_events(told)] == [(1, {"loss": 3.0}), (3, {"loss": 2.0})]
+
+
+def test_what_backup_and_restore_writes_is_told(told, tmp_path):
+    """With what goes again; and it still takes a training up where it was torn."""
+    x = np.ones((64, 2), "f4")
+    model = make()
+    keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))
+    with pytest.raises(Stop):
+        model.fit(x, x[:, 0], epochs=3, batch_size=32, verbose=0, callbacks=[keep, stop_after(5)])
+    first, second = saved_events(told)
+    assert (first.kind, first.folder, first.name, first.step) == ("tensorflow", str(tmp_path), "chief/ckpt-1", 1)
+    assert (second.name, second.step) == ("chief/ckpt-2", 2)
+    assert second.size_bytes == sum(file.stat().st_size for file in (tmp_path / "chief").glob("ckpt-2.*")) > 0
+    assert [one["event"] for one in told()] == ["saved", "removed", "saved"]
+    again = make()
+    epochs = []
+    note = tf.keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    again.fit(
+        x,
+        x[:, 0],
+        epochs=3,
+        batch_size=32,
+        verbose=0,
+        callbacks=[tf.keras.callbacks.BackupAndRestore(str(tmp_path)), note],
+    )
+    assert epochs == [2]
+    assert [one["event"] for one in told()[3:]] == ["saved", "removed"]
+    assert not (tmp_path / "chief").exists()
+
+
+def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatch):
+    """The model is written, the fit goes on."""
+    monkeypatch.setattr(autolog, "_size_bytes", lambda path: 1 / 0)
+    x = np.ones((4, 2), "f4")
+    make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])
+    assert (tmp_path / "m.keras").exists()
+    assert told() == []
