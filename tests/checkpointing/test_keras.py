@@ -599,3 +599,49 @@ def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatc
     make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])
     assert (tmp_path / "m.keras").exists()
     assert told() == []
+
+
+# ── on a ring ─────────────────────────────────────────────────────────────────
+
+TRAIN = """
+import horovod.tensorflow.keras as hvd, numpy as np, tensorflow as tf
+from sparkring import checkpoints, shards
+hvd.init()
+tf.keras.utils.set_random_seed(7)
+
+def make():
+    tf.keras.backend.clear_session()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(8, "relu", input_shape=(2,)), tf.keras.layers.Dropout(0.5 * (size == 1)),
+                                 tf.keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)), "mse")
+    return model
+
+def fit(store, stop=0):
+    model, data, read = make(), shards(path, 16, columns={"x": ["x", "y"], "y": "y"}, dtype="float32"), []
+    resume = store.keras(model, data=data, every=3)
+    def count(batch, logs):
+        read.append(batch)
+        if len(read) == stop:
+            raise KeyError
+    model.fit(data.as_tf("x", "y"), epochs=3, initial_epoch=resume.initial_epoch, verbose=0, callbacks=[
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), resume,
+        tf.keras.callbacks.LambdaCallback(on_train_batch_end=count)])
+    return [weight.tolist() for weight in model.get_weights()], read, data.epoch
+"""
+
+
+def test_a_ring_goes_on_in_other_processes(local, numbered, tmp_path):
+    """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
+    names = {"path": str(numbered), "folder": str(tmp_path / "runs")}
+    source = f"{TRAIN}\nwanted = fit(checkpoints(folder + '-whole'))\nstore = checkpoints(folder)\n"
+    source += "try:\n    fit(store, stop=17)\nexcept KeyError:\n    store.wait()\nhvd.shutdown()\nwanted"
+    first = local.run(source, namespace=names, framework="horovod").values
+    assert first[0][0] == first[1][0]
+    again = local.run(
+        f"{TRAIN}\nfound = fit(checkpoints(folder))\nhvd.shutdown()\nfound", namespace=names, framework="horovod"
+    )
+    for rank in (0, 1):
+        weights, read, epoch = again.values[rank]
+        assert weights == first[rank][0]
+        assert read == [5, 6, 7, 8, 9, *range(10)]
+        assert epoch == 4

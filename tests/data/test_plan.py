@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.data.plan import Leg, Position, RowRange, Shard, cut, epoch_order, even, plan, shuffled, stretch
+from sparkring.data.plan import Leg, Position, RowRange, Shard, begun, cut, epoch_order, even, plan, shuffled, stretch
 from sparkring.errors import DataError
 
 # Files of row groups: none at all, groups of no rows, one row, many.
@@ -32,15 +32,21 @@ def all_rows(counts):
     }
 
 
-def read(shard, rank, position, window, batch_size, *, rows=None):
-    """The rows that a rank is handed, in order: its windows shuffled, then what fills up."""
+def read(shard, rank, position, size, window, batch_size, *, rows=None):
+    """The rows that a rank of `size` is handed, in order: its windows shuffled, then what fills up."""
     own, out = rows_of(shard.ranges), []
-    key = (position.seed, position.epoch, len(position.legs), rank)
+    key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
         part = own[begin : begin + (window or len(own))]
         out += [part[at] for at in shuffled(len(part), window, key, number)]
-    out += rows_of(shard.pad)
+    out = (out + rows_of(shard.pad))[shard.read :]
     return out[: shard.steps * batch_size if rows is None else rows]
+
+
+def on(position, size, window, rows):
+    """The position when each of `size` ranks has had so many rows more."""
+    before, had = begun(position, size, window)
+    return before._replace(legs=(*before.legs, Leg(size, had + rows, window)))
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
@@ -66,7 +72,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
     assert not any(shard.pad for shard in dropped)
     padded = plan(counts, size, batch_size, remainder="pad", window=window)
     assert len({shard.steps for shard in padded}) == 1
-    handed = [read(shard, rank, Position(), window, batch_size) for rank, shard in enumerate(padded)]
+    handed = [read(shard, rank, Position(), size, window, batch_size) for rank, shard in enumerate(padded)]
     assert {len(found) for found in handed} == {padded[0].steps * batch_size}
     assert {row for found in handed for row in found} == all_rows(counts)
     # No more than one step of rows is read twice by a rank.
@@ -84,14 +90,39 @@ def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, b
         shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)
         steps = min(steps, shards[0].steps)
         for rank, shard in enumerate(shards):
-            seen += read(shard, rank, position, window, batch_size, rows=steps * batch_size)
+            seen += read(shard, rank, position, ranks, window, batch_size, rows=steps * batch_size)
         if steps:
-            position = position._replace(legs=(*position.legs, Leg(ranks, steps * batch_size, window)))
+            position = on(position, ranks, window, steps * batch_size)
     rest = plan(counts, size, batch_size, position=position, remainder="join", window=window)
-    seen += [row for shard in rest for row in rows_of(shard.ranges)]
+    for rank, shard in enumerate(rest):
+        seen += read(shard, rank, position, size, window, batch_size, rows=shard.rows)
     assert len(seen) == len(set(seen))
     assert set(seen) == all_rows(counts)
     assert max(shard.rows for shard in rest) - min(shard.rows for shard in rest) <= 1
+
+
+@given(
+    LAYOUTS, WINDOWS, BATCHES, SIZES, st.lists(st.integers(0, 5), max_size=4), st.sampled_from(["drop", "pad", "join"])
+)
+@settings(max_examples=300, deadline=None)
+def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, size, stops, remainder):
+    """Each rank is handed the same rows in the same order, however often all stop and go on."""
+    options = {"remainder": remainder, "window": window}
+    whole = plan(counts, size, batch_size, **options)
+    position = Position()
+    handed = [[] for _ in range(size)]
+    for stop in [*stops, None]:
+        shards = plan(counts, size, batch_size, position=position, **options)
+        least = min(shard.steps for shard in shards)
+        for rank, shard in enumerate(shards):
+            steps = shard.steps if stop is None else min(stop, least)
+            end = shard.rows - shard.read if remainder == "join" and stop is None else steps * batch_size
+            handed[rank] += read(shard, rank, position, size, window, batch_size, rows=end)
+        if stop is not None and min(stop, least):
+            position = on(position, size, window, min(stop, least) * batch_size)
+    for rank, shard in enumerate(whole):
+        rows = shard.rows if remainder == "join" else None
+        assert handed[rank] == read(shard, rank, Position(), size, window, batch_size, rows=rows)
 
 
 def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
@@ -101,7 +132,7 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
     def order(epoch, seed):
         position = Position(epoch, seed)
         shard = plan(counts, 2, 5, position=position, window=20)[0]
-        return read(shard, 0, position, 20, 5)
+        return read(shard, 0, position, 2, 20, 5)
 
     assert order(1, 0) == order(1, 0)
     assert len({tuple(order(epoch, seed)) for epoch in (1, 2, 3) for seed in (0, 1)}) == 6

@@ -323,6 +323,40 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(numbered, before, after,
     assert sorted(read) == list(range(1000))
 
 
+@given(
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    st.sampled_from([False, True, 50, 7]),
+    st.sampled_from(["drop", "pad", "join"]),
+    st.sampled_from([0, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, stops, shuffle, remainder, workers):
+    """Batch for batch what they would have been handed without the stops, also by several workers."""
+    options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": remainder}
+    for rank in range(size):
+        data = shards(numbered, rank=rank, size=size, **options)
+        if workers:
+            whole = [batch.tolist() for batch in shards(numbered, rank=rank, size=size, **options).as_numpy("x")]
+            step = min(stops[0], len(data) - 1)
+            rest = data.resume(data.position(step=step))
+            found = sorted(flat(chunk.data["x"].tolist() for worker in (0, 1) for chunk in rest.read(worker, 2)))
+            assert found == sorted(flat(whole[step:]))
+            continue
+        whole = [batch.tolist() for batch in shards(numbered, rank=rank, size=size, **options).as_numpy("x")]
+        handed = []
+        for stop in stops:
+            batches = data.as_numpy("x")
+            for _, batch in zip(range(min(stop, len(data) - 1)), batches, strict=False):
+                handed.append(batch.tolist())
+            position = data.position()
+            batches.close()
+            data = data.resume(json.loads(json.dumps(position)))
+        handed += [batch.tolist() for batch in data.as_numpy("x")]
+        assert handed == whole
+
+
 @pytest.mark.parametrize(
     "read", [lambda data: data.as_numpy(), lambda data: data.as_tf(), lambda data: data.as_torch()]
 )

@@ -75,14 +75,10 @@ def listing(directory: Location) -> list[Entry]:
 def folders(directory: Location) -> dict[str, Folder]:
     """What the storage lists of our folders in `directory`, by name."""
     found: dict[str, Folder] = {}
-    # An object store lists all below a path in one call; elsewhere each folder costs one, and others' may be deep.
-    depth = {"maxdepth": 2} if directory.local else {}
     with in_words(f"the checkpoints in {directory.written} cannot be read"):
         directory.fs.invalidate_cache()  # fsspec remembers listings for as long as it lives
-        listed = directory.fs.find(directory.path, withdirs=True, detail=True, **depth)
-        if not listed:
-            _see(directory)
-        for path, info in listed.items():
+        for info in _listed(directory):
+            path = info["name"].rstrip("/")
             parts = path[len(directory.path) :].strip("/").split("/")
             if Name.of(parts[0]) is None or len(parts) > 2:
                 continue
@@ -104,14 +100,16 @@ def unfinished(directory: Location) -> dict[str, float]:
 
 def look(directory: Location, name: str) -> Entry | None:
     """The checkpoint of this name, asked for without a listing; None if there is none."""
+    commit = None
     try:
         commit = read_commit(directory, name)
-        for file in commit.files:
-            tensors.check_size(directory / name / file.name, file)
+        with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
+            for file in commit.files:
+                tensors.check_size(directory / name / file.name, file)
     except FileNotFoundError:
         return None
     except CheckpointDamagedError as error:
-        return Entry(name, "corrupt", None, str(error))
+        return Entry(name, "corrupt", commit, str(error))
     return Entry(name, "committed", commit)
 
 
@@ -246,10 +244,18 @@ def sync_folder(folder: Location) -> None:
 # ── inside ────────────────────────────────────────────────────────────────────
 
 
-def _see(directory: Location) -> None:
-    """A walk passes over what it may not read; a directory that is there must not look empty."""
+def _listed(directory: Location) -> Iterator[dict[str, Any]]:
+    """What the storage says of our folders and what is in them."""
+    fs = directory.fs
     with contextlib.suppress(FileNotFoundError):
-        directory.fs.ls(directory.path)
+        if not directory.local:  # an object store lists all below a path in one go
+            yield from fs.find(directory.path, withdirs=True, detail=True).values()
+            return
+        for info in fs.ls(directory.path, detail=True):
+            yield info
+            if info["type"] == "directory" and Name.of(info["name"].rpartition("/")[2]):
+                with contextlib.suppress(FileNotFoundError):  # somebody has removed it just now
+                    yield from fs.ls(info["name"], detail=True)
 
 
 def _write_sealed(file: Location, content: dict[str, Any]) -> None:

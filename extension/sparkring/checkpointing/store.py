@@ -339,11 +339,9 @@ class Store:
         return None
 
     def _asked_for(self, which: int | str | Entry) -> tuple[Entry, Held]:
-        entry: Entry | None
-        if isinstance(which, Entry):
-            entry, told = which, f"checkpoint {which.name}"
-        elif isinstance(which, str):
-            entry, told = (Entry(which, "committed") if Name.of(which) else None), f"checkpoint {which!r}"
+        if isinstance(which, Entry | str):
+            name = which.name if isinstance(which, Entry) else which
+            entry, told = (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
         else:
             step = _whole(which, 0)
             if step is None:

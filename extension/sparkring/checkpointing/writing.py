@@ -144,7 +144,16 @@ def _committed(save: Save, commit: Commit) -> None:
             told = {"folder": save.directory.written, "name": entry.name}
             report.tell("checkpoint", {"event": "removed", "told": told})
     for name in retention.abandoned(unfinished, save.policy, time.time()):
-        _removed(save.directory, Entry(name, "partial"))
+        if _never_finished(save.directory, name):
+            _removed(save.directory, Entry(name, "partial"))
+
+
+def _never_finished(directory: Location, name: str) -> bool:
+    """Ask for the commit by its name before anything is removed for want of it: a listing may be stale."""
+    try:
+        return folder.look(directory, name) is None
+    except CheckpointError:
+        return False
 
 
 def _removed(directory: Location, entry: Entry) -> bool:

@@ -65,13 +65,15 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in the rest of an epoch: `steps` batches from `ranges`, in windows as `shuffled()` says.
 
-    `rows` are its own, of which "drop" leaves the last ones out; `pad` are the rows that fill the last batch.
+    `rows` are its own, of which the first `read` have been read, and "drop" leaves the last ones out; `pad` are the
+    rows that fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
     rows: int
     steps: int
     pad: tuple[RowRange, ...] = ()
+    read: int = 0
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
@@ -99,20 +101,32 @@ def plan(
     the most needs, with batches filled up from rows that it reads anyway ("pad"); or each takes what it has, the
     last batch smaller, and one rank may need a step more than another ("join": call `hvd.join()` after the epoch).
     """
-    position = position or Position()
+    position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
     stretches = list(stretch(line, size))
     rows = [sum(each.rows for each in ranges) for ranges in stretches]
     found = []
     for ranges, own in zip(stretches, rows, strict=True):
         if remainder == "drop":
-            found.append(Shard(ranges, own, min(rows) // batch_size))
+            found.append(Shard(ranges, own, max(0, min(rows) - read) // batch_size, (), read))
         elif remainder == "join":
-            found.append(Shard(ranges, own, -(-own // batch_size)))
+            found.append(Shard(ranges, own, -(-max(0, own - read) // batch_size), (), read))
         else:
-            steps = -(-max(rows) // batch_size)
-            found.append(Shard(ranges, own, steps, first_rows(ranges or line, steps * batch_size - own)))
+            steps = -(-max(0, max(rows) - read) // batch_size)
+            pad = first_rows(ranges or line, read + steps * batch_size - own)
+            found.append(Shard(ranges, own, steps, pad, read))
     return tuple(found)
+
+
+def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
+    """Where the ranks began to read as they do now, and how many rows each has had since.
+
+    As many ranks as before go on each in its own stretch, as if nothing had been; others share out anew what is left.
+    """
+    legs = position.legs
+    if legs and (legs[-1].size, legs[-1].window) == (size, window):
+        return position._replace(legs=legs[:-1]), legs[-1].rows
+    return position, 0
 
 
 def even(rows: int, size: int) -> list[int]:
@@ -143,7 +157,7 @@ def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) 
     for number, leg in enumerate(position.legs):
         left: list[RowRange] = []
         for rank, ranges in enumerate(stretch(line, leg.size)):
-            left += unread(ranges, leg, (position.seed, position.epoch, number, rank))
+            left += _after(ranges, leg, (position.seed, position.epoch, number, rank))
         line = left
     return line
 
@@ -184,11 +198,6 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
     return tuple(found)
 
 
-def key_of(position: Position, rank: int) -> tuple[int, ...]:
-    """By which a rank shuffles what is left at `position`."""
-    return position.seed, position.epoch, len(position.legs), rank
-
-
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
 
@@ -199,8 +208,8 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     return np.random.default_rng([*key, number]).permutation(rows)
 
 
-def unread(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """What a rank has left of its stretch after a leg that was shuffled by `key`."""
+def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
+    """What a rank has left of its stretch after a leg."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []

@@ -182,47 +182,22 @@ class Shards:
         size = size or self.size
         if self._planned is not None and self._planned[:2] == (size, self.start):
             return self._planned[2]
-        found = self._stretches(size)
+        found = planning.plan(
+            self.dataset.counts(),
+            size,
+            self.batch_size,
+            position=self.start,
+            remainder=self.remainder,
+            window=self.window,
+        )
         if not self.start.legs and not any(shard.steps for shard in found):
             least = min(shard.rows for shard in found)
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
                 f'fills no batch of {self.batch_size:,}: take a smaller batch_size, fewer ranks, or remainder="pad".'
             )
-        begun, had = self._continued(size)
-        if had:
-            leg = self.start.legs[-1]
-            found = tuple(
-                shard._replace(
-                    ranges=tuple(planning.unread(shard.ranges, leg, planning.key_of(begun, rank))),
-                    rows=max(0, shard.rows - had),
-                    steps=max(0, shard.steps - had // self.batch_size),
-                )
-                for rank, shard in enumerate(found)
-            )
         self._planned = size, self.start, found
         return found
-
-    def _continued(self, size: int) -> tuple[Position, int]:
-        """Where the order that is read now began, and how many rows of it each rank has had.
-
-        As many ranks as before go on in the same order; others share out what is left, in an order of its own.
-        """
-        last = self.start.legs[-1:]
-        if any(leg[::2] == (size, self.window) and not leg.rows % self.batch_size for leg in last):
-            return self.start._replace(legs=self.start.legs[:-1]), last[0].rows
-        return self.start, 0
-
-    def _stretches(self, size: int) -> tuple[Shard, ...]:
-        """The shards of the order that is read now, from its beginning on."""
-        return planning.plan(
-            self.dataset.counts(),
-            size,
-            self.batch_size,
-            position=self._continued(size)[0],
-            remainder=self.remainder,
-            window=self.window,
-        )
 
     @property
     def spec(self) -> dict[str, Spec]:
@@ -300,8 +275,9 @@ class Shards:
             )
         if not step:
             return self.start
-        begun, had = self._continued(self.size)
-        return begun._replace(legs=(*begun.legs, Leg(self.size, had + step * self.batch_size, self.window)))
+        before, read = planning.begun(self.start, self.size, self.window)
+        leg = Leg(self.size, read + step * self.batch_size, self.window)
+        return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
         """The same data from a position() on, on however many ranks there are now; a list from JSON will do."""
@@ -442,36 +418,38 @@ class Shards:
                 batch_size=self.batch_size,
             )
         shard = self.plan()[self.rank]
-        self._progress.begin(self.start.epoch, self._rows_handed_out(shard), shard.steps)
+        self._progress.begin(self.start.epoch, self._end(shard) - shard.read, shard.steps)
         return self._progress
 
-    def _rows_handed_out(self, shard: Shard) -> int:
-        return shard.rows if self.remainder == "join" else shard.steps * self.batch_size
+    def _end(self, shard: Shard) -> int:
+        """How many rows of its stretch the rank will have had at the end of the epoch."""
+        return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
         """This rank's buffers, one after another."""
-        begun, had = self._continued(self.size)
-        whole, key = self._stretches(self.size)[self.rank], planning.key_of(begun, self.rank)
+        shard = self.plan()[self.rank]
+        before, _ = planning.begun(self.start, self.size, self.window)
+        key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
         length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
-        end = had + self._rows_handed_out(self.plan()[self.rank])
-        first, inside = divmod(had, length)
+        end = self._end(shard)
+        first, inside = divmod(shard.read, length)  # in the middle of a window, what it begins with has been read
         numbers = range(first + worker, -(-end // length), workers)
-        ranges: Sequence[RowRange] = (*whole.ranges, *whole.pad)
+        ranges: Sequence[RowRange] = (*shard.ranges, *shard.pad)
         if workers > 1 or first:
             ranges = [
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
         for number, (table, where) in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
             order = None
-            rows, skipped = min(len(table), end - number * length), inside if number == first else 0
             if self.window:
                 order = np.arange(len(table))
-                own = min(len(table), max(0, whole.rows - number * length))  # what fills up the last batch comes last
+                own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
                 order[:own] = planning.shuffled(own, self.window, key, number)
-                order = np.roll(order, -skipped)  # what was handed out already comes last
-            else:
-                table = table.slice(skipped)
-            yield Buffer(table, order, rows - skipped, number * length + skipped - had, where)
+            rows, begin = min(len(table), end - number * length), number * length
+            if inside and number == first:
+                order = np.roll(np.arange(len(table)) if order is None else order, -inside)
+                rows, begin = rows - inside, begin + inside
+            yield Buffer(table, order, rows, begin, where)
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
         for table, order, rows, _, where in self._windows():

@@ -1,0 +1,253 @@
+"""A run with --checkpoint-dir goes on where it stood: after a lost rank, and when its cell is run again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkring import shards
+from sparkring.errors import CheckpointError, RunFailed
+
+COUNT = """
+import os, signal
+from sparkring import checkpoints
+store = checkpoints(keep=3)
+state = {"sum": 0}
+begun = step = store.restore(state)
+while step < last:
+    step += 1
+    state["sum"] += step
+    if step % 10 == 0:
+        store.save(step, state, {"loss": 1 / step})
+        store.wait()
+    if rank == 1 and begun == 0 and step == dies_at:
+        while store.latest() is None or store.latest().step < step - 9:
+            pass  # rank 0 may not have got as far
+        os.kill(os.getpid(), signal.SIGKILL)
+begun, step, state["sum"]
+"""
+
+
+@pytest.fixture
+def count(ring, tmp_path):
+    """Runs COUNT: sums up the steps, in the same directory each time."""
+
+    def run(source=COUNT, last=40, dies_at=0, n=2, **options):
+        options = {"checkpoint_dir": str(tmp_path / "run"), "max_restarts": 2, **options}
+        return ring.run(source, n, namespace={"last": last, "dies_at": dies_at}, **options)
+
+    return run
+
+
+def names(folder: Path) -> list[str]:
+    return sorted((path.name for path in folder.iterdir()), key=lambda name: name.partition(".")[2])
+
+
+def test_the_next_attempt_goes_on(count, tmp_path):
+    """From the last checkpoint; the record tells what was saved, by which attempt, and from what the second went on."""
+    result = count(dies_at=25)
+    assert [value[1:] for value in result.values] == [(40, 820)] * 2
+    begun = {value[0] for value in result.values}
+    assert len(begun & {20, 30, 40}) == 1, "rank 0 may have got further than rank 1, and both go on from the same"
+    first, second = result.record.attempts
+    assert (first.step, first.failure.summary) == (0, "killed by SIGKILL")
+    assert {second.step} == begun
+    assert second.restored >= second.started
+    saved = [(each.saved.step, each.state) for each in result.record.checkpoints]
+    assert saved[-3:] == [(20, "committed"), (30, "committed"), (40, "committed")][-len(saved) :]
+    assert [name[:8] for name in names(tmp_path / "run")] == ["00000020", "00000030", "00000040"]
+
+
+def test_the_cell_is_run_again(count, tmp_path):
+    """It goes on from what is there, and says so; with --fresh it begins anew and deletes nothing of it."""
+    count(last=20)
+    before = names(tmp_path / "run")
+    again = count(last=40)
+    assert again.values == [(20, 40, 820)] * 2
+    assert "goes on from step 20, " in again.record.notices[0].text
+    fresh = count(last=10, fresh=True)
+    assert fresh.values == [(0, 10, 55)] * 2
+    assert not fresh.record.notices
+    assert set(before[-1:]) < set(names(tmp_path / "run"))
+    assert count(last=20).values == [(10, 20, 210)] * 2, "the newest training counts, not the longest"
+
+
+def test_a_changed_cell_is_asked_about(count):
+    """It is shown what has changed, and what to do; --resume goes on all the same."""
+    count(last=20)
+    changed = COUNT.replace('state["sum"] += step', 'state["sum"] += 2 * step')
+    with pytest.raises(CheckpointError) as caught:
+        count(changed)
+    told = str(caught.value)
+    assert "holds a checkpoint of step 20, " in told
+    assert '-    state["sum"] += step\n' in told
+    assert '+    state["sum"] += 2 * step\n' in told
+    assert "--resume" in told
+    assert "--fresh" in told
+    assert count(changed, resume=True).values == [(20, 40, 210 + 2 * 610)] * 2
+    assert count("# another comment" + COUNT.replace("+= step", "+= 2 * step"), last=40).values[0][0] == 40
+
+
+def test_changed_data_are_asked_about(count, tmp_path):
+    """A position in data that are others now means nothing."""
+
+    def write(rows: int) -> object:
+        pq.write_table(pa.table({"x": np.arange(rows)}), tmp_path / "data.parquet")
+        return shards(tmp_path / "data.parquet", 4)
+
+    cell = """
+from sparkring import checkpoints
+store = checkpoints()
+state = {"data": data}
+begun = store.restore(state)
+store.save(begun + 1, state)
+begun
+"""
+    run = count.__closure__ and next(c.cell_contents for c in count.__closure__ if hasattr(c.cell_contents, "run"))
+    options = {"checkpoint_dir": str(tmp_path / "run")}
+    assert run.run(cell, namespace={"data": write(64)}, **options).values == [0, 0]
+    assert run.run(cell, namespace={"data": write(64)}, **options).values == [1, 1]
+    with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet have changed since"):
+        run.run(cell, namespace={"data": write(65)}, **options)
+
+
+def test_the_damaged_one_is_passed_over(count, tmp_path):
+    """All ranks go on from the one before, though only reading shows the damage; it costs no restart."""
+    count(last=40)
+    file = tmp_path / "run" / names(tmp_path / "run")[-1] / "rank-0.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    result = count(last=40, max_restarts=0)
+    assert result.values == [(30, 40, 820)] * 2
+    damaged = [each for each in result.record.checkpoints if each.state == "damaged"]
+    assert [(each.saved.step, each.attempt) for each in damaged] == [(40, 0)]
+    assert "has other bytes" in damaged[0].reason
+    assert [attempt.step for attempt in result.record.attempts] == [40, 30]
+
+
+def test_another_number_of_ranks(count):
+    """What rank 0 wrote is for any number of them."""
+    count(last=20, n=3)
+    assert count(last=40, n=2).values == [(20, 40, 820)] * 2
+
+
+def test_it_says_how_to_go_on(count):
+    """When there is no restart left, the error names what is saved."""
+    with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):
+        count(dies_at=25, max_restarts=0)
+
+
+def test_no_checkpoint_yet(local, tmp_path):
+    """A run that has saved nothing begins anew, and is told how to save."""
+    cell = """
+import os
+if rank == 0 and not os.path.exists(mark):
+    open(mark, "w").close()
+    os._exit(3)
+"""
+    result = local.run(
+        cell, namespace={"mark": str(tmp_path / "mark")}, checkpoint_dir=str(tmp_path / "run"), max_restarts=1
+    )
+    assert any("no checkpoint has been saved in" in notice.text for notice in result.record.notices)
+
+
+def test_a_save_that_fails_in_the_background_fails_the_run(local, tmp_path):
+    """At the end of the cell at the latest: a cell whose last checkpoint is lost has not ended well."""
+    cell = """
+import os, shutil
+from sparkring import checkpoints
+store = checkpoints()
+shutil.rmtree(folder, ignore_errors=True)
+open(folder, "w").close()
+store.save(1, {"x": 1})
+"""
+    folder = str(tmp_path / "run")
+    with pytest.raises(RunFailed, match="CheckpointError: the checkpoint of step 1 could not be saved in") as caught:
+        local.run(cell, namespace={"folder": folder}, checkpoint_dir=folder, max_restarts=0)
+    assert any("could not be saved" in notice.text for notice in caught.value.record.notices)
+
+
+def test_a_directory_that_cannot_be_read(local, tmp_path):
+    """Said before any rank is started."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"/file/x"):
+        local.run("1", checkpoint_dir=str(tmp_path / "file" / "x"))
+
+
+# ── Ten kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TRAIN = """
+import torch, torch.distributed as dist
+from sparkring import checkpoints
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+torch.manual_seed(rank)
+model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.3), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+for weight in model.parameters():
+    dist.broadcast(weight.data, 0)
+optimizer = torch.optim.Adam(model.parameters(), 0.01)
+state = {"model": model, "optimizer": optimizer, "data": data, "step": 0, "read": []}
+store = checkpoints(keep=2, sharded=True)
+store.restore(state)
+for epoch in range(data.epoch, 4):
+    for batch in data.as_torch():
+        loss = ((model(batch["x"]).squeeze(1) - batch["y"]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+        state["step"] += 1
+        state["read"].append((epoch, batch["id"].tolist()))
+        if state["step"] % 3 == 0:
+            store.save(state["step"], state)
+[weight.detach().numpy().tobytes() for weight in model.parameters()], state["step"], state["read"]
+"""
+ROWS, BATCH, KILLS = 960, 8, 10
+
+
+@pytest.mark.slow
+def test_ten_kills(local, tmp_path):
+    """Ranks are killed ten times; the weights are, bit by bit, those of a run that was left alone, dropout and all, and
+    each rank has read each of its rows once in each epoch."""
+    draw = np.random.default_rng(0)
+    columns = {"x": list(draw.random((ROWS, 4), np.float32)), "y": draw.random(ROWS, np.float32), "id": np.arange(ROWS)}
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=100)
+
+    def train(name: str, **options: object) -> object:
+        data = shards(tmp_path / "data.parquet", BATCH)
+        options = {"checkpoint_dir": str(tmp_path / name), "max_restarts": KILLS, **options}
+        return local.run(TRAIN, namespace={"data": data}, framework="torch", **options)
+
+    undisturbed = train("undisturbed")
+    chance, killed = random.Random(0), 0
+
+    def kill(record) -> None:
+        """A moment after a checkpoint that moved it on, whichever moment that is."""
+        nonlocal killed
+        saved = [each for each in record.checkpoints if each.attempt == len(record.attempts)]
+        ready = len(saved) >= chance.randint(1, 3) and all(rank.state == "running" for rank in record.ranks)
+        if killed < KILLS and len(record.attempts) == killed + 1 and ready:
+            killed += 1
+            os.kill(chance.choice(record.ranks).pid, signal.SIGKILL)
+
+    local.view.on_refresh = kill
+    disturbed = train("disturbed")
+    local.view.on_refresh = lambda record: None
+    assert len(disturbed.record.attempts) == KILLS + 1
+    steps = 3 * (ROWS // 2 // BATCH)
+    for calm, rough in zip(undisturbed.values, disturbed.values, strict=True):
+        assert rough[1] == steps
+        assert rough[2] == calm[2]
+        assert rough[0] == calm[0]
+    for epoch in (1, 2, 3):
+        read = [row for value in disturbed.values for at, rows in value[2] if at == epoch for row in rows]
+        assert sorted(read) == list(range(ROWS))

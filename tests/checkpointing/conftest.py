@@ -1,0 +1,68 @@
+"""What the tests of checkpoints share: runs with a --checkpoint-dir, ranks, and what is told of it all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from sparkring import place, report
+from sparkring.checkpointing import background, here
+
+
+class Told(NamedTuple):
+    """What a rank has told the driver of checkpoints, in its order."""
+
+    events: list[tuple[str, dict[str, Any]]]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [told for kind, told in self.events if kind == event]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """As on a rank: what is told of checkpoints is heard."""
+    found = Told([])
+
+    def tell(kind, fields):
+        assert kind == "checkpoint"
+        found.events.append((fields["event"], fields["told"]))
+
+    monkeypatch.setattr(report, "_tell", tell)
+    return found
+
+
+@pytest.fixture
+def seat(monkeypatch):
+    """`seat(rank, size)`: this process is that rank from now on."""
+    from sparkring.checkpointing import store
+
+    counters: dict[int, dict] = {}
+
+    def sit(rank, size):
+        monkeypatch.setattr(place, "_current", place.World(rank=rank, size=size))
+        monkeypatch.setattr(store, "_numbers", counters.setdefault(rank, {}))
+
+    return sit
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """`run(directory, stamp=…, resume=…, …)`: this process is in a run with --checkpoint-dir from now on."""
+
+    def enter(directory, stamp=2_000_000_000_000, **found):
+        found = {"lineage": "a lineage", "code": "%%horovod\n…", "run_id": "a run", **found}
+        monkeypatch.setattr(here, "_current", here.Here(str(directory), stamp, **found))
+
+    return enter
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_its_way():
+    """What a test leaves on its way would fail the next one."""
+    yield
+    left = list(background._on_their_way)
+    for flight in left:
+        flight._thread.join()
+    background._on_their_way.clear()
+    assert not left, "a save, or its error, was left behind"

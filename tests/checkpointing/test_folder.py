@@ -1,0 +1,301 @@
+"""Directories of checkpoints: what counts as one, what is damaged, and what goes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import uuid
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from sparkring.checkpointing import folder, tensors
+from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Name
+from sparkring.errors import CheckpointDamagedError, CheckpointError
+from sparkring.storage import Location, locate
+
+
+@pytest.fixture(params=["local", "memory"])
+def directory(request, tmp_path):
+    if request.param == "local":
+        (tmp_path / "run1").mkdir()
+        return locate(tmp_path / "run1")
+    return locate(f"memory://{uuid.uuid4().hex}/run1")
+
+
+def name(step, stamp=1_700_000_000_000, number=None):
+    return str(Name(step, stamp, step if number is None else number))
+
+
+def commit_of(file=None, **changes):
+    files = (file,) if file else ()
+    found = Commit(3, 1.5, files, {"loss": 0.5}, "lineage", "run", 2, False, "code", {"flights": "v1"})
+    return found._replace(**changes)
+
+
+def saved(directory, called, data=b"abc", **changes):
+    """A checkpoint with a file of these bytes."""
+    from sparkring.checkpointing.digests import digest_of
+    from sparkring.checkpointing.entries import File
+
+    place = directory / called
+    place.fs.makedirs(place.path, exist_ok=True)
+    place.fs.pipe_file((place / "rank-0.safetensors").path, data)
+    commit = commit_of(File("rank-0.safetensors", len(data), digest_of(data)), **changes)
+    folder.write_commit(directory, called, commit)
+    return commit
+
+
+def states(directory):
+    return {entry.name: (entry.state, entry.reason) for entry in folder.listing(directory)}
+
+
+def test_commits_come_back(directory):
+    """A commit says what it was given, also what JSON has no words for."""
+    commit = saved(directory, name(3), metrics={"loss": float("inf"), "ä": -0.0}, code='"\n\\')
+    assert folder.read_commit(directory, name(3)) == commit
+    assert folder.listing(directory) == [Entry(name(3), "committed", commit)]
+    saved(directory, name(4), metrics={"loss": float("nan")})
+    assert folder.read_commit(directory, name(4)).metrics["loss"] != folder.read_commit(directory, name(3)).metrics
+    assert b"NaN" not in directory.fs.cat_file((directory / name(4) / COMMIT).path)
+
+
+def test_newest_first(directory):
+    """By the time at which they were saved, whatever their step; others' things are passed over."""
+    order = [name(9, 1_700_000_000_000), name(5, 1_800_000_000_000, 2), name(7, 1_800_000_000_000, 10)]
+    for each in order:
+        saved(directory, each)
+    fs = directory.fs
+    for other in ("notes.txt", "00000001.x", "model/weights.bin", f"{name(3)}.old/commit.json"):
+        fs.makedirs((directory / other).path.rpartition("/")[0], exist_ok=True)
+        fs.pipe_file((directory / other).path, b"x")
+    fs.pipe_file((directory / name(8)).path, b"a file that is called like one of ours")
+    assert [entry.name for entry in folder.listing(directory)] == order[::-1]
+
+
+def test_nothing_there(tmp_path, directory):
+    """A directory that is empty, or not there, holds no checkpoint."""
+    assert folder.listing(directory) == []
+    assert folder.listing(directory / "no") == []
+    assert folder.look(directory, name(1)) is None
+    with pytest.raises(FileNotFoundError):
+        folder.read_commit(directory, name(1))
+
+
+def test_begun_only(directory):
+    """A folder without a commit is no checkpoint."""
+    place = directory / name(2)
+    place.fs.makedirs(place.path)
+    if directory.local:
+        assert states(directory) == {name(2): ("partial", "")}
+    place.fs.pipe_file((place / "rank-0.safetensors").path, b"half")
+    assert states(directory) == {name(2): ("partial", "")}
+    assert "never finished" in folder.check(directory, folder.listing(directory)[0])
+
+
+def test_sizes(directory):
+    """A file that is missing or of another size is told by the listing, also in a process that has seen it whole."""
+    commit = saved(directory, name(1))
+    saved(directory, name(2))
+    assert {state for state, _ in states(directory).values()} == {"committed"}
+    directory.fs.pipe_file((directory / name(1) / "rank-0.safetensors").path, b"ab")
+    directory.fs.rm_file((directory / name(2) / "rank-0.safetensors").path)
+    assert states(directory) == {
+        name(1): ("corrupt", "rank-0.safetensors has 2 bytes and was written with 3"),
+        name(2): ("corrupt", "rank-0.safetensors is missing"),
+    }
+    found = {entry.name: entry for entry in folder.listing(directory)}
+    assert found[name(1)].commit == commit  # whose it is remains known
+    assert folder.look(directory, name(1)).reason == found[name(1)].reason
+    assert folder.check(directory, found[name(2)]) == "rank-0.safetensors is missing"
+
+
+def test_commits_cut_anywhere(directory):
+    """A commit that was cut, at whichever byte, makes no checkpoint."""
+    saved(directory, name(1))
+    path = (directory / name(1) / COMMIT).path
+    data = directory.fs.cat_file(path)
+    for length in range(len(data)):
+        directory.fs.pipe_file(path, data[:length])
+        with pytest.raises(CheckpointDamagedError, match=r"commit.json is not as it was written"):
+            folder.read_commit(directory, name(1))
+        if length % 100 == 0:
+            assert states(directory) == {name(1): ("corrupt", "commit.json is not as it was written")}
+    directory.fs.pipe_file(path, data + b"\n")
+    assert folder.look(directory, name(1)).state == "corrupt"
+    directory.fs.pipe_file(path, data)
+    assert folder.listing(directory)[0].state == "committed"
+
+
+def test_one_bit_of_a_commit(directory):
+    """Nor does one of which a single bit is not as it was."""
+    saved(directory, name(1), code="é E 1e5")
+    path = (directory / name(1) / COMMIT).path
+    data = directory.fs.cat_file(path)
+    for position in range(len(data)):
+        bad = bytearray(data)
+        bad[position] ^= 1 << random.Random(position).randrange(8)
+        directory.fs.pipe_file(path, bytes(bad))
+        with pytest.raises(CheckpointDamagedError):
+            folder.read_commit(directory, name(1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {"layout": 99}, {"layout": 1}, {"layout": 1, "files": 3}, {"layout": 1, "files": [["../x", 1, "xxh3_128:"]]}],
+)
+def test_commits_of_others(directory, content):
+    """A commit that is whole and says what this version does not know is damage, told in words."""
+    place = directory / name(1)
+    place.fs.makedirs(place.path)
+    folder._write_sealed(place / COMMIT, content)
+    assert folder.listing(directory)[0].state == "corrupt"
+
+
+def test_every_byte(directory):
+    """What the listing cannot see, the check reads: one bit of a file, over several pieces of it."""
+    data = os.urandom(2 * tensors.CHUNK_BYTES + 5)
+    saved(directory, name(1), data)
+    (entry,) = folder.listing(directory)
+    assert folder.check(directory, entry) == ""
+    for position in (0, tensors.CHUNK_BYTES + 1, len(data) - 1):
+        bad = bytearray(data)
+        bad[position] ^= 1
+        directory.fs.pipe_file((directory / name(1) / "rank-0.safetensors").path, bytes(bad))
+        assert folder.listing(directory) == [entry]
+        assert folder.check(directory, entry) == "rank-0.safetensors has other bytes than were written"
+    folder.remove(directory, entry)
+    assert folder.check(directory, entry) == "it has no commit.json any more"
+
+
+def test_removed(directory):
+    """A checkpoint goes with all that is in it, and one that is gone already is none to complain of."""
+    saved(directory, name(1))
+    saved(directory, name(2))
+    entry = folder.listing(directory)[1]
+    folder.remove(directory, entry)
+    folder.remove(directory, entry)
+    assert list(states(directory)) == [name(2)]
+    assert not directory.fs.exists((directory / name(1)).path)
+
+
+class Watched(LocalFileSystem):
+    """Local files, in an order that is noted; `before` is called ahead of each."""
+
+    protocol = ("watched", "file")
+    cachable = False
+    asked: list
+    before = staticmethod(lambda what, path: None)
+
+    def _note(self, what, path):
+        self.asked.append((what, path.rpartition("/")[2]))
+        self.before(what, path)
+
+    def cat_file(self, path, *others, **options):
+        self._note("read", path)
+        return super().cat_file(path, *others, **options)
+
+    def rm_file(self, path):
+        self._note("remove", path)
+        super().rm_file(path)
+
+    def rm(self, path, **options):
+        self._note("remove all", path)
+        super().rm(path, **options)
+
+
+@pytest.fixture
+def watched(tmp_path):
+    fs = Watched()
+    fs.asked = []
+    return Location(fs, str(tmp_path), str(tmp_path))
+
+
+def test_the_commit_goes_first(watched):
+    """A removal that is cut off leaves something that is no checkpoint."""
+    saved(watched, name(1))
+    folder.remove(watched, Entry(name(1), "committed"))
+    assert watched.fs.asked == [("remove", COMMIT), ("remove all", name(1))]
+
+
+def test_commits_are_read_once(watched):
+    """Hundreds of checkpoints are listed without reading their commits again and again."""
+    for step in range(200):
+        saved(watched, name(step))
+    assert len(folder.listing(watched)) == 200
+    assert watched.fs.asked.count(("read", COMMIT)) == 200
+    saved(watched, name(200))
+    shutil.rmtree((watched / name(0)).path)
+    assert [entry.step for entry in folder.listing(watched)] == list(range(200, 0, -1))
+    assert watched.fs.asked.count(("read", COMMIT)) == 201
+
+
+def test_removed_while_listed(watched):
+    """A folder that another process removes in the midst of a listing is simply not there any more."""
+    for step in range(3):
+        saved(watched, name(step))
+    watched.fs.before = lambda what, path: what == "read" and name(1) in path and shutil.rmtree(os.path.dirname(path))
+    assert [entry.step for entry in folder.listing(watched)] == [2, 0]
+
+
+def test_what_may_not_be_read(watched, monkeypatch):
+    """A directory that cannot be read is told with its path, and is not taken for an empty one."""
+
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", path)
+
+    saved(watched, name(1))
+    monkeypatch.setattr(watched.fs, "ls", refuse)
+    with pytest.raises(
+        CheckpointError, match=f"the checkpoints in {watched.written} cannot be read: Permission denied"
+    ):
+        folder.listing(watched)
+
+
+def test_listings_that_fsspec_remembers(tmp_path):
+    """What another process has added since is found: fsspec's own memory of listings is not trusted."""
+
+    class Remembering(LocalFileSystem):
+        protocol = ("remembering", "file")
+        cachable = False
+        seen = None
+
+        def ls(self, path, detail=False, **options):
+            if self.seen is None:
+                self.seen = {}
+            if path not in self.seen:
+                self.seen[path] = super().ls(path, detail=True, **options)
+            return self.seen[path]
+
+        def invalidate_cache(self, path=None):
+            self.seen = {}
+
+    directory = Location(Remembering(), str(tmp_path), "x")
+    assert folder.listing(directory) == []
+    saved(locate(tmp_path), name(1))
+    assert [entry.step for entry in folder.listing(directory)] == [1]
+
+
+def test_parts(directory):
+    """A rank's part is there when it is whole, and not before."""
+    from sparkring.checkpointing.entries import File
+
+    place = directory / name(1)
+    place.fs.makedirs(place.path)
+    assert folder.read_part(directory, name(1), 3) is None
+    file = File("rank-3.safetensors", 5, "xxh3_128:" + "0" * 32)
+    folder.write_part(directory, name(1), 3, file)
+    assert folder.read_part(directory, name(1), 3) == file
+    path = (place / "rank-3.json").path
+    data = directory.fs.cat_file(path)
+    for length in range(len(data)):
+        directory.fs.pipe_file(path, data[:length])
+        assert folder.read_part(directory, name(1), 3) is None
+
+
+def test_fsspec_has_what_is_asked(directory):
+    """Other file systems than these two are known by what fsspec's base class has."""
+    for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
+        assert hasattr(fsspec.AbstractFileSystem, method)

@@ -1,0 +1,81 @@
+"""Which checkpoints may go."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkring.checkpointing.entries import Commit, Entry, Name
+from sparkring.checkpointing.retention import ABANDONED_AFTER_S, Policy, abandoned, superfluous
+
+STAMP = 1_700_000_000_000
+
+
+def policy(**changes):
+    return Policy(2, "loss", "min", "ours", "", STAMP, True)._replace(**changes)
+
+
+def entry(number, loss=None, lineage="ours", state="committed", stamp=STAMP):
+    metrics = {} if loss is None else {"loss": loss}
+    commit = Commit(number, 0.0, (), metrics, lineage, "", 1, False, "", {})
+    return Entry(str(Name(number, stamp, number)), state, commit)
+
+
+entries = st.lists(
+    st.tuples(
+        st.none() | st.sampled_from([0.0, 1.0, 2.0, float("nan"), float("inf")]),
+        st.sampled_from(["ours", "ours", "theirs"]),
+        st.sampled_from(["committed", "committed", "corrupt"]),
+    ),
+    max_size=12,
+).map(lambda found: [entry(number, *each) for number, each in enumerate(found)])
+
+
+@given(entries, st.integers(1, 4), st.sampled_from(["min", "max"]), st.integers(0, 14), st.randoms())
+def test_what_stays(found, keep, mode, resumed, shuffled):
+    """Others' trainings, the newest of ours, our best, and the one that ranks go back to until two newer are there."""
+    ours = [each for each in found if each.commit.lineage == "ours"]
+    whole = [each for each in ours if each.state == "committed"]
+    resume = str(Name(resumed, STAMP, resumed)) if resumed < 12 else ""
+    listed = list(found)
+    shuffled.shuffle(listed)
+    rules = policy(keep=keep, mode=mode, resume=resume)
+    gone = superfluous(listed, rules)
+    left = [each for each in found if each not in gone]
+    assert all(each in ours for each in gone)
+    assert all(each in left for each in whole[-keep:])
+    assert whole or not gone
+    scored = [each.commit.metrics["loss"] for each in whole if each.commit.metrics.get("loss") is not None]
+    scored = [loss for loss in scored if loss == loss]
+    if scored:
+        best = (min if mode == "min" else max)(scored)
+        assert any(each.commit.metrics.get("loss") == best for each in whole if each in left)
+    if resume and sum(each.parsed.number > resumed for each in whole) < 2:
+        assert resume not in {each.name for each in gone}
+    # … and nothing more than that
+    assert sum(each in left for each in whole) <= keep + 1 + bool(resume)
+    assert not superfluous(left, rules)
+
+
+def test_all_of_them():
+    """keep=None removes none."""
+    assert superfluous([entry(number) for number in range(9)], policy(keep=None)) == []
+
+
+def test_damaged_ones():
+    """Damaged ones go once newer ones are there, and do not count among these; a torn commit is nobody's."""
+    found = [entry(1, state="corrupt"), entry(2), entry(3, state="corrupt"), entry(4), entry(5, state="corrupt")]
+    assert superfluous(found, policy()) == [found[0]]
+    torn = Entry(str(Name(0, STAMP, 0)), "corrupt", None, "torn")
+    assert superfluous([torn, entry(1), entry(2), entry(3)], policy()) == [entry(1)]
+    assert superfluous(found[:1], policy()) == []  # there is no good one
+
+
+def test_unfinished():
+    """What an earlier attempt has not finished goes at once where nobody else writes, elsewhere after an hour."""
+    earlier, own, later = (str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1))
+    now = 1e9
+    assert abandoned({earlier: now, own: now, later: now}, policy(), now) == [earlier]
+    alone = policy(alone=False)
+    for changed, gone in ((now, []), (now - ABANDONED_AFTER_S - 1, [earlier]), (0.0, [])):
+        assert abandoned({earlier: changed, own: changed, later: changed}, alone, now) == gone

@@ -1,0 +1,793 @@
+"""Stores of checkpoints: what is saved comes back, or it is said why not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sparkring
+from sparkring import checkpoints
+from sparkring.checkpointing import background, folder, store, writing
+from sparkring.checkpointing.entries import Name
+from sparkring.errors import CheckpointDamagedError, CheckpointError, PathError
+from sparkring.storage import locate
+
+
+def state(step=0, scale=1.0):
+    return {"w": np.arange(6.0).reshape(2, 3) * scale, "step": step, "deep": [{"b": np.float32(scale)}, (step, None)]}
+
+
+def saved(found, step, scale=1.0, metrics=None):
+    """One save, and its end."""
+    found.save(step, state(step, scale), metrics)
+    found.wait()
+
+
+def steps(found):
+    return [entry.step for entry in found.list() if entry.state == "committed"]
+
+
+def files(tmp_path, step):
+    (found,) = [path for path in tmp_path.iterdir() if path.name.startswith(f"{step:08d}.")]
+    return found
+
+
+def damage(tmp_path, step):
+    """One bit of the arrays of a checkpoint, which no listing sees."""
+    path = files(tmp_path, step) / "rank-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(params=["local", "memory"])
+def directory(request, tmp_path):
+    return str(tmp_path / "run1") if request.param == "local" else f"memory://{uuid.uuid4().hex}/run1"
+
+
+@pytest.fixture(autouse=True)
+def not_complained():
+    writing._complained.clear()
+
+
+# ── There and back ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_there_and_back(directory, background):
+    """A state comes back in place, in another store, to the last bit; and so do the random states."""
+    found = checkpoints(directory, background=background)
+    random.seed(5)
+    saved(found, 7, 2.5)
+    expected = random.random()
+    back = state()
+    w = back["w"]
+    assert checkpoints(directory).restore(back) == 7
+    assert random.random() == expected
+    assert back["w"].tobytes() == state(7, 2.5)["w"].tobytes()
+    assert back["w"] is w
+    assert (back["step"], back["deep"]) == (7, [{"b": np.float32(2.5)}, (7, None)])
+    assert type(back["deep"][0]["b"]) is np.float32
+    assert checkpoints(directory).load()["step"] == 7
+
+
+def test_nothing_yet(directory):
+    """Without a checkpoint a state stays as it is, and the step is 0."""
+    found, live = checkpoints(directory, best="loss"), state(3)
+    assert found.restore(live) == found.restore(live, "best") == 0
+    assert live["step"] == 3
+    assert (found.latest(), found.best(), found.list()) == (None, None, [])
+    with pytest.raises(CheckpointError, match=f"there is no checkpoint in {directory}"):
+        found.load()
+
+
+def test_which(directory):
+    """The latest, the best, a step, a name, an entry; and what is not there is told with what is."""
+    found = checkpoints(directory, keep=None, best="acc", mode="max")
+    for step, acc in ((1, 0.5), (2, 0.9), (3, 0.9), (4, 0.1), (2, 0.2)):
+        saved(found, step, step + acc, {"acc": acc})
+    assert [entry.step for entry in found.list()] == [2, 4, 3, 2, 1]
+    assert (found.latest().step, found.best().step) == (2, 3)
+    for which, scale in (("latest", 2.2), ("best", 3.9), (1, 1.5), (2, 2.2), (np.int64(4), 4.1),
+                         (found.list()[3], 2.9), (found.list()[3].name, 2.9)):  # fmt: skip
+        live = state()
+        assert found.restore(live, which) == live["step"]
+        assert live["w"][0, 1] == scale
+    names = [entry.name for entry in found.list()]
+    for which in (9, str(Name(9, 1_000_000_000_000, 0)), "nonsense"):
+        with pytest.raises(
+            CheckpointError, match=f"there is no checkpoint .*{directory}. There are {', '.join(names)}"
+        ):
+            found.restore(state(), which)
+    for which in (True, 1.5, None, -1):
+        with pytest.raises(CheckpointError, match="which="):
+            found.restore(state(), which)
+    with pytest.raises(CheckpointError, match="which metric"):
+        checkpoints(directory).best()
+
+
+def test_what_a_commit_says(directory, run, told, seat):
+    """The run, its code and lineage, the ranks and the metrics."""
+    seat(0, 3)
+    run(directory)
+    found = checkpoints()
+    saved(found, 5, metrics={"loss": np.float32(0.5), "n": 3})
+    (entry,) = found.list()
+    assert entry.name == "00000005.2000000000000-0"
+    commit = entry.commit
+    assert (commit.step, commit.metrics) == (5, {"loss": 0.5, "n": 3.0})
+    assert (commit.lineage, commit.run_id, commit.code) == ("a lineage", "a run", "%%horovod\n…")
+    assert (commit.size, commit.sharded, commit.data) == (3, False, {})
+    (event,) = told.of("saved")
+    assert (event["folder"], event["name"], event["step"]) == (directory, entry.name, 5)
+    assert event["size_bytes"] == commit.size_bytes
+    assert 0 < event["blocked_s"] <= event["took_s"]
+    from sparkring import events
+
+    events.CheckpointSaved(time=0.0, rank=0, **event)
+
+
+def test_history(directory):
+    """Metrics of all saves come back with a checkpoint, as far as that one knows them; the oldest go."""
+    found = checkpoints(directory, keep=None)
+    assert found.history == []
+    for step in (1, 2, 3):
+        saved(found, step, metrics={"loss": step / 2} if step != 2 else None)
+    saved(found, 4, metrics={"loss": float("nan"), "lr": 0.1})
+    other = checkpoints(directory)
+    other.restore(state(), 3)
+    assert other.history == [(1, {"loss": 0.5}), (3, {"loss": 1.5})]
+    saved(other, 5, metrics={"loss": 2})
+    assert [step for step, _ in other.history] == [1, 3, 5]
+    other.restore(state(), 4)
+    assert str(other.history[-1]) == "(4, {'loss': nan, 'lr': 0.1})"
+
+
+def test_bounded_history(directory, monkeypatch):
+    """It does not grow without end."""
+    monkeypatch.setattr(store, "HISTORY", 3)
+    found = checkpoints(directory)
+    for step in range(5):
+        found.save(step, state(), {"loss": step})
+    found.wait()
+    assert [step for step, _ in found.history] == [2, 3, 4]
+
+
+def test_a_copy_is_saved(directory):
+    """What training does to the arrays after save() is not in the checkpoint, also the second time."""
+    found, live = checkpoints(directory), state()
+    arena = None
+    for step in (1, 2, 3):
+        live["w"][...] = step
+        live["deep"][0]["b"] = np.float32(step)
+        found.save(step, live)
+        live["w"][...] = -1
+        live["deep"][0]["b"] = "gone"
+        found.wait()
+        assert (found.load()["w"] == step).all()
+        assert found.load()["deep"][0]["b"] == step
+        assert arena is None or arena is found._arena  # allocated once
+        arena = found._arena
+
+
+def test_two_stores(directory):
+    """Two stores of one directory, at the same moment, write checkpoints of their own."""
+    one, other = checkpoints(directory), checkpoints(directory)
+    other._stamp = one._stamp
+    for found in (one, other):
+        for step in (1, 1):
+            found.save(step, state())
+    one.wait()
+    other.wait()
+    assert len({entry.name for entry in one.list()}) == 4
+    assert steps(one) == [1] * 4
+
+
+def test_travelling(directory):
+    """A store of the notebook goes to the ranks, without what belongs to the notebook's process."""
+    found = checkpoints(directory, keep=5, best="loss")
+    saved(found, 1, metrics={"loss": 1})
+    other = pickle.loads(pickle.dumps(found))
+    assert repr(other) == repr(found) == f"<checkpoints in {directory}: keeps the newest 5 and the min of loss>"
+    assert other.restore(live := state()) == live["step"] == 1
+    assert len(pickle.dumps(found)) < 2_000
+
+
+def test_where():
+    """Without a directory and a run, or with a mistaken one, it says what to write."""
+    with pytest.raises(CheckpointError, match=r"name a directory.*--checkpoint-dir"):
+        checkpoints()
+    with pytest.raises(PathError, match="Write dbfs:/x"):
+        checkpoints("dbfs://x")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"keep": 0}, "keep=0"),
+        ({"keep": "3"}, "keep='3'"),
+        ({"mode": "least"}, "mode='least'"),
+        ({"best": ""}, "best=''"),
+    ],
+)
+def test_options(tmp_path, options, told):
+    """What an option can be is said where it is given."""
+    with pytest.raises(CheckpointError, match=told):
+        checkpoints(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((-1, {}), "step=-1: it is a whole number from 0 on"),
+        ((1.0, {}), "step=1.0"),
+        ((True, {}), "step=True"),
+        ((1, [1]), "a state is a dict"),
+        ((1, {}, {"loss": "low"}), r"metrics\['loss'\] is a `str`, not a number"),
+        ((1, {}, {"loss": np.zeros(2)}), r"metrics\['loss'\] is a `ndarray`"),
+        ((1, {"a": {"b": object()}}), r"state\['a'\]\['b'\] is a `object`"),
+    ],
+)
+def test_arguments(tmp_path, arguments, told):
+    """What cannot be saved is told at once, and nothing is written."""
+    with pytest.raises(CheckpointError, match=told):
+        checkpoints(tmp_path).save(*arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_metric_is_missing(tmp_path, seat):
+    """A store that keeps the best one has to be told what is good, on each rank."""
+    found = checkpoints(tmp_path, best="val_loss")
+    with pytest.raises(CheckpointError, match=r"best='val_loss', and save.. was given no metrics"):
+        found.save(1, {})
+    seat(1, 2)
+    with pytest.raises(CheckpointError, match="given only 'loss', 'acc'"):
+        found.save(1, {}, {"loss": 1, "acc": 2})
+
+
+# ── In the background ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Moody(MemoryFileSystem):
+    """Memory that waits, or fails, when a file is opened to be written."""
+
+    protocol = "moody"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    on_write = staticmethod(lambda path: None)
+    on_remove = staticmethod(lambda path: None)
+
+    def open(self, path, mode="rb", **options):
+        if mode == "wb":
+            type(self).on_write(path)
+        return super().open(path, mode, **options)
+
+    def rm_file(self, path):
+        type(self).on_remove(path)
+        super().rm_file(path)
+
+
+@pytest.fixture
+def moody(monkeypatch):
+    """A directory whose file system does what `moody.on_write` and `moody.on_remove` say."""
+    fsspec.register_implementation("moody", Moody, clobber=True)
+    monkeypatch.setattr(Moody, "store", {})
+
+    class Set:
+        directory = f"moody://{uuid.uuid4().hex}/run"
+
+        def on(self, **what):
+            for name, action in what.items():
+                monkeypatch.setattr(Moody, f"on_{name}", staticmethod(action))
+
+    return Set()
+
+
+def fails(error):
+    def fail(path):
+        raise error
+
+    return fail
+
+
+def test_training_goes_on(moody, wait_until):
+    """save() returns while the file is written; the next one waits for that, and both become checkpoints."""
+    go, writing_now, over = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(path):
+        writing_now.set()
+        assert go.wait(60)
+
+    moody.on(write=wait)
+    found = checkpoints(moody.directory)
+    found.save(1, state(1))
+    assert writing_now.wait(60)
+    assert found.list() == [] or found.list()[0].state == "partial"
+
+    def second():
+        found.save(2, state(2))
+        over.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert not over.wait(0.2)  # it cannot be over, however slow this machine is
+    go.set()
+    thread.join(60)
+    background.finish()
+    assert steps(found) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free some space"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Name a directory that this user may"),
+        (PermissionError("Access denied."), "Access denied. Name a directory"),
+        (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Is its bucket"),
+        (RuntimeError(), "RuntimeError. Look at the storage"),
+    ],
+)
+def test_failures(moody, error, words, capsys, told):
+    """What fails later is told at once, raised by the next call, once, and leaves no half of a checkpoint."""
+    moody.on(write=fails(error))
+    found = checkpoints(moody.directory)
+    found.save(12_000, state())
+    message = f"the checkpoint of step 12,000 could not be saved in {moody.directory}: {words}"
+    with pytest.raises(CheckpointError, match=message):
+        found.save(2, state())
+    found.wait()
+    assert found.list() == []
+    (event,) = told.of("failed")
+    assert (event["step"], event["folder"]) == (12_000, moody.directory)
+    assert event["reason"].startswith(words)
+    assert "sparkring" not in capsys.readouterr().err  # the driver says it
+    moody.on(write=lambda path: None)
+    saved(found, 3)
+    assert steps(found) == [3]
+
+
+def test_failures_without_a_driver(moody, capsys):
+    """Where there is no driver, stderr says it; without the background it is raised by save() itself."""
+    moody.on(write=fails(OSError(errno.ENOSPC, "No space left on device")))
+    found = checkpoints(moody.directory)
+    found.save(1, state())
+    with pytest.raises(CheckpointError, match="No space left"):
+        found.wait()
+    assert capsys.readouterr().err.startswith("sparkring: the checkpoint of step 1 could not be saved in moody:")
+    with pytest.raises(CheckpointError, match="No space left"):
+        checkpoints(moody.directory, background=False).save(1, state())
+
+
+def test_at_the_end_of_a_cell(moody, directory):
+    """finish() waits for all stores, raises the first error that nobody was told, and that once."""
+    moody.on(write=fails(OSError(5, "Input/output error")))
+    one, two, three = checkpoints(moody.directory), checkpoints(directory), checkpoints(moody.directory)
+    for step, found in enumerate((one, two, three)):
+        found.save(step, state())
+    del one, three
+    with pytest.raises(CheckpointError, match=r"step 0 .*Input/output error"):
+        background.finish()
+    assert steps(two) == [1]
+    background.finish()
+
+
+def test_a_commit_fails(moody):
+    """Data without a commit is no checkpoint, and is taken away again."""
+    moody.on(write=lambda path: path.endswith("commit.json") and fails(OSError(5, "Input/output error"))(path))
+    found = checkpoints(moody.directory)
+    with pytest.raises(CheckpointError, match="Input/output"):
+        saved(found, 1)
+    assert folder.folders(locate(moody.directory)) == {}
+
+
+def test_real_directories(tmp_path):
+    """A file where the directory should be, and one that may not be written: in words, with the path."""
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=f"could not be saved in {path}: "):
+            saved(checkpoints(path), 1)
+
+
+def test_after_a_fork(moody):
+    """A process that the training forks has nothing on its way, and does not wait for its parent's threads."""
+    go = threading.Event()
+    moody.on(write=lambda path: go.wait(60))
+    found = checkpoints(moody.directory)
+    found.save(1, state())
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            found.wait()
+            background.finish()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    go.set()
+    found.wait()
+    assert steps(found) == [1]
+
+
+def test_at_exit(tmp_path):
+    """A script that ends right after a save has saved."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(os.path.dirname(os.path.dirname(sparkring.__file__)))!r})
+import numpy as np
+from sparkring import checkpoints
+checkpoints({str(tmp_path)!r}).save(1, {{"w": np.zeros(5_000_000)}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert steps(checkpoints(tmp_path)) == [1]
+
+
+# ── What is damaged ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_one_before(tmp_path, capsys, told):
+    """Damaged checkpoints are passed over and said to be; the newest good one is taken."""
+    found = checkpoints(tmp_path, keep=None)
+    for step in range(1, 6):
+        saved(found, step)
+    damage(tmp_path, 5)
+    (files(tmp_path, 4) / "rank-0.safetensors").write_bytes(b"cut")
+    (files(tmp_path, 3) / "commit.json").unlink()
+    (files(tmp_path, 1) / "commit.json").write_bytes(b"")
+    capsys.readouterr()
+    assert checkpoints(tmp_path).restore(live := state()) == live["step"] == 2
+    err = capsys.readouterr().err
+    assert f"passed over the checkpoint of step 5 in {tmp_path}, which is damaged: rank-0.safetensors has other" in err
+    assert "passed over the checkpoint of step 4" in err
+    assert err.count("\n") == 2
+    assert [event["step"] for event in told.of("damaged")] == [5, 4]
+    assert [event["step"] for event in told.of("restored")] == [2]
+    with pytest.raises(
+        CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors has other bytes.*There"
+    ):
+        found.restore(state(), 5)
+
+
+def test_all_damaged(tmp_path):
+    """Where there were checkpoints and none is left, training does not quietly begin anew."""
+    found = checkpoints(tmp_path)
+    for step in (1, 2):
+        saved(found, step)
+        damage(tmp_path, step)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
+        found.restore(state())
+
+
+def test_never_whole(tmp_path):
+    """A first save that was cut off at its commit is none: training begins."""
+    found = checkpoints(tmp_path)
+    saved(found, 1)
+    commit = files(tmp_path, 1) / "commit.json"
+    commit.write_bytes(commit.read_bytes()[:50])
+    assert found.restore(state()) == 0
+
+
+def test_the_next_best(tmp_path):
+    """A damaged best one is passed over, too."""
+    found = checkpoints(tmp_path, keep=None, best="loss")
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
+        saved(found, step, metrics={"loss": loss})
+    damage(tmp_path, 2)
+    assert found.restore(state(), "best") == 1
+
+
+def test_any_bit(tmp_path):
+    """One bit anywhere in a checkpoint, its commit included, and it is not used."""
+    found = checkpoints(tmp_path)
+    saved(found, 1, metrics={"loss": 1.0})
+    (entry,) = found.list()
+    dice = random.Random(3)
+    paths = [files(tmp_path, 1) / name for name in ("commit.json", "rank-0.safetensors")]
+    for _ in range(100):
+        path = dice.choice(paths)
+        data = path.read_bytes()
+        bad = bytearray(data)
+        bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+        path.write_bytes(bad)
+        live = state(77)
+        with pytest.raises(CheckpointError):
+            found.restore(live, entry)
+        assert live["step"] == 77
+        assert folder.check(locate(tmp_path), entry) != ""
+        path.write_bytes(data)
+    assert found.restore(live, entry) == 1
+
+
+# ── In a run with --checkpoint-dir ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
+    """All ranks go back to what the driver has chosen, without a listing; or to nothing if it says so."""
+    outside = checkpoints(tmp_path, keep=None)
+    for step in (1, 2):
+        saved(outside, step)
+    name = outside.list()[1].name
+    run(tmp_path, resume=name)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "listing", None)
+        assert checkpoints().restore(state()) == 1
+    assert told.of("restored")[0]["name"] == name
+    run(tmp_path, resume="")
+    assert checkpoints().restore(state()) == 0
+    assert checkpoints(f"{tmp_path}/../{tmp_path.name}").restore(state()) == 0  # the same one
+    assert checkpoints().load()["step"] == 2  # what is there can be looked at
+
+
+def test_damage_in_a_run(tmp_path, run, told):
+    """Then it is for the driver to take another one: each rank alone might take another."""
+    outside = checkpoints(tmp_path)
+    for step in (1, 2):
+        saved(outside, step)
+    damage(tmp_path, 2)
+    run(tmp_path, resume=outside.list()[0].name)
+    with pytest.raises(CheckpointDamagedError, match=r"from which this run goes on, is damaged.*--resume.*--fresh"):
+        checkpoints().restore(state())
+    assert [event["step"] for event in told.of("damaged")] == [2]
+    gone = str(Name(9, 1_000_000_000_000, 0))
+    run(tmp_path, resume=gone)
+    with pytest.raises(CheckpointDamagedError, match=r"it has no commit.json"):
+        checkpoints().restore(state())
+
+
+def test_other_directories(tmp_path, run):
+    """Another directory than the run's is nobody's choice: its newest is taken."""
+    other = checkpoints(tmp_path / "other")
+    saved(other, 4)
+    run(tmp_path / "own", resume="")
+    assert checkpoints(tmp_path / "other").restore(state()) == 4
+
+
+def test_only_rank_0_writes(tmp_path, run, seat, told):
+    """Other ranks call save(), and go back to what rank 0 wrote, each with random numbers of its own."""
+    seat(0, 2)
+    run(tmp_path)
+    random.seed(1)
+    saved(checkpoints(), 3)
+    expected = random.random()
+    (name,) = os.listdir(tmp_path)
+    seat(1, 2)
+    found = checkpoints()
+    saved(found, 4, metrics={"loss": 1.0})
+    assert len(os.listdir(tmp_path)) == 1
+    assert found.history == [(4, {"loss": 1.0})]
+    run(tmp_path, resume=name)
+    drawn = {}
+    for rank in (0, 1, 2, 1):
+        seat(rank, 3)
+        assert checkpoints().restore(state()) == 3
+        number = random.random()
+        assert drawn.setdefault(rank, number) == number  # the same every time
+    assert drawn[0] == expected
+    assert len(set(drawn.values())) == 3
+
+
+def test_the_best_is_told(directory, run, told):
+    """Each save says whether it is the best of its training; a better one of another training does not count."""
+    saved(checkpoints(directory, best="loss"), 9, metrics={"loss": -5})
+    run(directory)
+    found = checkpoints(best="loss")
+    for step, loss in ((1, 0.5), (2, 0.7), (3, float("nan")), (4, 0.5), (5, 0.2)):
+        saved(found, step, metrics={"loss": loss})
+    assert [event["best"] for event in told.of("saved")[1:]] == [True, False, False, True, True]
+    assert found.best().step == 5
+    assert checkpoints(directory, best="loss").best().step == 5
+
+
+# ── Each rank its own ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sharded(tmp_path, run, seat, size=3, step=6):
+    """A sharded checkpoint; rank 0 begins, and waits for the others."""
+    run(tmp_path)
+    stores = []
+    for rank in range(size):
+        seat(rank, size)
+        random.seed(rank)
+        found = checkpoints(sharded=True)
+        found.save(step, state(step, rank + 1.0))
+        stores.append(found)
+    for found in stores[::-1]:
+        found.wait()
+    return stores
+
+
+def test_each_rank_its_own(tmp_path, run, seat, told):
+    """Every rank's state and random numbers come back to it; the checkpoint is there when all have written."""
+    (found, *_) = sharded(tmp_path, run, seat)
+    (entry,) = found.list()
+    assert [file.name for file in entry.commit.files] == [f"rank-{rank}.safetensors" for rank in range(3)]
+    assert entry.commit.sharded
+    assert len(told.of("saved")) == 1
+    run(tmp_path, resume=entry.name)
+    for rank in (2, 1, 0):
+        seat(rank, 3)
+        live = state()
+        assert checkpoints(sharded=True).restore(live) == 6
+        assert live["w"][0, 1] == rank + 1.0
+        random.seed(rank)
+        expected = random.random()
+        checkpoints().restore(live)
+        assert random.random() == expected
+
+
+def test_another_number_of_ranks(tmp_path, run, seat):
+    """What was sharded among three cannot be put back by two."""
+    sharded(tmp_path, run, seat)
+    (name,) = os.listdir(tmp_path)
+    run(tmp_path, resume=name)
+    seat(0, 2)
+    with pytest.raises(
+        CheckpointError, match=r"saved by 3 ranks with sharded=True, and here are 2: .*-n 3.*sharded=Fal"
+    ):
+        checkpoints().restore(state())
+
+
+def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
+    """Rank 0 does not wait for ever, and names those that are missing."""
+    monkeypatch.setattr(writing, "OTHERS_LIMIT_S", 0.3)
+    run(tmp_path)
+    for rank in (1, 0):
+        seat(rank, 4)
+        found = checkpoints(sharded=True, background=False)
+        if rank:
+            found.save(1, state())
+    with pytest.raises(CheckpointError, match=r"nothing came from ranks 2, 3 within .* every rank has to call save"):
+        found.save(1, state())
+    assert steps(found) == []
+    assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may be writing yet
+
+
+def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
+    """A rank whose file is damaged says so."""
+    (found, *_) = sharded(tmp_path, run, seat, size=2)
+    path = files(tmp_path, 6) / "rank-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [entry.state for entry in found.list()] == ["corrupt"]
+    run(tmp_path, resume=files(tmp_path, 6).name)
+    seat(1, 2)
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has"):
+        checkpoints().restore(state())
+
+
+def test_sharded_without_a_run(tmp_path, seat):
+    """Ranks that share no stamp would write to folders of their own."""
+    seat(0, 2)
+    with pytest.raises(CheckpointError, match="sharded=True needs a run with --checkpoint-dir"):
+        checkpoints(tmp_path, sharded=True)
+
+
+# ── What is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.1, 0.2, 0.3, float("nan")])), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
+def test_kept(told, saves, keep):
+    """After any number of saves: the newest and the best, and all that went was told."""
+    told.events.clear()
+    found = checkpoints(f"memory://{uuid.uuid4().hex}", keep=keep, best="loss")
+    for step, loss in saves:
+        saved(found, step, metrics={"loss": loss})
+    left = {entry.parsed.number: entry for entry in found.list()}
+    expected = set(range(max(0, len(saves) - keep), len(saves)))
+    numbers = [(loss, -number) for number, (_, loss) in enumerate(saves) if loss == loss]
+    if numbers:
+        # the best of those that were there at each moment is the best of all
+        expected.add(-min(numbers)[1])
+    assert set(left) == expected
+    assert len(told.of("removed")) == len(saves) - len(expected)
+
+
+def test_others_are_left_alone(tmp_path):
+    """A new training in the same directory removes none of an earlier one's; one that goes on with it does."""
+    earlier = checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        saved(earlier, step)
+    (tmp_path / "notes.txt").write_text("mine")
+    fresh = checkpoints(tmp_path, keep=1)
+    saved(fresh, 1)
+    saved(fresh, 2)
+    assert sorted(steps(fresh)) == [1, 2, 2]
+    going_on = checkpoints(tmp_path, keep=1)
+    assert going_on.restore(state(), earlier.list()[1]) == 2
+    saved(going_on, 3)
+    assert sorted(steps(fresh)) == [2, 3]
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_what_ranks_go_back_to(tmp_path, run, told):
+    """The checkpoint that this attempt goes on from stays until two newer ones are there."""
+    run(tmp_path)
+    saved(checkpoints(keep=1), 1)
+    (name,) = os.listdir(tmp_path)
+    run(tmp_path, stamp=2_000_000_000_001, resume=name)
+    found = checkpoints(keep=1)
+    assert found.restore(state()) == 1
+    saved(found, 2)
+    assert steps(found) == [2, 1]
+    saved(found, 3)
+    assert steps(found) == [3]
+
+
+def test_unfinished_ones(tmp_path, run):
+    """What an earlier attempt left unfinished goes with the first save of the next; a later one's does not."""
+    earlier, later = (str(Name(1, 2_000_000_000_000 + shift, 0)) for shift in (-1, 1))
+    for name in (earlier, later):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-0.safetensors").write_bytes(b"half")
+    saved(checkpoints(tmp_path), 2)  # without a run others may be writing: they are young
+    assert (tmp_path / earlier).exists()
+    run(tmp_path)
+    saved(checkpoints(), 3)
+    assert not (tmp_path / earlier).exists()
+    assert (tmp_path / later).exists()
+
+
+def test_a_listing_that_lacks_a_commit(tmp_path, run, monkeypatch):
+    """A checkpoint that a stale listing takes for unfinished is not removed."""
+    saved(checkpoints(tmp_path), 1)
+    (name,) = os.listdir(tmp_path)
+    listed = folder.folders
+    monkeypatch.setattr(
+        folder, "folders", lambda place: {key: found._replace(commit=None) for key, found in listed(place).items()}
+    )
+    run(tmp_path)
+    saved(checkpoints(), 2)
+    assert (tmp_path / name / "commit.json").exists()
+
+
+def test_removing_fails(moody, capsys):
+    """Then the save is none the worse, and it is said once."""
+    moody.on(remove=fails(PermissionError(13, "Permission denied")))
+    found = checkpoints(moody.directory, keep=1)
+    for step in range(4):
+        saved(found, step)
+    assert steps(found) == [3, 2, 1, 0]
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"old checkpoints in {moody.directory} cannot be removed, so it grows: Permission denied" in err
+
+
+def test_the_memory_it_takes(tmp_path):
+    """A state that grows is saved as it is; one that shrinks leaves no trace of what was larger."""
+    found = checkpoints(tmp_path, keep=None)
+    for step, length in ((1, 10), (2, 100_000), (3, 5)):
+        found.save(step, {"w": np.full(length, step)})
+    found.wait()
+    for step, length in ((1, 10), (2, 100_000), (3, 5)):
+        assert (found.load(step)["w"] == np.full(length, step)).all()
+    assert len(found._arena) >= 800_000
+    assert (files(tmp_path, 3) / "rank-0.safetensors").stat().st_size < 100_000
+
+
+def test_what_blocks_is_told(moody, told):
+    """Waiting for the save before counts as time that the training was held up; the writing itself does not."""
+    moody.on(write=lambda path: time.sleep(0.2))
+    found = checkpoints(moody.directory)
+    found.save(1, state())
+    found.save(2, state())
+    found.wait()
+    first, second = told.of("saved")
+    assert first["took_s"] >= 0.4  # its file and its commit
+    assert second["blocked_s"] >= 0.2  # at least the first one's commit
