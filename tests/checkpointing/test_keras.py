@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sparkring import events, report, shards
 from sparkring.checkpointing import keras as resuming
-from sparkring.checkpointing import parts, tree
+from sparkring.checkpointing import of_tf, parts, tree
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.worker import autolog
 
@@ -236,6 +236,25 @@ def test_without_data_and_with_validation():
     assert equal(all_variables(again), all_variables(model))
     again.fit(x, x[:, 0], batch_size=4, epochs=3, initial_epoch=2, verbose=0, callbacks=[resume])
     assert store.saved[-1][0] == 30
+
+
+def test_a_data_set_whose_length_nobody_knows():
+    """A generator's first epoch is saved on the way, too."""
+    store, x = Memory(), np.ones((4, 2), "f4")
+    rows = tf.data.Dataset.from_generator(
+        lambda: ((x, x[:, 0]) for _ in range(5)),
+        output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4,))),
+    )
+    model = make()
+    model.fit(rows, epochs=2, verbose=0, callbacks=[resuming.resume(store, model, every=2)])
+    assert [step for step, *_ in store.saved] == [2, 4, 6, 8, 10]
+
+
+def test_replicas_take_no_data(numbered, monkeypatch):
+    """TensorFlow cuts their batches up anew, so a position would be a guess."""
+    monkeypatch.setattr(of_tf, "replicas", lambda model: 2)
+    with pytest.raises(CheckpointError, match=r"trains on 2 replicas.*leave data out"):
+        resuming.resume(Memory(), make(), data=numbered_shards(numbered))
 
 
 @pytest.mark.parametrize(

@@ -389,11 +389,16 @@ def keep_random(model: Any) -> None:
     """
     import tensorflow as tf
 
-    if tf.distribute.has_strategy() or getattr(model.distribute_strategy, "num_replicas_in_sync", 1) > 1:
+    if tf.distribute.has_strategy() or replicas(model) > 1:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
         model.train_function = None  # traced with the operations of before, if at all
+
+
+def replicas(model: Any) -> int:
+    """On how many a model's strategy trains it, this rank's and others'; 1 without one."""
+    return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
 def _random_sources(model: Any) -> list[Any]:
