@@ -245,7 +245,8 @@ class Shards:
         """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
 
         Its elements are dicts of tensors [rows, …], or tuples of those that are named, in that order (Keras takes
-        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970.
+        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. In a fit under
+        MultiWorkerMirroredStrategy TensorFlow divides each batch among the ranks: there `batch_size` is all ranks'.
         """
         from sparkring.data.to_tf import as_tf
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,9 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
         # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and a function
         # more to tell what has been handed out, would cost time at the start of each epoch and gain none.
         found = tf.data.Dataset.from_generator(lambda: map(take, _one_by_one(data)), output_signature=take(batch))
-    if not data.start.legs:  # the rest of an epoch is shorter than those to come
+    # The rest of an epoch is shorter than those to come. And MultiWorkerMirroredStrategy takes each batch apart, a part
+    # for each of its workers, and would still stop after so many: most of the shard would never be read.
+    if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
     # Nothing is read ahead behind the last step: what it hands out, the training has.
