@@ -26,6 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.g
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 import burst  # noqa: E402
+import checkpoints  # noqa: E402
 import death  # noqa: E402
 import horde  # noqa: E402
 import latency  # noqa: E402
@@ -55,6 +56,8 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "reading": reading.parquet,
     "together": reading.together,
     "tfrecord": reading.tfrecord,
+    "checkpoints": checkpoints.files,
+    "restarts": checkpoints.runs,
 }
 PACKAGES = (
     "sparkring",

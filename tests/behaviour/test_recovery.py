@@ -61,7 +61,8 @@ def test_the_next_attempt_goes_on(count, tmp_path):
     assert {second.step} == begun
     assert second.restored >= second.started
     saved = [(each.saved.step, each.state) for each in result.record.checkpoints]
-    assert saved[-3:] == [(20, "committed"), (30, "committed"), (40, "committed")][-len(saved) :]
+    assert saved[-1] == (40, "committed")
+    assert [step for step, _ in saved] == sorted({step for step, _ in saved})
     assert [name[:8] for name in names(tmp_path / "run")] == ["00000020", "00000030", "00000040"]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from sparkring import place, report
 from sparkring.checkpointing import background, here
+
+sys.path.append(str(Path(__file__).parent))  # faulty.py, for those that import it
 
 
 class Told(NamedTuple):

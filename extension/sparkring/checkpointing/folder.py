@@ -27,6 +27,8 @@ from sparkring.storage import Location
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's packages call them
+# Object stores: there are no folders to be made there, and what fsspec's packages make is a bucket that was misspelt.
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
 
 # By directory and name: how commit.json looked from outside when it was read, and what it said.
@@ -144,6 +146,20 @@ def read_commit(directory: Location, name: str) -> Commit:
             raise CheckpointDamagedError(f"{COMMIT} says something that nobody understands ({error!r})") from error
 
 
+def make(directory: Location, name: str) -> None:
+    """Make the folder of a checkpoint, and the directory if it is not there yet. OSError as it comes."""
+    new = directory
+    missing = []
+    while directory.local and not new.fs.exists(new.path):
+        new = new._replace(path=os.path.dirname(new.path))
+        missing.append(new)
+    protocols = directory.fs.protocol
+    if not _WITHOUT_FOLDERS.intersection((protocols,) if isinstance(protocols, str) else protocols):
+        directory.fs.makedirs((directory / name).path, exist_ok=True)
+    for parent in missing:  # a disk that has the checkpoint and not the way to it has none
+        sync_folder(parent)
+
+
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
     """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
     content = {
@@ -192,8 +208,15 @@ def part(rank: int) -> str:
 def remove(directory: Location, entry: Entry) -> None:
     """Remove a checkpoint, its commit first: what is left of it, if anything, is none. OSError as it comes."""
     folder = directory / entry.name
-    with contextlib.suppress(FileNotFoundError):
-        folder.fs.rm_file((folder / COMMIT).path)
+    files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
+    parts = [part(rank) for rank in range(1, len(files))]
+    for name in (COMMIT, *files, *parts):  # by name: where listings are stale, the one below ends at what is gone
+        with contextlib.suppress(FileNotFoundError):
+            folder.fs.rm_file((folder / name).path)
+    if folder.local:
+        with contextlib.suppress(OSError):  # if there is something else in it
+            os.rmdir(folder.path)
+            return
     with contextlib.suppress(FileNotFoundError):
         folder.fs.rm(folder.path, recursive=True)
 

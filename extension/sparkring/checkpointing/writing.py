@@ -91,7 +91,7 @@ def say(text: str) -> None:
 def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
     """All files of the checkpoint, once they are there; None on ranks that do not commit."""
     place = save.directory / save.name
-    place.fs.makedirs(place.path, exist_ok=True)
+    folder.make(save.directory, save.name)
     file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
     if not save.commit.sharded:
         return (file,)

@@ -1,0 +1,28 @@
+"""Steps of computation, for a training that saves every so often, or not at all; the loop's seconds."""
+
+import os
+import time
+
+import numpy as np
+
+steps, every = int(os.environ["BENCHMARK_STEPS"]), int(os.environ["BENCHMARK_EVERY"])
+weights = np.random.default_rng(rank).standard_normal((1_100, 1_100), np.float32)  # of 5 MB
+state = {"weights": weights, "moments": np.zeros_like(weights), "step": 0}
+if every:
+    from sparkring import checkpoints
+
+    store = checkpoints(keep=2)
+    store.restore(state)
+    store.save(0, state)  # the first one allocates what the others use again
+    store.wait()
+
+part = weights[:400]
+part @ weights
+began = time.perf_counter()
+for step in range(1, steps + 1):
+    state["moments"][:400] = part @ weights
+    if every and step % every == 0:
+        store.save(step, state)
+if every:
+    store.wait()
+time.perf_counter() - began

@@ -1,0 +1,105 @@
+"""What checkpoints cost: beside the disk alone, and beside what notebooks do without them; and how soon one is back."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import US, Effort, Goal, Measured, Row, Turns, cell, script
+
+from sparkring import runner
+from sparkring.options import Options
+from sparkring.runner import RunResult
+from sparkring.views import Quiet
+
+DISK, NUMPY, TORCH = "the disk alone", "np.save, copied there", "torch.save, copied there"
+WITHOUT, DIRECTORY = "without checkpoints", f"{US}, none saved"
+NEAR_DISK, LITTLE = Goal(0.8, at_least=True, ratio=True), Goal(10)
+SOON, CHEAP = Goal(3), Goal(1.02, ratio=True)
+
+
+def files(effort: Effort) -> list[Row]:
+    """A gigabyte written to the disk and read from its cache, by one process."""
+    megabytes = 100 if effort.quick else 1000
+    go = functools.partial(_in_process, megabytes=megabytes)
+    turns = Turns(
+        effort.runs,
+        {
+            US: lambda: go("sparkring"),
+            DISK: lambda: go("disk"),
+            NUMPY: lambda: go("numpy"),
+            TORCH: lambda: go("torch"),
+        },
+    )
+    blocking = Turns(effort.runs, {US: lambda: _in_process("blocking", megabytes=100)})
+    told = f"checkpoint of {megabytes:,} MB in 16 arrays"
+    return [
+        turns.row(f"{told}: save", "MB/s", "save", DISK, goal=NEAR_DISK),
+        turns.row("… beside NumPy's", "MB/s", "save", NUMPY),
+        turns.row("… beside PyTorch's", "MB/s", "save", TORCH),
+        turns.row(f"{told}: restore, from the cache", "MB/s", "restore", DISK, goal=NEAR_DISK),
+        turns.row("… beside NumPy's", "MB/s", "restore", NUMPY),
+        turns.row("… beside PyTorch's", "MB/s", "restore", TORCH),
+        blocking.row("checkpoint of 100 MB in the background: save() returns after", "ms", "blocked"),
+        blocking.row("… of what it takes in all", "%", "share", goal=LITTLE),
+    ]
+
+
+def runs(effort: Effort) -> list[Row]:
+    """A rank that is killed, and a run in which none is."""
+    back = Turns(effort.runs, {US: _comes_back})
+    steps, every = (60, 30) if effort.quick else (400, 100)
+    whole = Turns(
+        effort.runs,
+        {
+            US: lambda: _steps(steps, every),
+            DIRECTORY: lambda: _steps(steps, 0, directory=True),
+            WITHOUT: lambda: _steps(steps, 0),
+        },
+    )
+    return [
+        back.row("SIGKILL of one of 2 local ranks: to the next step after the last checkpoint", "s", "back"),
+        back.row("… beyond what a cold start takes", "s", "beyond", goal=SOON),
+        whole.row(f"{steps} steps of 2 local ranks, 10 MB saved each {every}", "s", "loop", WITHOUT, goal=CHEAP),
+        whole.row("… --checkpoint-dir, none saved", "s", "loop", WITHOUT, us=DIRECTORY, goal=CHEAP),
+    ]
+
+
+def _in_process(contestant: str, *, megabytes: int) -> Measured:
+    """In a process of its own, so that nobody profits from memory that another has touched."""
+    with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=os.environ["SPARKRING_HOME"]) as folder:
+        command = [sys.executable, str(script("checkpoints")), contestant, folder, str(megabytes)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"{contestant}: {done.stderr[-2000:]}")
+    figures: Measured = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def _comes_back() -> Measured:
+    with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=os.environ["SPARKRING_HOME"]) as folder:
+        note = Path(folder, "at")
+        began = time.time()
+        result = _run("comes_back", f"{folder}/run", max_restarts=1, BENCHMARK_NOTE=str(note))
+        first, died, again = (float(note.with_suffix(f".{name}").read_text()) for name in ("first", "died", "again"))
+    assert result.values == [(50, 50.0)] * 2
+    return {"back": again - died, "beyond": (again - died) - (first - began)}
+
+
+def _steps(steps: int, every: int, *, directory: bool = False) -> Measured:
+    with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=os.environ["SPARKRING_HOME"]) as folder:
+        there = f"{folder}/run" if every or directory else ""
+        result = _run("steps", there, BENCHMARK_STEPS=str(steps), BENCHMARK_EVERY=str(every))
+    return {"loop": max(result.values)}
+
+
+def _run(name: str, directory: str, *, max_restarts: int = 0, **env: str) -> RunResult:
+    source = cell(name)
+    options = Options(np=-2, checkpoint_dir=directory, max_restarts=max_restarts, env=tuple(env.items()))
+    return runner.run_cell(source, {}, options, framework="plain", title="benchmark", code=source, view=Quiet())

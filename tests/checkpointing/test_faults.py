@@ -1,0 +1,173 @@
+"""The power goes at every single operation of a save, a byte changes anywhere: what was saved is found, or told."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from faulty import CUT, LOSSY, ONCE, Disk
+
+from sparkring.checkpointing import folder, tensors
+from sparkring.checkpointing.store import checkpoints
+from sparkring.errors import CheckpointError
+from sparkring.storage import locate
+
+STEPS = (10, 20, 30, 40)
+KEEP = 2
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """The state at a step, which can be told from that at any other."""
+    numbers = np.random.default_rng(step)
+    return {
+        "weights": numbers.standard_normal((40, 50)).astype(np.float32),
+        "moments": [numbers.standard_normal(300), numbers.integers(0, 9, 7)],
+        "told": f"at step {step}",
+        "step": step,
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the last bit?"""
+    if isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
+    if isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and one == other
+
+
+def restored(directory: Path) -> int:
+    """The step that a new process goes back to; fails if that is not the state that was saved there."""
+    folder._remembered.clear()
+    state = state_of(0)
+    step = checkpoints(directory, keep=KEEP).restore(state)
+    assert same(state, state_of(step)), f"what came back is not what step {step} was"
+    return step
+
+
+class Course(NamedTuple):
+    """How a training went: which steps it saved, as far as it was told, and at which it was told of a failure."""
+
+    saved: list[int]
+    failed: list[int]
+
+
+def train(directory: Path, background: bool) -> Course:
+    """Save at each of STEPS, whatever comes of it."""
+    course = Course([], [])
+    training = checkpoints(directory, keep=KEEP, background=background)
+    for step in STEPS:
+        try:
+            training.save(step, state_of(step))
+            training.wait()
+            course.saved.append(step)
+        except CheckpointError:
+            course.failed.append(step)
+    return course
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """So that a file of some kilobytes is written in several pieces."""
+    monkeypatch.setattr(tensors, "CHUNK_BYTES", 4096)
+
+
+@pytest.mark.parametrize(("how", "background"), [(CUT, True), (LOSSY, True), (LOSSY, False), (ONCE, True)])
+def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, background):
+    """At each operation of four saves: no state comes back that was not saved, and no step is lost that was."""
+    places, found_steps, lost, corrupt = 0, 0, [], []
+    while True:
+        root = tmp_path / "disk"
+        root.mkdir()
+        course, disk = one_cut(root, places, how, background)
+        if not disk.failed:
+            break
+        places += 1
+        after = disk.after(tmp_path / "after") if how != ONCE else root
+        directory = after / "runs" / "run1"
+        try:
+            step = restored(directory)
+        except (CheckpointError, AssertionError) as error:
+            corrupt.append((disk.done[-1], course, str(error)))
+        else:
+            found_steps += step > 0
+            assert how != ONCE or (step == course.saved[-1] and len(course.failed) <= 1)
+            if step < max(course.saved, default=0):
+                lost.append((disk.done[disk.at], course, step))
+            with Disk(after, None, how):  # on which nothing has to wait for the real one
+                goes_on(directory, step)
+        for path in (root, tmp_path / "after"):
+            shutil.rmtree(path, ignore_errors=True)
+    capsys.readouterr()  # what was said of failures and damage
+    assert course == Course(list(STEPS), [])
+    with capsys.disabled():
+        print(f"\n{how}: {places} places, {found_steps} found a checkpoint, {len(corrupt)} corrupt, {len(lost)} lost")
+    assert not corrupt
+    assert not lost
+    assert places > 60, "it saved with fewer operations than a save has"
+    assert found_steps > places // 2
+
+
+def one_cut(root: Path, at: int, how: str, background: bool) -> tuple[Course, Disk]:
+    """A training on a disk that fails at one operation."""
+    folder._remembered.clear()
+    with Disk(root, at, how) as disk:
+        course = train(root / "runs" / "run1", background)
+    return course, disk
+
+
+def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
+    """200 checkpoints, each with one bit changed or its end cut off: it is named, and the one before comes back."""
+    monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # no power goes here
+    rng = random.Random(5)
+    directory = tmp_path / "run1"
+    training = checkpoints(directory, keep=KEEP, background=False)
+    training.save(1, state_of(1))
+    where: Counter[str] = Counter()
+    for step in range(2, 202):
+        training.save(step, state_of(step))
+        newest = training.list()[0]
+        file = rng.choice(sorted((directory / newest.name).iterdir()))
+        whole = file.read_bytes()
+        how = damage(file, rng)
+        where[f"{file.name} {how}"] += 1
+        capsys.readouterr()
+        assert restored(directory) == step - 1
+        assert re.search(rf"passed over the checkpoint of step {step} in .*damaged: ", capsys.readouterr().err)
+        (found,) = [entry for entry in folder.listing(locate(directory)) if entry.name == newest.name]
+        assert file.name in folder.check(locate(directory), found)
+        file.write_bytes(whole)
+        assert folder.check(locate(directory), newest) == ""
+    assert restored(directory) == 201
+    assert min(where.values()) > 20
+    assert len(where) == 4
+
+
+def damage(file: Path, rng: random.Random) -> str:
+    """Change one bit of a file, or cut off its end."""
+    whole = bytearray(file.read_bytes())
+    place = rng.randrange(len(whole))
+    if rng.random() < 0.5:
+        file.write_bytes(whole[:place])
+        return "cut"
+    whole[place] ^= 1 << rng.randrange(8)
+    file.write_bytes(whole)
+    return "flipped"
+
+
+def goes_on(directory: Path, step: int) -> None:
+    """What is left of the failure is in nobody's way: a later training saves, and finds what it saved."""
+    training = checkpoints(directory, keep=KEEP)
+    state = state_of(0)
+    assert training.restore(state) == step
+    training.save(50, state_of(50))
+    training.wait()
+    assert restored(directory) == 50

@@ -1,0 +1,217 @@
+"""Checkpoints on storage that is no disk: a mount of an object store, memory://, and a server that speaks S3."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from faulty import Mount
+
+from sparkring.checkpointing import folder, here
+from sparkring.checkpointing.store import checkpoints
+from sparkring.errors import CheckpointError
+from sparkring.storage import locate
+
+LAG = 30  # changes; a save makes about three, with what it removes about six
+
+
+def state_of(step):
+    return {"weights": np.full((30, 40), step, np.float32), "told": f"at step {step}"}
+
+
+def goes_back(directory: str, **options) -> int:
+    """The step that a new process goes back to; fails if that is not the state that was saved there."""
+    folder._remembered.clear()
+    state = state_of(0)
+    step = checkpoints(directory, **options).restore(state)
+    assert state["told"] == f"at step {step}"
+    assert (state["weights"] == np.float32(step)).all()
+    return step
+
+
+def step_of(path: str) -> int:
+    """Of the checkpoint that a file belongs to."""
+    return int(path.split("/")[-2].partition(".")[0])
+
+
+def save(store, *steps, **metrics):
+    for step in steps:
+        store.save(step, state_of(step), metrics)
+        store.wait()
+
+
+def files(directory: str) -> list[str]:
+    """All that lies in a directory, and in none that is empty."""
+    location = locate(directory)
+    location.fs.invalidate_cache()
+    return sorted(path.rpartition("/")[2] for path in location.fs.find(location.path))
+
+
+def remembers(directory: str, **options) -> None:
+    """What any storage must do: save, go back, remove what is old, tell what is damaged."""
+    store = checkpoints(directory, keep=2, best="loss", **options)
+    for step in range(1, 7):
+        save(store, step, loss=abs(step - 2))
+    assert goes_back(directory) == 6
+    assert store.latest().step == 6
+    assert store.best().step == 2
+    assert [entry.step for entry in store.list()] == [6, 5, 2]
+    assert files(directory) == ["commit.json"] * 3 + ["rank-0.safetensors"] * 3
+    assert goes_back(directory, best="loss") == 6
+    assert (store.load("best")["weights"] == 2).all()
+    assert store.load(5)["told"] == "at step 5"
+    newest, before, _ = store.list()
+    for name in ("rank-0.safetensors", "commit.json"):
+        file = locate(directory) / newest.name / name
+        whole = file.fs.cat_file(file.path)
+        for damaged in (whole[:-1], bytes([whole[0] ^ 1]) + whole[1:], b""):
+            file.fs.pipe_file(file.path, damaged)
+            assert goes_back(directory) == 5
+            assert name in folder.check(locate(directory), newest)
+        file.fs.pipe_file(file.path, whole)
+    assert folder.check(locate(directory), newest) == ""
+    assert goes_back(directory) == 6
+    folder.remove(locate(directory), newest)
+    assert goes_back(directory) == 5
+    with pytest.raises(CheckpointError, match=re.escape(newest.name)):
+        store.restore(state_of(0), newest.name)
+    save(store, 7, loss=9)
+    assert [entry.step for entry in store.list()] == [7, before.step, 2]
+
+
+# ── a mount ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mount(tmp_path, monkeypatch):
+    """`mount(lag=…, …)`: dbfs:/ is on such a mount; it must refuse nothing of what is asked of it but syncing."""
+    root = tmp_path / "mount"
+    root.mkdir()
+    monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
+    made = []
+
+    def enter(**options):
+        made.append(Mount(root, **options))
+        return made[-1]
+
+    yield enter
+    assert {what for each in made for what in each.refused} <= {"fsync"}
+
+
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_mount_that_only_writes_in_one_go(mount, syncs):
+    """No seek, no append, no rename; one that cannot sync, either, does as well."""
+    with mount(syncs=syncs) as found:
+        remembers("dbfs:/ml/run1")
+    assert bool(found.refused) is not syncs
+
+
+def test_listings_that_are_stale(mount, run, monkeypatch):
+    """Nothing that counts is removed for them; what a run goes on from is found by its name; later all is as it was."""
+    with mount(lag=LAG) as found:
+        store = checkpoints("dbfs:/ml/run1", keep=2)
+        for step in range(1, 30):
+            save(store, step)
+            seen = [entry.step for entry in store.list() if entry.state == "committed"]
+            assert seen == sorted(seen, reverse=True)
+            there = {step_of(path) for path in found.there() if path.endswith("commit.json")}
+            assert {step, max(step - 1, 1)} <= there
+            assert len(there) < 2 + LAG // 2
+            if seen:
+                assert goes_back("dbfs:/ml/run1") == seen[0]
+        assert seen[0] < 29, "listings were not stale"
+        (newest,) = {path.split("/")[-2] for path in found.there() if step_of(path) == 29}
+        run("dbfs:/ml/run1", resume=newest)
+        assert goes_back("dbfs:/ml/run1") == 29
+        monkeypatch.setattr(here, "_current", here.Here())
+        found.settle()
+        assert goes_back("dbfs:/ml/run1") == 29
+        save(store, 30)
+        found.settle()
+        save(store, 31)
+        found.settle()
+        assert [entry.step for entry in store.list()] == [31, 30]
+        assert files("dbfs:/ml/run1") == ["commit.json"] * 2 + ["rank-0.safetensors"] * 2
+
+
+def test_a_file_may_be_too_large_for_a_mount(mount, capsys):
+    """It is said which save failed, where and why, and what to do; what was there is still there."""
+    with mount(limit_bytes=50_000):
+        store = checkpoints("dbfs:/ml/run1")
+        save(store, 1)
+        large = {"weights": np.zeros(20_000), "told": ""}
+        store.save(2, large)
+        with pytest.raises(CheckpointError, match=r"step 2 could not be saved in dbfs:/ml/run1: File too large\. \w+"):
+            store.wait()
+        assert goes_back("dbfs:/ml/run1") == 1
+        assert files("dbfs:/ml/run1") == ["commit.json", "rank-0.safetensors"]
+        save(store, 3)
+        assert goes_back("dbfs:/ml/run1") == 3
+
+
+# ── memory and S3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_memory(background):
+    """memory:// is fsspec's plainest storage."""
+    remembers(f"memory://{uuid.uuid4().hex}/run1", background=background)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A server that speaks S3, in a process of its own; the URL of a bucket there, in the environment all else."""
+    if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:
+        pytest.skip("s3fs and moto are not installed: their botocore wants an older python-dateutil than the others")
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "SPARKRING_TEST"},
+    )
+    assert process.stdout is not None
+    said = ""
+    while not (address := re.search(r"http://127\.0\.0\.1:\d+", said)):
+        line = process.stdout.readline()
+        assert line, f"the server has ended: {said}"
+        said += line
+    settings = {"AWS_ENDPOINT_URL": address[0], "AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        import s3fs
+
+        s3fs.S3FileSystem().mkdir("models")
+        yield "s3://models"
+        s3fs.S3FileSystem.clear_instance_cache()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def bucket(watch, request) -> str:
+    """The server and the connections to it outlive the test."""
+    return watch.except_for(lambda: request.getfixturevalue("server"))
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_s3(bucket, watch, background):
+    """What a folder does, an object store does."""
+    watch.except_for(lambda: remembers(f"{bucket}/{uuid.uuid4().hex}/run1", background=background))
+
+
+def test_a_bucket_that_is_not_there(bucket, watch):
+    """The error names it, and asks whether it is called so."""
+    with pytest.raises(CheckpointError, match=r"s3://nowhere/run1.*bucket"):
+        watch.except_for(lambda: save(checkpoints("s3://nowhere/run1"), 1))
