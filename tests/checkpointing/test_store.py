@@ -705,9 +705,7 @@ def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
     seat(0, 2)
     assert checkpoints(tmp_path / "one").restore(state()) == 6
     seat(1, 2)
-    with pytest.raises(
-        CheckpointDamagedError, match=r"rank-1.safetensors has other.*On all ranks.*There are 0000"
-    ):
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has other.*On all ranks.*There are 0000"):
         checkpoints(tmp_path / "one").restore(state())
     assert checkpoints(tmp_path / "one").restore(state(), 5) == 5
 
