@@ -21,6 +21,7 @@ from sparkring.errors import CheckpointError, SparkringError
 
 MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that has MARK for a key itself
+_PIECE, _WHOLE = "piece", "torch"  # of torch's tensors: those that are spread over the ranks, and others
 _CALLED = "state"
 
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
@@ -61,6 +62,17 @@ def tree_of(value: Any, path: str = _CALLED) -> Any:
     return value
 
 
+def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
+    """CheckpointError, with its path, if there is a tensor in the tree of which only this rank's piece is kept."""
+
+    def refuse(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
+        if kind == _PIECE:
+            raise CheckpointError(of_torch.spread_words(path))
+        return tree
+
+    _with_tensors(tree, refuse, (), path)
+
+
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     """Put a tree back into the objects of a state, in place, and give what stands in the state's own place.
 
@@ -89,14 +101,14 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     if _fits(value, inner):
         value[...] = inner
         return value
-    return plain(tree)
+    return _made_anew(tree, path)
 
 
 def plain(tree: Any) -> Any:
     """A tree as it can be used where there are no objects to put it back into.
 
-    Tensors come as tensors, what had a state_dict() as that, Keras models made anew where that is possible. The tree's
-    arrays are handed over.
+    Tensors come as tensors (of one that is spread over the ranks, this rank's piece), what had a state_dict() as that,
+    Keras models made anew where that is possible. The tree's arrays are handed over.
     """
     kind = _saved_kind(tree)
     if kind:
@@ -135,7 +147,7 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
             del value[key]
     for key in tree:
         if key not in value:
-            value[key] = plain(tree[key])
+            value[key] = _made_anew(tree[key], f"{path}[{key!r}]")
     return value
 
 
@@ -147,11 +159,37 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
         )
     both = min(len(value), len(tree))
     items = [put_back(value[index], tree[index], f"{path}[{index}]") for index in range(both)]
-    items += [plain(item) for item in tree[both:]]
+    items += [_made_anew(tree[index], f"{path}[{index}]") for index in range(both, len(tree))]
     if isinstance(value, list):
         value[:] = items
         return value
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def _made_anew(tree: Any, path: str) -> Any:
+    """plain(), for a state that has nothing there to put it back into. CheckpointError for what needs that."""
+
+    def refuse(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
+        return of_torch.joined(tree, None, path) if kind == _PIECE else tree
+
+    return plain(_with_tensors(tree, refuse, (), path))
+
+
+def _with_tensors(
+    tree: Any, put: Callable[[str, dict[str, Any], tuple[Any, ...], str], Any], keys: tuple[Any, ...], path: str
+) -> Any:
+    """The tree with put(kind, what is kept, keys, path) in the place of each of torch's tensors."""
+    kind = _saved_kind(tree)
+    if kind in (_PIECE, _WHOLE):
+        return put(kind, tree, keys, path)
+    if kind:  # its own keys are not those of what it keeps
+        return {**tree, "value": _with_tensors(tree["value"], put, keys, path)} if "value" in tree else tree
+    if isinstance(tree, dict):
+        return {key: _with_tensors(item, put, (*keys, key), f"{path}[{key!r}]") for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        items = [_with_tensors(item, put, (*keys, index), f"{path}[{index}]") for index, item in enumerate(tree)]
+        return tuple(items) if isinstance(tree, tuple) else items
+    return tree
 
 
 def _plain_items(tree: dict[Any, Any]) -> dict[Any, Any]:
@@ -215,13 +253,13 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
-    of_torch.refuse_spread(value, path)
+    of_torch.refuse_flattened(value, path)
     state = value.state_dict()
     return {"value": tree_of(state, path), "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
-    state: Any = plain(tree["value"])
+    state: Any = plain(_for_object(value, tree["value"], path))
     if tree["metadata"]:  # by which torch's modules know the version that they were saved by
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
@@ -236,6 +274,20 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
             "Make it as it was when it was saved, or begin anew."
         ) from error
     return value
+
+
+def _for_object(value: Any, tree: Any, path: str) -> Any:
+    """A saved state_dict() with its pieces as tensors that are spread over the ranks, as the object's own are."""
+    counterpart, spread = of_torch.counterparts(value), of_torch.has_pieces(value)
+
+    def fit(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
+        if kind == _PIECE:
+            return of_torch.joined(tree, counterpart(keys), path)
+        if spread:
+            of_torch.refuse_whole(tree["value"], counterpart(keys), path)
+        return tree
+
+    return _with_tensors(tree, fit, (), path)
 
 
 # ── random numbers ────────────────────────────────────────────────────────────
@@ -347,7 +399,10 @@ def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
 
 # The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
 _KINDS = {
-    "torch": Kind(
+    _PIECE: Kind(
+        of_torch.is_spread, of_torch.piece, _returning(of_torch.put_piece), lambda tree: of_torch.tensor(tree["value"])
+    ),
+    _WHOLE: Kind(
         of_torch.is_tensor,
         lambda value, path: {"value": of_torch.leaf(value, path)},
         lambda value, tree, path: of_torch.put(value, tree["value"], path),
