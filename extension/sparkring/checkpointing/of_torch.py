@@ -104,7 +104,7 @@ def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
 
 
 def joined(found: dict[str, Any], like: Any, path: str) -> Any:
-    """A spread tensor of this rank's piece, over the mesh of `like`: a parameter, or what has to take it.
+    """The spread tensor that this rank's piece is of; `like` is spread as that was: its parameter, or what takes it.
 
     CheckpointError, with the path, says how it was spread and how `like` is.
     """
@@ -123,12 +123,22 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
     )
 
 
+def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
+    """CheckpointError for a piece that joined() could not put together again, since its parameter lies otherwise."""
+    saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
+    if saved != now:
+        raise CheckpointError(
+            f"{path} is {_layout_words(saved)}, its parameter {_layout_words(now)}: what an optimizer keeps can be put "
+            "back only where both are alike. Leave the optimizer out, or keep its state in a form of your own."
+        )
+
+
 def refuse_whole(saved: Any, like: Any, path: str) -> None:
     """CheckpointError for a tensor that was saved whole where one that is spread has to take it."""
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
-            f"{path} was saved whole; here it is {_layout_words(_layout(like))}. Restore before the model is "
-            "spread over the ranks, or begin anew."
+            f"{path} was saved whole; here it is {_layout_words(_layout(like))}. Restore the model before "
+            "fully_shard(), and leave its optimizer out of the state for restore(), or begin anew."
         )
 
 

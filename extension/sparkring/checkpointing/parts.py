@@ -22,6 +22,7 @@ from sparkring.errors import CheckpointError, SparkringError
 MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that has MARK for a key itself
 _PIECE, _WHOLE = "piece", "torch"  # of torch's tensors: those that are spread over the ranks, and others
+_STATE_DICT = "state_dict"
 _CALLED = "state"
 
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
@@ -182,13 +183,17 @@ def _with_tensors(
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
         return put(kind, tree, keys, path)
-    if kind:  # its own keys are not those of what it keeps
-        return {**tree, "value": _with_tensors(tree["value"], put, keys, path)} if "value" in tree else tree
+    if kind == _STATE_DICT:
+        return {**tree, "value": _with_tensors(tree["value"], put, keys, path)}
+    if kind and kind != _ESCAPED:
+        return tree
     if isinstance(tree, dict):
-        return {key: _with_tensors(item, put, (*keys, key), f"{path}[{key!r}]") for key, item in tree.items()}
+        inner = tree["value"] if kind else tree
+        items = {key: _with_tensors(item, put, (*keys, key), f"{path}[{key!r}]") for key, item in inner.items()}
+        return {**tree, "value": items} if kind else items
     if isinstance(tree, list | tuple):
-        items = [_with_tensors(item, put, (*keys, index), f"{path}[{index}]") for index, item in enumerate(tree)]
-        return tuple(items) if isinstance(tree, tuple) else items
+        found = [_with_tensors(item, put, (*keys, index), f"{path}[{index}]") for index, item in enumerate(tree)]
+        return tuple(found) if isinstance(tree, tuple) else found
     return tree
 
 
@@ -255,7 +260,17 @@ def _has_state_dict(value: Any) -> bool:
 def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
     of_torch.refuse_flattened(value, path)
     state = value.state_dict()
-    return {"value": tree_of(state, path), "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
+    kept = tree_of(state, path)
+    if of_torch.has_pieces(value):
+        counterpart = of_torch.counterparts(value)
+
+        def check(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
+            if kind == _PIECE:
+                of_torch.refuse_unlike(tree, counterpart(keys), path)
+            return tree
+
+        _with_tensors(kept, check, (), path)
+    return {"value": kept, "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
@@ -435,5 +450,5 @@ _KINDS = {
         _put_source,
         lambda tree: tree["value"],
     ),
-    "state_dict": Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
+    _STATE_DICT: Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
 }
