@@ -7,7 +7,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -189,9 +189,9 @@ def refuse_flattened(value: Any, path: str) -> None:
         )
 
 
-def spread_words(path: str) -> str:
-    """Why sharded=False cannot keep it, and what can."""
-    return (
+def refuse_piece(path: str) -> NoReturn:
+    """CheckpointError that says why sharded=False cannot keep a piece, and what can."""
+    raise CheckpointError(
         f"{path} is spread over the ranks (FSDP), and with sharded=False rank 0 keeps its own only: let every rank "
         f"keep its piece, with checkpoints(sharded=True), or {_GATHER}."
     )

@@ -25,6 +25,8 @@ _PIECE, _WHOLE = "piece", "torch"  # of torch's tensors: those that are spread o
 _STATE_DICT = "state_dict"
 _CALLED = "state"
 
+_AtTensor = Callable[[dict[str, Any], tuple[Any, ...], str], Any]
+
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 
 
@@ -65,13 +67,7 @@ def tree_of(value: Any, path: str = _CALLED) -> Any:
 
 def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
     """CheckpointError, with its path, if there is a tensor in the tree of which only this rank's piece is kept."""
-
-    def refuse(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
-        if kind == _PIECE:
-            raise CheckpointError(of_torch.spread_words(path))
-        return tree
-
-    _with_tensors(tree, refuse, (), path)
+    _with_pieces(tree, lambda piece, keys, path: of_torch.refuse_piece(path), path)
 
 
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
@@ -169,30 +165,28 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 def _made_anew(tree: Any, path: str) -> Any:
     """plain(), for a state that has nothing there to put it back into. CheckpointError for what needs that."""
-
-    def refuse(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
-        return of_torch.joined(tree, None, path) if kind == _PIECE else tree
-
-    return plain(_with_tensors(tree, refuse, (), path))
+    return plain(_with_pieces(tree, lambda piece, keys, path: of_torch.joined(piece, None, path), path))
 
 
-def _with_tensors(
-    tree: Any, put: Callable[[str, dict[str, Any], tuple[Any, ...], str], Any], keys: tuple[Any, ...], path: str
+def _with_pieces(
+    tree: Any, put: _AtTensor, path: str, keys: tuple[Any, ...] = (), whole: _AtTensor = lambda whole, keys, path: whole
 ) -> Any:
-    """The tree with put(kind, what is kept, keys, path) in the place of each of torch's tensors."""
+    """The tree with put(what is kept, keys, path) in the place of each piece, and `whole` in that of other tensors."""
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
-        return put(kind, tree, keys, path)
+        return (put if kind == _PIECE else whole)(tree, keys, path)
     if kind == _STATE_DICT:
-        return {**tree, "value": _with_tensors(tree["value"], put, keys, path)}
+        return {**tree, "value": _with_pieces(tree["value"], put, path, keys, whole)}
     if kind and kind != _ESCAPED:
         return tree
     if isinstance(tree, dict):
-        inner = tree["value"] if kind else tree
-        items = {key: _with_tensors(item, put, (*keys, key), f"{path}[{key!r}]") for key, item in inner.items()}
+        items = {
+            key: _with_pieces(item, put, f"{path}[{key!r}]", (*keys, key), whole)
+            for key, item in (tree["value"] if kind else tree).items()
+        }
         return {**tree, "value": items} if kind else items
     if isinstance(tree, list | tuple):
-        found = [_with_tensors(item, put, (*keys, index), f"{path}[{index}]") for index, item in enumerate(tree)]
+        found = [_with_pieces(item, put, f"{path}[{index}]", (*keys, index), whole) for index, item in enumerate(tree)]
         return tuple(found) if isinstance(tree, tuple) else found
     return tree
 
@@ -263,13 +257,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
     kept = tree_of(state, path)
     if of_torch.has_pieces(value):
         counterpart = of_torch.counterparts(value)
-
-        def check(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
-            if kind == _PIECE:
-                of_torch.refuse_unlike(tree, counterpart(keys), path)
-            return tree
-
-        _with_tensors(kept, check, (), path)
+        _with_pieces(kept, lambda piece, keys, path: of_torch.refuse_unlike(piece, counterpart(keys), path), path)
     return {"value": kept, "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
@@ -295,14 +283,14 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
     """A saved state_dict() with its pieces as tensors that are spread over the ranks, as the object's own are."""
     counterpart, spread = of_torch.counterparts(value), of_torch.has_pieces(value)
 
-    def fit(kind: str, tree: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
-        if kind == _PIECE:
-            return of_torch.joined(tree, counterpart(keys), path)
+    def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
         if spread:
-            of_torch.refuse_whole(tree["value"], counterpart(keys), path)
-        return tree
+            of_torch.refuse_whole(whole["value"], counterpart(keys), path)
+        return whole
 
-    return _with_tensors(tree, fit, (), path)
+    return _with_pieces(
+        tree, lambda piece, keys, path: of_torch.joined(piece, counterpart(keys), path), path, whole=leave
+    )
 
 
 # ── random numbers ────────────────────────────────────────────────────────────
