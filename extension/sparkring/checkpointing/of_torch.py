@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -24,8 +28,6 @@ def leaf(tensor: Any, path: str) -> Any:
     """
     import torch
 
-    if _spread(tensor):
-        raise CheckpointError(_spread_words(path))
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantized" if tensor.is_quantized else tensor.device if tensor.is_meta else tensor.layout
         raise CheckpointError(
@@ -67,27 +69,157 @@ def put(value: Any, found: Any, path: str) -> Any:
     return saved.to(value.device)
 
 
-def refuse_spread(value: Any, path: str) -> None:
-    """CheckpointError for a module whose parts lie with several ranks: one that asks for its state waits for all."""
+# ── tensors that are spread over the ranks (DTensors: FSDP2, tensor parallelism) ─────────────────────────────────────
+
+
+class Layout(NamedTuple):
+    """How a tensor is spread over the ranks, and which piece of it is this rank's.
+
+    The shape of the whole, that of the mesh of ranks, this rank's coordinate there (None: it has no piece), and torch's
+    short name of how the tensor lies along each dimension of the mesh: "S(0)" is cut along dimension 0, "R" repeated.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    at: tuple[int, ...] | None
+    placements: tuple[str, ...]
+
+
+def is_spread(value: Any) -> bool:
+    """Is it a tensor of which each rank has a piece?"""
+    return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
+def piece(tensor: Any, path: str) -> dict[str, Any]:
+    """This rank's piece of a spread tensor, and how it is spread; waits for no other rank."""
+    return {"value": leaf(tensor.detach().to_local(), path), "layout": tuple(_layout(tensor))}
+
+
+def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
+    """Copy a piece into a spread tensor. CheckpointError, with the path, if that is spread otherwise."""
+    import torch
+
+    with torch.no_grad():
+        value.to_local().copy_(joined(found, value, path).to_local())
+
+
+def joined(found: dict[str, Any], like: Any, path: str) -> Any:
+    """The spread tensor that this rank's piece is of; `like` is spread as that was: its parameter, or what takes it.
+
+    CheckpointError, with the path, says how it was spread and how `like` is.
+    """
+    from torch.distributed.tensor import DTensor
+
+    saved = Layout(*found["layout"])
+    now = _layout(like) if is_spread(like) else None
+    if saved != now:
+        raise CheckpointError(
+            f"{path} was saved as {_layout_words(saved)}; here it is {_layout_words(now)}. Spread the model over the "
+            "ranks as it was when it was saved, before restore(), or begin anew."
+        )
+    local = tensor(found["value"]).to(like.to_local().device)
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
+    """CheckpointError for a piece that joined() could not put together again, since its parameter lies otherwise."""
+    saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
+    if saved != now:
+        raise CheckpointError(
+            f"{path} is {_layout_words(saved)}, its parameter {_layout_words(now)}: what an optimizer keeps can be put "
+            "back only where both are alike. Leave the optimizer out, or keep its state in a form of your own."
+        )
+
+
+def refuse_whole(saved: Any, like: Any, path: str) -> None:
+    """CheckpointError for a tensor that was saved whole where one that is spread has to take it."""
+    if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
+        raise CheckpointError(
+            f"{path} was saved whole; here it is {_layout_words(_layout(like))}. Restore the model before "
+            "fully_shard(), and leave its optimizer out of the state for restore(), or begin anew."
+        )
+
+
+def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
+    """What in an object has to take what its state_dict() has at some keys; None if that cannot be told.
+
+    For what an optimizer keeps of a parameter, it is the parameter: before the first step there is nothing else yet.
+    """
+    if hasattr(value, "param_groups"):
+        parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
+        return lambda keys: parameters.get(keys[1]) if keys[0] == "state" and len(keys) > 1 else None
+    state = functools.cache(value.state_dict)  # for most objects there is nobody who asks
+
+    def at(keys: tuple[Any, ...]) -> Any:
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            return functools.reduce(operator.getitem, keys, state())
+        return None
+
+    return at
+
+
+def has_pieces(value: Any) -> bool:
+    """Is it a module, or the optimizer of one, that is spread over the ranks?"""
     torch = sys.modules.get("torch")
     if torch is None:
+        return False
+    if isinstance(value, torch.nn.Module):
+        return any(map(is_spread, value.parameters()))
+    groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+    return any(is_spread(parameter) for group in groups for parameter in group["params"])
+
+
+def refuse_flattened(value: Any, path: str) -> None:
+    """CheckpointError for FSDP's older kind, and its optimizer: one that asks for the state waits for all ranks."""
+    torch = sys.modules.get("torch")
+    wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if torch is None or wrapped is None:
         return
     if isinstance(value, torch.nn.Module):
-        wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-        if any(isinstance(module, wrapped) for module in value.modules()) or any(map(_spread, value.parameters())):
-            raise CheckpointError(_spread_words(path))
+        flat = any(isinstance(module, wrapped) for module in value.modules())
+    else:
+        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+        flat = any(getattr(parameter, "_fsdp_flattened", False) for group in groups for parameter in group["params"])
+    if flat:
+        raise CheckpointError(
+            f"{path} is spread over the ranks by FullyShardedDataParallel, whose state cannot be had from one rank "
+            f"alone: use fully_shard() and checkpoints(sharded=True), or {_GATHER}."
+        )
 
 
-def _spread(tensor: Any) -> bool:
-    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    return isinstance(tensor, distributed)
+def refuse_piece(path: str) -> NoReturn:
+    """CheckpointError that says why sharded=False cannot keep a piece, and what can."""
+    raise CheckpointError(
+        f"{path} is spread over the ranks (FSDP), and with sharded=False rank 0 keeps its own only: let every rank "
+        f"keep its piece, with checkpoints(sharded=True), or {_GATHER}."
+    )
 
 
-def _spread_words(path: str) -> str:
+_GATHER = (
+    "gather it on every rank first, with get_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
+    "cpu_offload=True)), for the optimizer get_optimizer_state_dict, from torch.distributed.checkpoint.state_dict, "
+    "and keep what that gives"
+)
+
+
+def _layout(tensor: Any) -> Layout:
+    mesh = tensor.device_mesh
+    at = mesh.get_coordinate()
+    return Layout(
+        tuple(tensor.shape), tuple(mesh.shape), None if at is None else tuple(at), tuple(map(str, tensor.placements))
+    )
+
+
+def _layout_words(layout: Layout | None) -> str:
+    if layout is None:
+        return "none that is spread over the ranks"
+    shape, mesh, at, placements = layout
+    place = "no piece" if at is None else f"the piece at {list(at)}"
     return (
-        f"{path} is spread over the ranks (FSDP): gather it on every rank first, with get_model_state_dict(…, "
-        "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) from "
-        "torch.distributed.checkpoint.state_dict, and keep what that gives."
+        f"a tensor of shape {list(shape)} spread over a mesh of {' × '.join(map(str, mesh))} ranks as "
+        f"{', '.join(placements)}, with {place} on this one"
     )
 
 

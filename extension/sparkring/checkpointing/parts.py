@@ -21,7 +21,11 @@ from sparkring.errors import CheckpointError, SparkringError
 
 MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that has MARK for a key itself
+_PIECE, _WHOLE = "piece", "torch"  # of torch's tensors: those that are spread over the ranks, and others
+_STATE_DICT = "state_dict"
 _CALLED = "state"
+
+_AtTensor = Callable[[dict[str, Any], tuple[Any, ...], str], Any]
 
 _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 
@@ -61,6 +65,11 @@ def tree_of(value: Any, path: str = _CALLED) -> Any:
     return value
 
 
+def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
+    """CheckpointError, with its path, if there is a tensor in the tree of which only this rank's piece is kept."""
+    _with_pieces(tree, lambda piece, keys, path: of_torch.refuse_piece(path), path)
+
+
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     """Put a tree back into the objects of a state, in place, and give what stands in the state's own place.
 
@@ -89,14 +98,14 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     if _fits(value, inner):
         value[...] = inner
         return value
-    return plain(tree)
+    return _made_anew(tree, path)
 
 
 def plain(tree: Any) -> Any:
     """A tree as it can be used where there are no objects to put it back into.
 
-    Tensors come as tensors, what had a state_dict() as that, Keras models made anew where that is possible. The tree's
-    arrays are handed over.
+    Tensors come as tensors (of one that is spread over the ranks, this rank's piece), what had a state_dict() as that,
+    Keras models made anew where that is possible. The tree's arrays are handed over.
     """
     kind = _saved_kind(tree)
     if kind:
@@ -135,7 +144,7 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
             del value[key]
     for key in tree:
         if key not in value:
-            value[key] = plain(tree[key])
+            value[key] = _made_anew(tree[key], f"{path}[{key!r}]")
     return value
 
 
@@ -147,11 +156,39 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
         )
     both = min(len(value), len(tree))
     items = [put_back(value[index], tree[index], f"{path}[{index}]") for index in range(both)]
-    items += [plain(item) for item in tree[both:]]
+    items += [_made_anew(tree[index], f"{path}[{index}]") for index in range(both, len(tree))]
     if isinstance(value, list):
         value[:] = items
         return value
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+
+def _made_anew(tree: Any, path: str) -> Any:
+    """plain(), for a state that has nothing there to put it back into. CheckpointError for what needs that."""
+    return plain(_with_pieces(tree, lambda piece, keys, path: of_torch.joined(piece, None, path), path))
+
+
+def _with_pieces(
+    tree: Any, put: _AtTensor, path: str, keys: tuple[Any, ...] = (), whole: _AtTensor = lambda whole, keys, path: whole
+) -> Any:
+    """The tree with put(what is kept, keys, path) in the place of each piece, and `whole` in that of other tensors."""
+    kind = _saved_kind(tree)
+    if kind in (_PIECE, _WHOLE):
+        return (put if kind == _PIECE else whole)(tree, keys, path)
+    if kind == _STATE_DICT:
+        return {**tree, "value": _with_pieces(tree["value"], put, path, keys, whole)}
+    if kind and kind != _ESCAPED:
+        return tree
+    if isinstance(tree, dict):
+        items = {
+            key: _with_pieces(item, put, f"{path}[{key!r}]", (*keys, key), whole)
+            for key, item in (tree["value"] if kind else tree).items()
+        }
+        return {**tree, "value": items} if kind else items
+    if isinstance(tree, list | tuple):
+        found = [_with_pieces(item, put, f"{path}[{index}]", (*keys, index), whole) for index, item in enumerate(tree)]
+        return tuple(found) if isinstance(tree, tuple) else found
+    return tree
 
 
 def _plain_items(tree: dict[Any, Any]) -> dict[Any, Any]:
@@ -215,13 +252,17 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
-    of_torch.refuse_spread(value, path)
+    of_torch.refuse_flattened(value, path)
     state = value.state_dict()
-    return {"value": tree_of(state, path), "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
+    kept = tree_of(state, path)
+    if of_torch.has_pieces(value):
+        counterpart = of_torch.counterparts(value)
+        _with_pieces(kept, lambda piece, keys, path: of_torch.refuse_unlike(piece, counterpart(keys), path), path)
+    return {"value": kept, "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
-    state: Any = plain(tree["value"])
+    state: Any = plain(_for_object(value, tree["value"], path))
     if tree["metadata"]:  # by which torch's modules know the version that they were saved by
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
@@ -236,6 +277,20 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
             "Make it as it was when it was saved, or begin anew."
         ) from error
     return value
+
+
+def _for_object(value: Any, tree: Any, path: str) -> Any:
+    """A saved state_dict() with its pieces as tensors that are spread over the ranks, as the object's own are."""
+    counterpart, spread = of_torch.counterparts(value), of_torch.has_pieces(value)
+
+    def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
+        if spread:
+            of_torch.refuse_whole(whole["value"], counterpart(keys), path)
+        return whole
+
+    return _with_pieces(
+        tree, lambda piece, keys, path: of_torch.joined(piece, counterpart(keys), path), path, whole=leave
+    )
 
 
 # ── random numbers ────────────────────────────────────────────────────────────
@@ -347,7 +402,10 @@ def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
 
 # The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
 _KINDS = {
-    "torch": Kind(
+    _PIECE: Kind(
+        of_torch.is_spread, of_torch.piece, _returning(of_torch.put_piece), lambda tree: of_torch.tensor(tree["value"])
+    ),
+    _WHOLE: Kind(
         of_torch.is_tensor,
         lambda value, path: {"value": of_torch.leaf(value, path)},
         lambda value, tree, path: of_torch.put(value, tree["value"], path),
@@ -380,5 +438,5 @@ _KINDS = {
         _put_source,
         lambda tree: tree["value"],
     ),
-    "state_dict": Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
+    _STATE_DICT: Kind(_has_state_dict, _take_state_dict, _put_state_dict, lambda tree: plain(tree["value"])),
 }

@@ -61,7 +61,8 @@ def checkpoints(
         --checkpoint-dir. With that, all ranks go back to the same checkpoint, which the driver has chosen.
     keep: how many of the newest of this training to keep, None for all; others' in the directory are left alone.
     best, mode: a metric; the checkpoint where it is least ("min") or greatest ("max") is kept besides.
-    sharded: every rank writes its own state, and goes back to it; then the ranks must be as many as they were.
+    sharded: every rank writes its own state, and goes back to it; then the ranks must be as many as they were. A model
+        under fully_shard() (FSDP) and its optimizer are kept so, each rank's piece by itself.
     background: save() copies the state and goes on; what is written then can fail later, and is raised by the next
         save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
 
@@ -239,7 +240,10 @@ class Store:
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
         """The arrays of a state and of the random states, as they lie in memory; and all else."""
-        skeleton, own = tree.flatten(parts.tree_of(state), "state")
+        kept = parts.tree_of(state)
+        if not self.sharded:
+            parts.refuse_pieces(kept)
+        skeleton, own = tree.flatten(kept, "state")
         random, others = tree.flatten(parts.random_states(), "random")
         leaves = {f"state/{name}": leaf for name, leaf in own.items()}
         leaves.update((f"random/{name}", leaf) for name, leaf in others.items())
