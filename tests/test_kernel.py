@@ -205,7 +205,7 @@ def test_loads_twice_and_can_be_taken_away(kernels: Callable[..., Kernel]) -> No
     assert kernel.run("%%horovod\n1").done().result == "rank 0: 1"
 
     kernel.run("%unload_ext sparkring").done()
-    for code in ("%%horovod\n1", "%runs", "%logs", "%shards x", "%slots"):
+    for code in ("%%horovod\n1", "%runs", "%logs", "%shards x", "%checkpoints x", "%slots"):
         assert "not found" in kernel.run(code).printed
     assert complete(kernel, "%%horovod --ti") == []
 
@@ -399,6 +399,111 @@ def test_help_and_tab_of_shards(kernel: Kernel, uneven: Path) -> None:
     assert complete(kernel, "%shards pa") == ["path"]
     part = f"%shards {uneven.parent}"
     assert complete(kernel, part) == [f"{uneven.parent}/"]
+
+
+# ── Checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def saved(kernel: Kernel, tmp_path: Path) -> Path:
+    """A directory with checkpoints of steps 10, 20 and 30, the last one without a commit; `path` in the notebook."""
+    kernel.run(f"""
+        import pathlib
+        from sparkring.checkpointing import folder
+        from sparkring.checkpointing.digests import digest_of
+        from sparkring.checkpointing.entries import Commit, File, Name
+        from sparkring.storage import locate
+        path = pathlib.Path({str(tmp_path)!r}) / "run of today"
+        for step in (10, 20, 30):
+            name, data = str(Name(step, 1_795_294_802_123, step)), bytes(1000)
+            (path / name).mkdir(parents=True)
+            (path / name / "rank-0.safetensors").write_bytes(data)
+            files = (File("rank-0.safetensors", 1000, digest_of(data)),)
+            if step < 30:
+                found = Commit(step, 1.7e9 + step, files, {{"loss": 1 / step}}, "line", "run-1", 2, False, "", {{}})
+                folder.write_commit(locate(path), name, found)
+        (path / "best.keras").write_bytes(b"123")
+    """).done()
+    return tmp_path / "run of today"
+
+
+@pytest.mark.parametrize("source", ["'{path}'", "path --metric loss --mode max", "'file://{path}' --check"])
+def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None:
+    """A path, a URL or a variable: a picture, a table, and what a resume takes; nothing is changed."""
+    cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
+    (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
+    assert "A resume takes step 20" in shown["text/plain"]
+    assert "Step 30 has no commit" in shown["text/plain"]
+    assert re.search(r"best.keras +Keras model", shown["text/plain"])
+    assert ("The best by loss (max) is step 10: 0.1." in shown["text/plain"]) == ("--metric" in source)
+    assert ("all 2.00 kB were read and are as saved" in shown["text/plain"]) == ("--check" in source)
+    assert shown["text/html"].count('role="img"') == 1
+    assert "checked" not in cell.printed, "it took a moment"
+
+
+def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path) -> None:
+    """A store knows its directory and what is best; without anything the newest run's directory is shown."""
+    kernel.run("class Store: directory, metric, mode = str(path), 'loss', 'max'\nstore = Store()").done()
+    assert "The best by loss (max) is step 10" in kernel.run("%checkpoints store").done().displayed
+    assert complete(kernel, "%checkpoints st") == ["store"]
+    kernel.run("""
+        from sparkring import runs
+        from sparkring.events import RunStarted
+        found = runs.RunFolder(runs.new_id())
+        found.write(RunStarted(0.0, "id", "t", "c", 1, "local", "plain", "all", checkpoint_dir=str(path)))
+        found.close()
+    """).done()
+    try:
+        assert "A resume takes step 20" in kernel.run("%checkpoints").done().displayed
+    finally:
+        kernel.run("import shutil\nshutil.rmtree(found.path)").done()
+
+
+def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
+    """A byte is enough."""
+    kernel.run("file = path / str(Name(20, 1_795_294_802_123, 20)) / 'rank-0.safetensors'").done()
+    kernel.run("file.write_bytes(bytes(999) + b'1')").done()
+    assert "A resume takes step 20" in kernel.run("%checkpoints path").done().displayed
+    told = kernel.run("%checkpoints path --check").done().displayed
+    assert "A resume takes step 10" in told
+    assert "1 checkpoint is damaged: step 20 (" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: say where to look"),
+        ("%checkpoints nowhere", "OptionsError: %checkpoints nowhere: there is neither a variable nor a folder"),
+        ("%checkpoints number", "OptionsError: %checkpoints takes a path, or what sparkring.checkpoints(…) gave"),
+        ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: after dbfs: comes one slash or three"),
+        ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max says which value is the best one"),
+    ],
+)
+def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str, said: str) -> None:
+    """One sentence, no traceback."""
+    kernel.run("number = 3").done()
+    cell = kernel.run(line)
+    assert said in "\n".join(cell.error.traceback)
+    assert len(cell.error.traceback) == 1
+
+
+def test_no_checkpoints_are_no_mistake(kernel: Kernel, tmp_path: Path) -> None:
+    """A sentence says that nothing is there."""
+    assert kernel.run(f"%checkpoints {tmp_path}/none").done().printed == (
+        f"{tmp_path}/none: there is no such folder, so nothing has been saved there.\n"
+    )
+
+
+def test_help_and_tab_of_checkpoints(kernel: Kernel, saved: Path) -> None:
+    """`%checkpoints?` teaches; Tab offers options, names and folders."""
+    (page,) = kernel.run("%checkpoints?").done().reply["payload"]
+    assert "%checkpoints s3://bucket/run1 --metric val_loss" in page["data"]["text/plain"]
+    assert "--mode min|max" in page["data"]["text/plain"]
+    assert {"--check", "--metric"} <= set(complete(kernel, "%checkpoints path --"))
+    assert sorted(complete(kernel, "%checkpoints path --metric loss --mode ")) == ["max", "min"]
+    kernel.run("patience = 3").done()
+    assert complete(kernel, "%checkpoints pa") == ["path"]
+    assert complete(kernel, f"%checkpoints {saved.parent}") == [f"{saved.parent}/"]
 
 
 # ── What a cell takes, shows and brings back ──────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import pytest
 from sparkring import options
 from sparkring.errors import OptionsError
 from sparkring.options import (
+    CheckpointsWanted,
     GangOptions,
     GangWanted,
     LogsWanted,
@@ -15,6 +16,7 @@ from sparkring.options import (
     completions,
     gang_completions,
     parse,
+    parse_checkpoints,
     parse_gang,
     parse_logs,
     parse_ranks,
@@ -352,3 +354,38 @@ def test_the_remainders_are_those_of_the_plan():
     from sparkring.data import plan
 
     assert options.REMAINDERS == plan.REMAINDERS
+
+
+# ── Checkpoints ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", CheckpointsWanted()),
+        ("dbfs:/ml/run1", CheckpointsWanted("dbfs:/ml/run1")),
+        ("'my runs/1' --check  # all of it", CheckpointsWanted("my runs/1", check=True)),
+        ("x --metric val_loss", CheckpointsWanted("x", metric="val_loss")),
+        ("--metric acc --mode max x", CheckpointsWanted("x", metric="acc", mode="max")),
+    ],
+)
+def test_checkpoints_lines(line, expected):
+    """%checkpoints takes a directory or none, and what to look for."""
+    assert parse_checkpoints(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a b", "unrecognized arguments: b"),
+        ("a --mode max", "--metric val_loss --mode max"),
+        ("a --metric x --mode best", "invalid choice: 'best'"),
+        ("a --metric", "expected one argument"),
+    ],
+)
+def test_bad_checkpoints_lines(line, words):
+    """One OptionsError says what is wrong."""
+    with pytest.raises(OptionsError) as caught:
+        parse_checkpoints(line)
+    assert str(caught.value).startswith("%checkpoints: ")
+    assert words in str(caught.value)

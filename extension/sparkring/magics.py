@@ -26,6 +26,7 @@ from sparkring.worker.shell import LINE_MAGICS
 
 if TYPE_CHECKING:
     from sparkring.data.dataset import Dataset
+    from sparkring.storage import Location
 
 _PATHS_OFFERED = 200
 _MARK = "_sparkring_gang"  # in the notebook's namespace as long as it has not been reset
@@ -77,6 +78,25 @@ sparkring.shards() reads by, in which ranks differ by one row at most and all ta
 in which row group i goes to rank i % n, so that a rank may get more than another, or nothing, and the others wait
 for it in allreduce. Shown are rows, bytes, files, row groups and steps of each rank, for object stores the GET
 requests and their price, and what to change about the files, in numbers.
+
+Options:
+{options}
+"""
+
+
+_CHECKPOINTS_HELP = """Show the checkpoints in a directory, and which one a run would go on from.
+
+    %checkpoints dbfs:/ml/run1
+    %checkpoints s3://bucket/run1 --metric val_loss     marks the one with the least; --mode max: the greatest
+    %checkpoints store --check                          what sparkring.checkpoints(…) gave; reads every byte
+    %checkpoints                                        the --checkpoint-dir of the last run that had one
+
+Nothing is changed, and a run may write there meanwhile, from another notebook, too. A checkpoint is committed when
+all its files are there with the sizes that its commit names; --check compares what is in them as well. Not committed
+is one that is being written, or was when its run ended; a resume passes over it, and over what is damaged, and takes
+the committed one that was saved last, which need not have the highest step. Listed below ours is what Keras,
+TensorFlow and torch have written there, known by its name: .keras, .h5, .weights.h5, prefixes with .index and .data,
+BackupAndRestore's folders, SavedModels, .pt, .pth.
 
 Options:
 {options}
@@ -195,6 +215,20 @@ class SparkringMagics(Magics):
         remainder = wanted.remainder or getattr(value, "remainder", None) or "drop"
         show_shards(outlook(dataset, size, batch_size, remainder=remainder, epochs=wanted.epochs))
 
+    @line_magic
+    def checkpoints(self, line: str) -> None:
+        from sparkring.checkpointing.inventory import inventory
+        from sparkring.views.checkpoints import CheckProgress, show_checkpoints
+
+        wanted = opts.parse_checkpoints(line)
+        value = self._variable(wanted.source) if wanted.source else _last_checkpoint_dir()
+        location = _directory(wanted.source, value)
+        metric = wanted.metric or getattr(value, "metric", None) or ""
+        mode = wanted.mode or (getattr(value, "mode", None) if not wanted.metric else None) or "min"
+        with CheckProgress() as progress:
+            found = inventory(location, check=wanted.check, metric=metric, mode=mode, say=progress.tell)
+        show_checkpoints(found)
+
     def _variable(self, name: str) -> Any:
         """The value of the notebook's variable of that name; if there is none, the name itself."""
         assert self.shell is not None
@@ -269,6 +303,31 @@ def _dataset(wanted: opts.ShardsWanted, value: Any) -> Dataset:
     return open_dataset(value, wanted.columns, wanted.where or None)
 
 
+def _last_checkpoint_dir() -> str:
+    """Where the newest saved run that saved checkpoints put them; OptionsError if none did."""
+    directories = (runs.first(path).checkpoint_dir for path in runs.saved())
+    found = next((each for each in directories if each), "")
+    if not found:
+        raise OptionsError(
+            "no saved run had a --checkpoint-dir: say where to look, as in `%checkpoints dbfs:/ml/run1`."
+        )
+    return found
+
+
+def _directory(name: str, value: Any) -> Location:
+    """The directory that `%checkpoints` is asked about; OptionsError if `value` is nothing that can be one."""
+    from sparkring.storage import locate
+
+    written = getattr(value, "directory", value)
+    if not isinstance(written, str | os.PathLike):
+        raise OptionsError(
+            f"%checkpoints takes a path, or what sparkring.checkpoints(…) gave, and {name} is {type(value).__name__}."
+        )
+    if value is name and name.isidentifier() and not os.path.exists(name):
+        raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")
+    return locate(written)
+
+
 def _row(gang: warm.WarmGang) -> tuple[str, ...]:
     """One line of `%gang`."""
     wanted, now = gang.wanted, time.time()
@@ -297,6 +356,7 @@ def _launch_magic(magics: SparkringMagics, magic: str) -> Callable[[str, str], A
 
 SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser(_CARRIED)))
 SparkringMagics.shards.__doc__ = _SHARDS_HELP.format(options=opts.help_table(opts.shards_parser()))
+SparkringMagics.checkpoints.__doc__ = _CHECKPOINTS_HELP.format(options=opts.help_table(opts.checkpoints_parser()))
 
 
 def load(shell: Any) -> None:
@@ -322,7 +382,10 @@ def unload(shell: Any) -> None:
         shell.events.unregister("post_run_cell", _stop_after_reset)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)
-    for kind, names in (("cell", (*_LAUNCH, "ranks")), ("line", ("gang", "runs", "logs", "shards", "slots"))):
+    for kind, names in (
+        ("cell", (*_LAUNCH, "ranks")),
+        ("line", ("gang", "runs", "logs", "shards", "checkpoints", "slots")),
+    ):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 
@@ -343,18 +406,29 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
     elif found and found[1] == "gang":
         words = opts.gang_completions(found[2], _CARRIED)
     elif found and found[1] == "shards":
-        words = opts.shards_completions(found[2]) or ([] if len(found[2].split()) > 1 else _sources(found[2]))
+        words = opts.shards_completions(found[2]) or (
+            [] if len(found[2].split()) > 1 else _sources(found[2], _can_be_shown)
+        )
+    elif found and found[1] == "checkpoints":
+        words = opts.completions(opts.checkpoints_parser(), found[2])
+        if len(f"{found[2]}|".split()) == 1:  # the first word is still to come, or not yet whole
+            words += _sources(found[2], _can_hold_checkpoints, folders_only=True)
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
 
-def _sources(line: str) -> list[str]:
-    """What `%shards` can show and `line` may be about to name: the notebook's variables, and files and folders."""
+def _sources(line: str, fits: Callable[[Any], bool], *, folders_only: bool = False) -> list[str]:
+    """What `line` may be about to name: the notebook's variables whose value fits, and files and folders."""
     shell = get_ipython()
     current = "" if line[-1:].isspace() else line.split()[-1]
-    names = [name for name, value in (shell.user_ns.items() if shell is not None else ()) if _can_be_shown(value)]
+    names = [name for name, value in (shell.user_ns.items() if shell is not None else ()) if fits(value)]
     found = [name for name in names if name.startswith(current or name.lstrip("_"))]
     paths = sorted(glob.glob(f"{glob.escape(current)}*"))[:_PATHS_OFFERED] if current else []
-    return found + [f"{path}/" if os.path.isdir(path) else path for path in paths if " " not in path]
+    paths = [f"{path}/" if os.path.isdir(path) else path for path in paths if " " not in path]
+    return found + [path for path in paths if path.endswith("/") or not folders_only]
+
+
+def _can_hold_checkpoints(value: Any) -> bool:
+    return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
 def _can_be_shown(value: Any) -> bool:

@@ -15,6 +15,8 @@ Logs = Literal["all", "rank0", "callbacks"]
 LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
 Remainder = Literal["drop", "pad", "join"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "join")
+Mode = Literal["min", "max"]
+MODES: tuple[Mode, ...] = ("min", "max")
 MOST_RANKS = 1_024
 RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
 
@@ -436,6 +438,47 @@ def shards_completions(line: str) -> list[str]:
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
     return completions(shards_parser(), line) if words or current.startswith("-") else []
+
+
+@dataclass(frozen=True)
+class CheckpointsWanted:
+    """What `%checkpoints` is asked for; `source` is a directory or a variable's name, '' the last run's directory.
+
+    `check`: read every byte. `metric` and `mode` say which one is the best; '' and None leave that to the source.
+    """
+
+    source: str = ""
+    check: bool = False
+    metric: str = ""
+    mode: Mode | None = None
+
+
+def parse_checkpoints(line: str) -> CheckpointsWanted:
+    """What a `%checkpoints` line asks for. OptionsError says what is wrong with it."""
+    found = CheckpointsWanted(**vars(checkpoints_parser().parse_args(_words("%checkpoints", line))))
+    if found.mode and not found.metric:
+        raise OptionsError(
+            f"%checkpoints: --mode {found.mode} says which value is the best one; of what, says --metric: "
+            f"--metric val_loss --mode {found.mode}."
+        )
+    return found
+
+
+@functools.cache
+def checkpoints_parser() -> argparse.ArgumentParser:
+    """The parser of what follows `%checkpoints`."""
+    parser = _Parser(prog="%checkpoints", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default="",
+        metavar="DIR",
+        help="a path, a URL, or a variable with one or with checkpoints(…); default: the last run's --checkpoint-dir",
+    )
+    parser.add_argument("--check", action="store_true", help="read every byte and compare it with what was saved")
+    parser.add_argument("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric")
+    parser.add_argument("--mode", choices=MODES, help="which value is the best: the least (default) or the greatest")
+    return parser
 
 
 def _joined(words: Sequence[str]) -> list[str]:

@@ -330,7 +330,9 @@ def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
 def _saved(record: RunRecord, event: CheckpointSaved) -> RunRecord:
     found = Checkpoint(event, len(record.attempts))
     others = tuple(
-        each._replace(saved=replace(each.saved, best=False)) if event.best and _beside(each.saved, event) else each
+        each._replace(saved=replace(each.saved, best=False))
+        if event.best and each.saved.best and _beside(each.saved, event)
+        else each
         for each in record.checkpoints
         if (each.saved.folder, each.saved.name) != (event.folder, event.name)  # ModelCheckpoint may write over one
     )

@@ -6,6 +6,10 @@ from html.parser import HTMLParser
 import pytest
 
 from sparkring.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointDamaged,
+    CheckpointSaved,
     CodeFrame,
     Failure,
     GpuUsed,
@@ -17,6 +21,7 @@ from sparkring.events import (
     RankExited,
     RankFailed,
     RankFinished,
+    RankStarted,
     RunFinished,
 )
 from sparkring.views import html
@@ -27,11 +32,12 @@ from sparkring.views.tables import table_html
 
 NOW = 1_700_000_060.0
 _TAGS = {"div", "style", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
-         "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text"}  # fmt: skip
+         "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
+         "title"}  # fmt: skip
 _SPOKEN = {"title", "aria-label"}  # the attributes that may hold a user's text
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role",
-           "font-size"}  # fmt: skip
+           "font-size", "font-weight", "transform"}  # fmt: skip
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -89,7 +95,18 @@ def hostile(replayed):
             Message(2.0, 0, payload),
             *(Metrics(2.0, 0, {payload: 1 / n, f"val_{payload}": 2 / n}, epoch=n) for n in (1, 2, 3)),
             Metrics(2.0, 1, {payload: 7.0}, epoch=3),
-            GpuUsed(2.0, 1, payload, payload, 1, 2, 3),
+            CheckpointSaved(2.0, 0, payload, "1", 1, 9, metrics={payload: 1.0}),
+            CheckpointDamaged(2.0, 0, payload, "0", 2, payload),
+            AttemptStarted(2.0, 1, 2, payload, 3),
+            RankStarted(2.0, 1, payload, 5),
+            Output(2.0, 1, "stdout", line),
+            RankFailed(2.5, 1, failure),
+            AttemptEnded(2.5, 1, payload, 1),
+            AttemptStarted(2.6, 2, 2, payload, 3),
+            CheckpointSaved(2.6, 0, payload, "3", 3, 9, metrics={payload: 2.0}),
+            *(Output(2.7, rank, stream, line) for rank in (0, 1) for stream in ("stdout", "stderr")),
+            Output(2.7, 0, "stdout", line.rstrip()),
+            GpuUsed(2.7, 1, payload, payload, 1, 2, 3),
             RankFailed(3.0, 1, failure),
             *([RunFinished(4.0, "failed", payload, 1)] if final else []),
         ]

@@ -39,10 +39,22 @@ class Save(NamedTuple):
     blocked_s: float | None
 
 
+class There(NamedTuple):
+    """What the directory held before a save: checkpoints, and unfinished folders with when they last changed."""
+
+    entries: list[Entry]
+    unfinished: dict[str, float]
+
+
 def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
-    """Write this rank's file; rank 0 then commits, makes room and tells. CheckpointError says why it could not."""
+    """Write this rank's file; rank 0 then commits, tells and makes room. CheckpointError says why it could not."""
     try:
-        commit = _written(save, buffers)
+        files = _written(save, buffers)
+        if files is None:
+            return
+        there = _look_around(save)  # before the commit, so that it is told as soon as it is there
+        commit = save.commit._replace(files=files, time=time.time())
+        folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: what has been written is nobody's
         if not save.commit.sharded:
             _remove_quietly(save.directory, Entry(save.name, "partial"))
@@ -50,14 +62,13 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
             raise
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
         written = save.directory.written
-        report.tell("checkpoint", {"event": "failed", "told": {
-            "folder": written, "step": save.commit.step, "reason": reason}})  # fmt: skip
+        told = {"folder": written, "step": save.commit.step, "reason": reason}
+        report.tell("checkpoint", {"event": "failed", "told": told})
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
         if not report.connected():
             say(message)
         raise CheckpointError(message) from error
-    if commit is not None:
-        _committed(save, commit)
+    _committed(save, commit, there)
 
 
 def tell_restored(directory: Location, entry: Entry, took_s: float) -> None:
@@ -77,21 +88,17 @@ def say(text: str) -> None:
     sys.stderr.write(f"sparkring: {text}\n")
 
 
-def _written(save: Save, buffers: Iterable[memoryview]) -> Commit | None:
-    """The commit, once all files are there; None on ranks that do not commit."""
+def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
+    """All files of the checkpoint, once they are there; None on ranks that do not commit."""
     place = save.directory / save.name
     folder.make(save.directory, save.name)
     file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
     if not save.commit.sharded:
-        files: tuple[File, ...] = (file,)
-    elif save.rank:
+        return (file,)
+    if save.rank:
         folder.write_part(save.directory, save.name, save.rank, file)
         return None
-    else:
-        files = (file, *_of_others(save))
-    commit = save.commit._replace(files=files, time=time.time())
-    folder.write_commit(save.directory, save.name, commit)
-    return commit
+    return (file, *_of_others(save))
 
 
 def _of_others(save: Save) -> list[File]:
@@ -117,15 +124,19 @@ def _of_others(save: Save) -> list[File]:
     return [found[rank] for rank in sorted(found)]
 
 
-def _committed(save: Save, commit: Commit) -> None:
-    """Tell of the new checkpoint, and remove what it makes superfluous. Nothing here makes a failure of the save."""
-    own = Entry(save.name, "committed", commit)
-    found, unfinished = [own], {}
+def _look_around(save: Save) -> There:
     try:
-        listed, unfinished = folder.listing(save.directory), folder.unfinished(save.directory)
-        found += [entry for entry in listed if entry.name != save.name]  # a listing may not have the new one yet
+        entries = [entry for entry in folder.listing(save.directory) if entry.name != save.name]
+        begun = any(entry.state == "partial" for entry in entries)
+        return There(entries, folder.unfinished(save.directory) if begun else {})
     except (CheckpointError, OSError) as error:
         _complain(save.directory, error)
+        return There([], {})
+
+
+def _committed(save: Save, commit: Commit, there: There) -> None:
+    """Tell of the new checkpoint, and remove what it makes superfluous. Nothing here makes a failure of the save."""
+    found = [Entry(save.name, "committed", commit), *there.entries]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began
     saved = {
@@ -143,7 +154,7 @@ def _committed(save: Save, commit: Commit) -> None:
         if _removed(save.directory, entry):
             told = {"folder": save.directory.written, "name": entry.name}
             report.tell("checkpoint", {"event": "removed", "told": told})
-    for name in retention.abandoned(unfinished, save.policy, time.time()):
+    for name in retention.abandoned(there.unfinished, save.policy, time.time()):
         if _never_finished(save.directory, name):
             _removed(save.directory, Entry(name, "partial"))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.record import LogLine, RankRecord, RunRecord
-from sparkring.views import lines, metrics, reading, summary
+from sparkring.views import attempts, checkpoints, lines, metrics, reading, summary
 from sparkring.views.curves import chart
 from sparkring.views.lines import Shared
 from sparkring.views.markup import AMBER, BLUE, GREEN, RANK_COLOURS, STYLE, log_text, text
@@ -37,6 +37,8 @@ RANKS_MEASURED = 64
 GPU_ROWS = 16
 TILES_WITH_NUMBERS, MOST_TILES = 32, 1024
 CODE_LINES = 400
+ATTEMPTS_LIVE, ATTEMPTS_DONE = 3, 12
+ATTEMPTS_BYTES = 24_000  # of what the ranks printed last that ended them
 
 Bundle = dict[str, str]
 _SIGNS: dict[RankState, tuple[str, str]] = {
@@ -46,6 +48,13 @@ _SIGNS: dict[RankState, tuple[str, str]] = {
     "failed": ("x", "✗"),
     "stopped": ("s", "■"),
     "idle": ("i", "·"),
+}
+_CHAPTERS = {
+    "ended": ("x", "✗"),
+    "running": ("r", "▶"),
+    "finished": ("f", "✓"),
+    "failed": ("x", "✗"),
+    "cut": ("s", "■"),
 }
 _RIGHT = ' class="sr-n" align="right"'
 _STREAM_SIGNS = {"stdout": ("", "│"), "stderr": ("e", "!"), "message": ("m", "»")}
@@ -103,7 +112,8 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     """The run in all the formats that a notebook keeps."""
     if final and summary.quick(record):
         return {"text/html": _quick(record), "text/plain": summary.last_lines(record) or summary.closing(record, now)}
-    told = [f"sparkring: {line}" for line in reading.closing_words(record, now)]
+    told = [f"sparkring: {chapter.line}" for chapter in attempts.story(record)[-ATTEMPTS_DONE:]]
+    told += [f"sparkring: {line}" for line in reading.closing_words(record, now)]
     return {
         "text/html": panel(record, now=now, final=final),
         "text/plain": "\n".join([summary.short(record, now), *told]),
@@ -135,12 +145,14 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     parts = [
         _head(record, now),
         _why(record),
+        _attempts(record, final),
         _ranks(record, now),
         _waiting(record),
         _notices(record, final),
         _progress(record, now),
         _reading(record, now, final),
         _measured(record, table, final),
+        checkpoints.saved_html(record, record.ended or now, final),
         _gpus(record),
         _log(record, seen, final),
         _noise(seen),
@@ -181,6 +193,25 @@ def _why(record: RunRecord) -> str:
     line = summary.failed_line(record)
     place = f" <small>cell line {line}</small>" if line else ""
     return f'<div class="sr-why">{text(summary.outcome(record))}{place}</div>'
+
+
+def _attempts(record: RunRecord, final: bool) -> str:
+    """The story of the attempts, the last ones of many, each with the last lines of the rank that ended it."""
+    told = attempts.story(record)
+    shown = told[-(ATTEMPTS_DONE if final else ATTEMPTS_LIVE) :]
+    parts: list[str] = []
+    budget = ATTEMPTS_BYTES
+    for chapter in reversed(shown):
+        name, sign = _CHAPTERS[chapter.state]
+        fold = ""
+        if chapter.last_lines:
+            block = _block([_line(line, "") for line in chapter.last_lines], -1)
+            fold = _details(f"last lines of rank {chapter.failed_rank}", block) if len(block) <= budget else ""
+            budget -= len(fold)
+        parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
+    if len(told) > len(shown):
+        parts.insert(0, f"<div><small>{counted(len(told) - len(shown), 'attempt')} before these</small></div>")
+    return f'<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""
 
 
 def _ranks(record: RunRecord, now: float) -> str:

@@ -121,7 +121,7 @@ def ranks(record: RunRecord) -> str:
 def quick(record: RunRecord) -> bool:
     """Did a warm run end so soon and so well that what its ranks printed says it all?"""
     took = record.ended - record.started
-    told = record.metrics or any(rank.readings for rank in record.ranks)
+    told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
 
 
@@ -147,9 +147,13 @@ def outcome(record: RunRecord) -> str:
 
 
 def closing(record: RunRecord, now: float) -> str:
-    """How it ended, how long it took and what was measured last, in one line."""
+    """How it ended, how long it took, what was measured last and the last step that was saved, in one line."""
     took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
+    if len(record.attempts) > 1:
+        took += f" after {counted(len(record.attempts) - 1, 'restart')}"
     words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
+    saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
+    words += [f"last saved step {saved[-1].step:,}"] if saved else []
     words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
     return plain(" · ".join(words))
 

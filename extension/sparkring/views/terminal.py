@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from sparkring.events import Notice
-from sparkring.record import RunRecord
-from sparkring.views import metrics, reading, summary
+from sparkring.record import Attempt, Checkpoint, RunRecord
+from sparkring.views import attempts, checkpoints, metrics, reading, summary
 from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
@@ -28,6 +28,8 @@ class TerminalView:
         self._lines = 0
         self._noise = 0
         self._notice: Notice | None = None
+        self._attempts: tuple[Attempt, ...] = ()
+        self._checkpoints: tuple[Checkpoint, ...] = ()
         self._progress_due: float | None = None
         self._progress_shown = ""
 
@@ -61,6 +63,9 @@ class TerminalView:
                 self._noise += len(shared.ranks)
             else:
                 told.append(self._line(shared))
+        told += [f"sparkring: {line}" for line in checkpoints.news(self._checkpoints, record)]
+        told += [f"sparkring: {line}" for line in attempts.news(self._attempts, record)]
+        self._attempts, self._checkpoints = record.attempts, record.checkpoints
         return told
 
     def _new_notices(self, record: RunRecord) -> list[Notice]:
@@ -104,7 +109,7 @@ class TerminalView:
         passed = int(summary.elapsed_s(record, time.time()))
         found = metrics.progress(record, time.time())
         words = [summary.progress_words(found)] if found else [summary.outcome(record)]
-        words += filter(None, [reading.progress_words(record, time.time())])
+        words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
         words += [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
         # Each once, though ranks may share it.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}

@@ -1,0 +1,127 @@
+"""Everything that lies in a directory of checkpoints at one moment, ours and others', for `%checkpoints`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from sparkring.checkpointing.entries import Entry, Name, best, newest
+from sparkring.checkpointing.others import Other, Seen, recognised
+from sparkring.storage import Location
+
+DEPTH = 3  # of folders that are looked into: BACKUP/chief/ckpt-1.index
+FOLDERS = 200  # of others', so that a directory with much else in it is listed in a moment
+
+
+class Inventory(NamedTuple):
+    """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
+
+    `entries` are ours, newest first; `others` are recognised by their names. `checked`: every byte of ours was read.
+    `metric` and `mode` say which of ours is the best, '' if nobody does. `exists` is false where no folder is.
+    """
+
+    directory: str
+    time: float
+    entries: tuple[Entry, ...] = ()
+    others: tuple[Other, ...] = ()
+    checked: bool = False
+    metric: str = ""
+    mode: Literal["min", "max"] = "min"
+    exists: bool = True
+
+    @property
+    def newest(self) -> Entry | None:
+        """The one that a resume takes."""
+        return newest(self.entries)
+
+    @property
+    def best(self) -> Entry | None:
+        """The one with the best value of the metric."""
+        return best(self.entries, self.metric, self.mode) if self.metric else None
+
+
+def inventory(
+    location: Location,
+    *,
+    check: bool = False,
+    metric: str = "",
+    mode: Literal["min", "max"] = "min",
+    say: Callable[[int, int, int, int], None] = lambda *_: None,
+) -> Inventory:
+    """What lies in a directory now; runs may write there meanwhile.
+
+    With `check` all bytes are read and compared with their digests; before each checkpoint and after the last, `say` is
+    told how many are done, of how many, and the same in bytes. CheckpointError if the directory cannot be listed.
+    """
+    from sparkring.checkpointing.folder import listing
+
+    found = listing(location)
+    if check:
+        found = _checked(location, found, say)
+    others = tuple(recognised(_files(location)))
+    exists = bool(found or others) or location.fs.exists(location.path)
+    return Inventory(location.written, time.time(), tuple(found), others, check, metric, mode, exists)
+
+
+def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
+    """The entries after all bytes of the whole ones were read; those that a run removed meanwhile are left out."""
+    from sparkring.checkpointing.folder import check as what_is_wrong
+    from sparkring.checkpointing.folder import listing
+
+    sizes = [entry.commit.size_bytes for entry in entries if entry.state == "committed" and entry.commit]
+    done = read_bytes = 0
+    damaged: dict[str, str] = {}
+    for entry in entries:
+        if entry.state != "committed" or entry.commit is None:
+            continue
+        say(done, len(sizes), read_bytes, sum(sizes))
+        reason = what_is_wrong(location, entry)
+        if reason:
+            damaged[entry.name] = reason
+        done, read_bytes = done + 1, read_bytes + entry.commit.size_bytes
+    say(done, len(sizes), read_bytes, sum(sizes))
+    if not damaged:
+        return entries
+    left = {entry.name for entry in listing(location)}
+    return [
+        entry._replace(state="corrupt", reason=damaged[entry.name]) if entry.name in damaged else entry
+        for entry in entries
+        if entry.name not in damaged or entry.name in left
+    ]
+
+
+def _files(location: Location) -> list[Seen]:
+    """The files in the directory and some folders deep, but not in checkpoints of ours."""
+    found: list[Seen] = []
+    folders = [("", 1)]
+    for below, depth in folders:  # which grows as it goes
+        for each in _listed(location, below):
+            name = str(each["name"]).rstrip("/").rpartition("/")[2]
+            path = f"{below}/{name}" if below else name
+            if each["type"] != "directory":
+                found.append(Seen(path, int(each.get("size") or 0), _changed(each)))
+            elif depth < DEPTH and len(folders) < FOLDERS and not Name.of(name):
+                folders.append((path, depth + 1))
+    return found
+
+
+def _listed(location: Location, below: str) -> list[dict[str, Any]]:
+    at = location / below if below else location
+    try:
+        location.fs.invalidate_cache(at.path)
+        return list(location.fs.ls(at.path, detail=True))
+    except OSError:  # not there, or gone since its parent was listed
+        return []
+
+
+def _changed(each: dict[str, Any]) -> float:
+    """When a file was changed, as its file system says it; 0 if that is not known."""
+    for key in ("mtime", "last_modified", "LastModified", "updated", "created"):
+        value = each.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0

@@ -1,0 +1,81 @@
+"""Checkpoints that others have written: recognised by their names alone, so whether one is whole is not known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+Kind = Literal["Keras model", "Keras weights", "HDF5", "SavedModel", "TensorFlow", "BackupAndRestore", "torch"]
+
+_SUFFIXES: tuple[tuple[str, Kind], ...] = (
+    (".weights.h5", "Keras weights"),
+    (".keras", "Keras model"),
+    (".h5", "HDF5"),
+    (".hdf5", "HDF5"),
+    (".pt", "torch"),
+    (".pth", "torch"),
+    (".pt.tar", "torch"),
+    (".pth.tar", "torch"),
+)
+_SHARD = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+# Where Keras' BackupAndRestore keeps what it goes on from, below the folder that it was given.
+_BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
+
+
+class Seen(NamedTuple):
+    """A file: its path below the directory, with slashes, and when it was changed (Unix seconds, 0 for unknown)."""
+
+    path: str
+    size_bytes: int
+    time: float = 0.0
+
+
+class Other(NamedTuple):
+    """A checkpoint of somebody else's: a file, a prefix of files or a folder; `note` says what can be seen to lack."""
+
+    kind: Kind
+    name: str
+    size_bytes: int
+    time: float = 0.0
+    note: str = ""
+
+
+def recognised(files: Iterable[Seen]) -> list[Other]:
+    """The checkpoints among `files`, newest first. What lies in a SavedModel's folder belongs to that."""
+    every = list(files)
+    models = {file.path.rpartition("/")[0] for file in every if file.path.rpartition("/")[2] in _SAVED_MODEL}
+    found: list[Other] = []
+    for folder in models:
+        inside = [file for file in every if not folder or file.path.startswith(f"{folder}/")]
+        found.append(_together("SavedModel", f"{folder}/" if folder else "./", inside))
+    rest = [file for file in every if not any(not model or file.path.startswith(f"{model}/") for model in models)]
+    prefixes: dict[str, list[Seen]] = {}
+    for file in rest:
+        shard = _SHARD.fullmatch(file.path)
+        if shard or file.path.endswith(".index"):
+            prefixes.setdefault(shard[1] if shard else file.path.removesuffix(".index"), []).append(file)
+            continue
+        kind = next((kind for suffix, kind in _SUFFIXES if file.path.lower().endswith(suffix)), None)
+        if kind is not None:
+            found.append(Other(kind, file.path, file.size_bytes, file.time))
+    found += [each for prefix, parts in prefixes.items() if (each := _prefix(prefix, parts))]
+    return sorted(found, key=lambda each: (-each.time, each.name))
+
+
+def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
+    """A checkpoint of TensorFlow's in several files; an .index file alone may be anybody's."""
+    shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
+    if not shards:
+        return None
+    missing = int(shards[0][3]) - len(shards)
+    note = f"{missing} of {int(shards[0][3])} .data files are missing" if missing > 0 else ""
+    if len(shards) == len(parts):
+        note = "its .index file is missing"
+    backup = _BACKUP.fullmatch(prefix)
+    return _together("BackupAndRestore" if backup else "TensorFlow", prefix, parts, note)
+
+
+def _together(kind: Kind, name: str, files: list[Seen], note: str = "") -> Other:
+    return Other(kind, name, sum(file.size_bytes for file in files), max(file.time for file in files), note)

@@ -1,0 +1,119 @@
+"""The attempts of a run that may lose ranks, a calm line each: what ended one, and where the next went on."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from sparkring.record import Attempt, LogLine, RunRecord
+from sparkring.views.lines import is_noise
+from sparkring.views.summary import duration, first_line, rank_count, without_traceback
+
+REASON_CHARACTERS = 300
+
+
+class Chapter(NamedTuple):
+    """One attempt in words; `state` is that of its end, `last_lines` what the rank that ended it printed last."""
+
+    number: int
+    state: Literal["ended", "running", "finished", "failed", "cut"]
+    line: str
+    failed_rank: int | None = None
+    last_lines: tuple[LogLine, ...] = ()
+
+
+def story(record: RunRecord) -> list[Chapter]:
+    """The attempts in order; none of a run that was never started again and began at the beginning."""
+    attempts = record.attempts
+    if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
+        return []
+    return [_chapter(record, at) for at in range(len(attempts))]
+
+
+def why(attempt: Attempt) -> str:
+    """What ended it: `rank 1 on vm was killed by SIGKILL`."""
+    if attempt.failed_rank is None or attempt.failure is None:
+        return first_line(attempt.reason, REASON_CHARACTERS)
+    where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""
+    said = first_line(attempt.failure.summary, REASON_CHARACTERS)
+    if said.startswith(("killed by", "lost")):
+        said = f"was {said}"
+    elif attempt.failure.kind != "exit" or not said.startswith(("exited", "called")):
+        said = f"failed: {said}"
+    return f"rank {attempt.failed_rank}{where} {said}"
+
+
+def saved_before(record: RunRecord, attempt: Attempt) -> str:
+    """What of an attempt that ended was kept: `step 120 was saved 3 s before`; '' if nobody meant to save."""
+    if not record.checkpoint_dir:
+        return ""
+    saved = [
+        each.saved for each in record.checkpoints if each.attempt == attempt.number and each.saved.kind == "sparkring"
+    ]
+    if saved:
+        last = max(saved, key=lambda each: each.time)
+        return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
+    return "nothing new had been saved" if attempt.checkpoint else "nothing had been saved"
+
+
+def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
+    """What has happened since the attempts were `before`: a line for each end, and for each new start."""
+    told = []
+    for at, attempt in enumerate(record.attempts):
+        known = before[at] if at < len(before) else None
+        if known is None and (at or attempt.checkpoint):
+            told.append(" ".join([f"attempt {attempt.number}", *_begins(record, at)]))
+        if attempt.ended and (known is None or not known.ended):
+            took = duration(attempt.ended - attempt.started)
+            told.append(f"attempt {attempt.number} ended after {took}: {_reason(record, attempt)}")
+    return told
+
+
+def _chapter(record: RunRecord, at: int) -> Chapter:
+    attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
+    words = [f"attempt {attempt.number}", _ranks(attempt, before), _went_on(attempt, before, record.outcome is None)]
+    if attempt.ended:
+        words += [duration(attempt.ended - attempt.started), f"ended: {_reason(record, attempt)}"]
+        state: Literal["ended", "running", "finished", "failed", "cut"] = "ended"
+    elif record.outcome is None or at + 1 < len(record.attempts):
+        words.append("running" if record.running_since else "starting")
+        state = "running"
+    else:
+        took = duration(max(0.0, record.ended - attempt.started))
+        words.append(f"{record.outcome} after {took}")
+        state = record.outcome if record.outcome in ("finished", "failed") else "cut"
+    return Chapter(
+        attempt.number, state, " · ".join(word for word in words if word), attempt.failed_rank, _last_lines(attempt)
+    )
+
+
+def _ranks(attempt: Attempt, before: Attempt | None) -> str:
+    instead = f" instead of {before.size:,}" if before is not None and before.size != attempt.size else ""
+    return rank_count(attempt.size) + instead
+
+
+def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
+    step = f"step {attempt.step:,}"
+    if attempt.restored:
+        paused = f" after {duration(max(0.0, attempt.restored - before.ended))}" if before and before.ended else ""
+        return f"went on from {step}{paused}"
+    if attempt.checkpoint:
+        return f"goes on from {step}" if running and not attempt.ended else f"was to go on from {step}"
+    return "began anew" if before is not None else ""
+
+
+def _begins(record: RunRecord, at: int) -> list[str]:
+    attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
+    goes_on = f"goes on from step {attempt.step:,}" if attempt.checkpoint else "begins anew"
+    return [goes_on, f"on {_ranks(attempt, before)}"]
+
+
+def _reason(record: RunRecord, attempt: Attempt) -> str:
+    kept = saved_before(record, attempt)
+    return why(attempt) + (f" ({kept})" if kept else "")
+
+
+def _last_lines(attempt: Attempt) -> tuple[LogLine, ...]:
+    found = attempt.last_lines
+    if attempt.failure is not None:
+        found = tuple(without_traceback(found, attempt.failure))
+    return tuple(line for line in found if line.text.strip() and not is_noise(line))

@@ -1,0 +1,407 @@
+"""Checkpoints: a picture of them in the order of time, a table, and which one a resume would take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from sparkring.checkpointing.entries import Entry
+from sparkring.checkpointing.inventory import Inventory
+from sparkring.record import Checkpoint, RunRecord
+from sparkring.views.lines import plain
+from sparkring.views.markup import AMBER, STYLE, text
+from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
+from sparkring.views.tables import bare_table, table_text
+from sparkring.views.timeline import (
+    NAME_CHARACTERS,
+    REASON_CHARACTERS,
+    STATES,
+    Mark,
+    Series,
+    State,
+    age,
+    metric_names,
+    picture,
+    state_words,
+    when,
+)
+
+ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
+OTHERS_LISTED = 50
+SERIES_SHOWN = 3  # directories that one run saves to
+PANEL_BYTES = 60_000  # in a run's panel
+DAMAGED_NAMED = 3
+QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5  # of a check
+
+_WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
+
+
+# ── From a record, and from a directory ───────────────────────────────────────
+
+
+def recorded(record: RunRecord) -> list[Series]:
+    """The checkpoints that a run has saved or gone back to, by directory and by who wrote them."""
+    by_place: dict[tuple[str, str], list[Checkpoint]] = {}
+    for each in record.checkpoints:
+        by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
+    return [_recorded(folder, kind, found, record) for (folder, kind), found in by_place.items()]
+
+
+def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRecord) -> Series:
+    newest = max((at for at, each in enumerate(found) if each.state == "committed"), default=-1)
+    several = len(record.attempts) > 1
+    marks = tuple(
+        Mark(
+            each.saved.step,
+            each.state,
+            0.0 if _earlier(each) else each.saved.time,  # else it would be when the damage was found
+            each.saved.size_bytes or None,
+            each.saved.metrics,
+            ("an earlier run" if _earlier(each) else _saved_by(each, several),),
+            f"attempt {each.attempt}" if several and each.attempt else "",
+            each.reason,
+            each.saved.best,
+            at == newest and kind == "sparkring",
+        )
+        for at, each in enumerate(found)
+    )
+    return Series(
+        folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
+    )
+
+
+def _saved_by(found: Checkpoint, several: bool) -> str:
+    return f"rank {found.saved.rank}" + (f" in attempt {found.attempt}" if several else "")
+
+
+def _earlier(found: Checkpoint) -> bool:
+    """Is it of an earlier run, which this one found damaged? Of that the record knows no size."""
+    return not found.attempt and not found.saved.size_bytes
+
+
+def listed(found: Inventory) -> Series:
+    """The checkpoints of ours that lie in a directory."""
+    best, newest = found.best, found.newest
+    marks = tuple(
+        _listed(entry, best=entry is best, resumes=entry is newest)
+        for entry in sorted(found.entries, key=lambda entry: entry.parsed.age)
+    )
+    return Series(found.directory, marks, ("run", "ranks"), metric=found.metric)
+
+
+def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
+    state: State = "damaged" if entry.state == "corrupt" else entry.state
+    commit, stretch = entry.commit, str(entry.parsed.stamp)
+    if commit is None:
+        return Mark(entry.step, state, origin=("", ""), stretch=stretch, reason=entry.reason)
+    ranks = f"{commit.size:,}, sharded" if commit.sharded else f"{commit.size:,}"
+    return Mark(
+        entry.step, state, commit.time, commit.size_bytes, commit.metrics, (commit.run_id, ranks), stretch,
+        entry.reason, best, resumes,
+    )  # fmt: skip
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────
+
+
+def saved_words(record: RunRecord, series: Series, now: float) -> str:
+    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 kept`."""
+    found = [
+        each.saved
+        for each in record.checkpoints
+        if (each.saved.folder, _WRITERS.get(each.saved.kind, "")) == (series.folder, series.kind) and not _earlier(each)
+    ]
+    if not found:
+        return f"{_count_words(series)} · {first_line(series.folder, 200)}"
+    last = max(found, key=lambda each: each.time)
+    took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
+    if last.blocked_s and last.took_s:
+        took += f", of which training waited {duration(float(last.blocked_s))}"
+    ago = age(now - last.time)
+    if record.ended:
+        ago = f"{duration(max(0.0, record.ended - last.time))} before the end"
+    words = [f"saved {series.noun} {last.step:,}, {ago}", took if last.size_bytes else ""]
+    words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
+    words += [_count_words(series), f"{series.kind} in" * bool(series.kind) + f" {first_line(series.folder, 200)}"]
+    return " · ".join(word.strip() for word in words if word.strip())
+
+
+def _count_words(series: Series) -> str:
+    counts = {state: sum(mark.state == state for mark in series.marks) for state in STATES}
+    words = [f"{len(series.marks) - counts['partial']:,} saved", f"{counts['committed']:,} there"]
+    words += [f"{counts['damaged']:,} damaged"] if counts["damaged"] else []
+    return ", ".join(words)
+
+
+def damage_words(series: Series) -> str:
+    """Which of them are damaged, and why; '' if none is."""
+    damaged = [mark for mark in series.marks if mark.state == "damaged"]
+    if not damaged:
+        return ""
+    named = [
+        f"{series.noun} {mark.step:,}" + (f" ({first_line(mark.reason, REASON_CHARACTERS)})" if mark.reason else "")
+        for mark in damaged[-DAMAGED_NAMED:]
+    ]
+    more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
+    verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
+    return (
+        f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. A resume passes over {them}."
+    )
+
+
+def folder_words(found: Inventory) -> list[str]:
+    """What is there, how much it takes, and what a resume takes, a sentence each."""
+    committed = [entry for entry in found.entries if entry.state == "committed"]
+    known = sum(entry.commit.size_bytes for entry in found.entries if entry.commit is not None)
+    counts = [counted(len(committed), "checkpoint")]
+    counts += [f"{len(part):,} {said}" for said, part in _unwhole(found).items() if part]
+    told = [f"{', '.join(counts)}: {size(known)}{' on disk' if committed else ''}"]
+    if found.checked and committed:
+        told[0] += f"; all {size(sum(e.commit.size_bytes for e in committed if e.commit))} were read and are as saved"
+    told[0] += "."
+    newest = found.newest
+    if newest is not None and newest.commit is not None:
+        commit = newest.commit
+        run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
+        told.append(
+            f"A resume takes step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
+            f"{rank_count(commit.size)}."
+        )
+    best = found.best
+    if best is not None and best.commit is not None:
+        value = number(best.commit.metrics[found.metric])
+        told.append(f"The best by {found.metric} ({found.mode}) is step {best.step:,}: {value}.")
+    return told
+
+
+def _unwhole(found: Inventory) -> dict[str, list[Entry]]:
+    return {
+        "damaged": [entry for entry in found.entries if entry.state == "corrupt"],
+        "not committed": [entry for entry in found.entries if entry.state == "partial"],
+    }
+
+
+def advice(found: Inventory) -> list[str]:
+    """What stands out and what to do about it, the gravest first."""
+    told = []
+    if found.entries and found.newest is None:
+        told.append("No checkpoint here is whole: a resume begins at the beginning.")
+    told += [words] if (words := damage_words(listed(found))) else []
+    partial = _unwhole(found)["not committed"]
+    newest = found.newest
+    going_on = [entry for entry in partial if newest is None or entry.parsed.age > newest.parsed.age]
+    left = [entry for entry in partial if entry not in going_on]
+    if going_on:
+        told.append(
+            f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: being written now, or left by a "
+            "run that ended while it saved. A resume passes over what has no commit."
+        )
+    if left:
+        told.append(
+            f"{_steps(left)} {'was' if len(left) == 1 else 'were'} begun and never committed, and newer ones are "
+            "there: a later attempt removes what has lain so for an hour, or you can."
+        )
+    if found.metric and found.best is None and newest is not None:
+        there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
+        have = f"there {'are' if len(there) > 1 else 'is'} {_named(there)}" if there else "none was saved with metrics"
+        told.append(f"No checkpoint has a value of {first_line(found.metric, NAME_CHARACTERS)}: {have}.")
+    lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
+    if len(lineages) > 1:
+        told.append(
+            f"{counted(len(lineages), 'training')} saved here, each from its own beginning; a directory for each "
+            "keeps them apart."
+        )
+    return told
+
+
+def _steps(entries: Sequence[Entry]) -> str:
+    steps = sorted({entry.step for entry in entries})
+    shown = ", ".join(f"{step:,}" for step in steps[-DAMAGED_NAMED:])
+    more = f"{len(steps) - DAMAGED_NAMED} more and " if len(steps) > DAMAGED_NAMED else ""
+    return f"{'Step' if len(steps) == 1 else 'Steps'} {more}{shown}"
+
+
+def _named(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(first_line(name, NAME_CHARACTERS) for name in names[:most]) + more
+
+
+def empty_words(found: Inventory) -> str:
+    """A sentence on a directory in which nothing is; '' if there is something."""
+    if found.entries or found.others:
+        return ""
+    where = first_line(found.directory, 300)
+    if not found.exists:
+        return f"{where}: there is no such folder, so nothing has been saved there."
+    return f"{where}: no checkpoints are there, ours or others'."
+
+
+# ── The table ─────────────────────────────────────────────────────────────────
+
+
+def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headers, and a row for each of the `most` newest, the newest first."""
+    names = metric_names(series)
+    headers = (series.noun, "saved", "size", *(first_line(n, NAME_CHARACTERS) for n in names), *series.headers, "state")
+    rows = []
+    for mark in reversed(series.marks[-most:]):
+        measured = [number(mark.metrics[name]) if name in mark.metrics else "" for name in names]
+        rows.append(
+            (
+                f"{mark.step:,}",
+                when(series, mark, now),
+                size(mark.size_bytes),
+                *measured,
+                *mark.origin,
+                state_words(mark),
+            )
+        )
+    return headers, rows
+
+
+def table_html(series: Series, now: float, most: int) -> str:
+    """The table; of many checkpoints it says how many it shows."""
+    many = len(series.marks)
+    note = f"the newest {most} of {counted(many, 'checkpoint')}" if many > most else ""
+    return bare_table(*table_rows(series, now, most), note)
+
+
+OTHERS_HEADERS = ("written by others", "kind", "saved", "size", "")
+
+
+def others_rows(found: Inventory) -> list[tuple[str, ...]]:
+    """A row of OTHERS_HEADERS for each checkpoint of somebody else's."""
+    return [
+        (each.name, each.kind, age(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
+        for each in found.others[:OTHERS_LISTED]
+    ]
+
+
+def _others_note(found: Inventory) -> str:
+    many = len(found.others)
+    first = f"the newest {OTHERS_LISTED} of {many:,}; " if many > OTHERS_LISTED else ""
+    return f"{first}known by their names only: whether they are whole is not known"
+
+
+# ── The whole, for %checkpoints ───────────────────────────────────────────────
+
+
+def show_checkpoints(found: Inventory) -> None:
+    """Show what lies in a directory of checkpoints: HTML in a notebook, else text; one sentence if nothing does."""
+    from sparkring.views import in_notebook
+
+    shown = checkpoints_text(found)
+    if empty_words(found) or not in_notebook():
+        sys.stdout.write(shown + "\n")
+        return
+    from IPython.display import display
+
+    display({"text/html": checkpoints_html(found), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def checkpoints_html(found: Inventory) -> str:
+    """The picture, the table, what a resume takes and the advice as one block of HTML."""
+    series = listed(found)
+    parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(found.directory, 200))}</span></div>']
+    if found.entries:
+        parts += [f"<div>{text(line)}</div>" for line in folder_words(found)]
+        parts += [picture(series, found.time), table_html(series, found.time, ROWS_LISTED)]
+    if found.others:
+        parts.append(bare_table(OTHERS_HEADERS, others_rows(found), _others_note(found)))
+    told = "".join(f"<li>{text(line)}</li>" for line in advice(found))
+    parts.append(f'<ul class="sr-advice">{told}</ul>' if told else "")
+    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+
+
+def checkpoints_text(found: Inventory) -> str:
+    """The same for a terminal."""
+    if empty := empty_words(found):
+        return empty
+    parts = [first_line(found.directory, 200)]
+    if found.entries:
+        parts.append("\n".join(map(plain, folder_words(found))))
+        parts.append(table_text(*table_rows(listed(found), found.time, ROWS_LISTED)))
+    if found.others:
+        parts.append(f"{table_text(OTHERS_HEADERS, others_rows(found))}\n({_others_note(found)})")
+    parts.append("\n".join(f"→ {plain(line)}" for line in advice(found)))
+    return "\n\n".join(part for part in parts if part)
+
+
+class CheckProgress:
+    """How far a check of many bytes is, in a line that is rewritten and goes away; of a quick one nothing is said."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._due = clock() + QUIET_S
+        self._width = 0
+
+    def __enter__(self) -> CheckProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            self._write("")
+
+    def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
+        """Say that so many checkpoints, and so many bytes, have been read of all."""
+        if self._clock() >= self._due:
+            self._due = self._clock() + PROGRESS_EVERY_S
+            self._write(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")
+
+    def _write(self, said: str) -> None:
+        self._stream.write(f"\r{said.ljust(self._width)}" + "\r" * (not said))
+        self._stream.flush()
+        self._width = len(said)
+
+
+# ── In a run's panel ──────────────────────────────────────────────────────────
+
+
+def saved_html(record: RunRecord, now: float, final: bool) -> str:
+    """What a run has saved to each of its directories, the last ones of many; what is too large is a line only."""
+
+    def last(series: Series) -> float:
+        return max(mark.time for mark in series.marks)
+
+    parts: list[str] = []
+    for series in sorted(recorded(record), key=last)[: -SERIES_SHOWN - 1 : -1]:
+        line, whole = _saved(record, series, now, final)
+        parts.insert(0, line if sum(map(len, parts)) + len(line + whole) > PANEL_BYTES else line + whole)
+    return "".join(parts)
+
+
+def _saved(record: RunRecord, series: Series, now: float, final: bool) -> tuple[str, str]:
+    """A line on what was saved; and the picture, what is damaged, and of a run that is over the table, folded."""
+    damage = damage_words(series)
+    wrong = f'<div><b style="color:{AMBER}">⚠ {text(damage)}</b></div>' if damage else ""
+    table = ""
+    if final:
+        title = counted(len(series.marks), "checkpoint").capitalize()
+        shown = table_html(series, now, ROWS_SHOWN)
+        table = f"<details><summary>{title}</summary>{shown}</details>"
+    line = f"<div><small>{text(saved_words(record, series, now))}</small></div>"
+    return line, f"{picture(series, now)}{wrong}{table}"
+
+
+def progress_words(record: RunRecord) -> str:
+    """`saved step 120`; '' before anything was."""
+    found = [each.saved for each in record.checkpoints if not _earlier(each)]
+    return f"saved {_noun(found[-1].kind)} {found[-1].step:,}" if found else ""
+
+
+def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
+    """A line for each checkpoint that has been found damaged since they were `before`."""
+    known = {(each.saved.folder, each.saved.name) for each in before if each.state == "damaged"}
+    return [
+        f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and passed over"
+        + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
+        for each in record.checkpoints
+        if each.state == "damaged" and (each.saved.folder, each.saved.name) not in known
+    ]
+
+
+def _noun(kind: str) -> str:
+    return "epoch" if kind == "tensorflow" else "step"

@@ -1,0 +1,357 @@
+"""Checkpoints as a picture: in the order in which they were saved, with a metric as high as its value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from sparkring.views.curves import nice_ticks
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text
+from sparkring.views.summary import counted, duration, first_line, number, size
+
+MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
+METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
+TITLE_CHARACTERS = 120  # of a mark
+
+WIDTH, _LEFT, _RIGHT, _TOP = 720, 46, 62, 34
+_CURVE, _FLAT = 66, 14  # how tall what the marks stand on is, with a metric and without
+_PITCH = 46  # at most, between two marks
+_CHARACTER = 6.2  # of a label, in pixels
+_LINE = 13  # from one line of a label to the next
+_APART = 6  # at least, between two attempts
+_REMOVED_PART = 0.35  # of the width, at most, for checkpoints that are no more
+
+State = Literal["committed", "partial", "damaged", "removed"]
+STATES: tuple[State, ...] = ("committed", "partial", "damaged", "removed")
+SAID: dict[State, str] = {
+    "committed": "committed", "partial": "not committed", "damaged": "damaged", "removed": "removed",
+}  # fmt: skip
+
+
+class Mark(NamedTuple):
+    """One checkpoint as it is shown; `time` is in Unix seconds, and 0 or None is what is not known.
+
+    `origin` is who saved it, in words; marks with another `stretch` were saved in another attempt or run. `resumes`
+    is the one that a resume takes.
+    """
+
+    step: int
+    state: State
+    time: float = 0.0
+    size_bytes: int | None = None
+    metrics: Mapping[str, float] = {}
+    origin: tuple[str, ...] = ()
+    stretch: str = ""
+    reason: str = ""
+    best: bool = False
+    resumes: bool = False
+
+
+class Series(NamedTuple):
+    """The checkpoints of one directory, oldest first; `noun` is what they count, `headers` what `origin` is."""
+
+    folder: str
+    marks: tuple[Mark, ...]
+    headers: tuple[str, ...] = ()
+    noun: str = "step"
+    kind: str = ""  # who writes there, if it is not us
+    metric: str = ""  # the one to draw; '' for one that is there
+    began: float = 0.0  # when the run began of which this is what stays; 0 where ages are wanted
+
+
+# ── Words ─────────────────────────────────────────────────────────────────────
+
+
+def age(seconds: float) -> str:
+    """How long ago: `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    if seconds < 60:
+        return f"{max(0, int(seconds))} s ago"
+    if seconds < 3600:
+        return f"{int(seconds / 60)} min ago"
+    if seconds < 48 * 3600:
+        return f"{int(seconds / 3600)} h ago"
+    return f"{int(seconds / 86400):,} days ago"
+
+
+def when(series: Series, mark: Mark, now: float) -> str:
+    """When it was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
+    if not mark.time:
+        return ""
+    return f"after {duration(int(mark.time - series.began))}" if series.began else age(now - mark.time)
+
+
+def state_words(mark: Mark) -> str:
+    """`committed, best; a resume takes it`, `damaged: rank-0.safetensors is cut`."""
+    words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
+    words += "; a resume takes it" if mark.resumes else ""
+    return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
+
+
+def metric_names(series: Series) -> list[str]:
+    """The metrics that there is room for: the one that was asked for, then those of the newest checkpoint."""
+    found: dict[str, None] = {series.metric: None} if series.metric else {}
+    for mark in reversed(series.marks):
+        found |= dict.fromkeys(mark.metrics)
+    return [name for name in found if any(name in mark.metrics for mark in series.marks)][:METRICS_NAMED]
+
+
+# ── The picture ───────────────────────────────────────────────────────────────
+
+
+def picture(series: Series, now: float) -> str:
+    """The checkpoints in the order in which they were saved, oldest left; with a metric, as high as its value."""
+    if not series.marks:
+        return ""
+    metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
+    tall = _CURVE if metric else _FLAT
+    shown = chosen(series.marks, MARKS)
+    xs = positions(series.marks)
+    values = [mark.metrics[metric] for mark in series.marks if math.isfinite(mark.metrics.get(metric, math.nan))]
+    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+
+    def y(mark: Mark) -> float:
+        value = mark.metrics.get(metric, math.nan)
+        if not math.isfinite(value):
+            return _TOP + tall
+        return _TOP + tall * (high - value) / (high - low) if high > low else _TOP + tall / 2
+
+    places = {at: (xs[at], y(series.marks[at])) for at in shown}
+    lines = _labels(series, places, now)
+    base = _TOP + tall + 24
+    whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
+    parts = [
+        *_stretches(series, xs, _TOP + tall + 8),
+        *(_axis(low, high, tall) if metric else _ground(xs, tall)),
+        _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
+        *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
+        *_callouts(series, places),
+        *(_label(x, base, line) for x, line in lines),
+    ]
+    svg = (
+        f'<svg width="{WIDTH}" height="{whole}" viewBox="0 0 {WIDTH} {whole}" role="img" '
+        f'aria-label="{text(_spoken(series))}" font-size="10.5" fill="currentColor">{"".join(parts)}</svg>'
+    )
+    return f'<figure class="sr-saved">{_caption(series, metric)}{svg}{_legend(series, len(shown))}</figure>'
+
+
+def chosen(marks: Sequence[Mark], most: int) -> list[int]:
+    """Which of many marks are drawn: the best and what a resume takes always, the rest evenly, what matters denser."""
+    if len(marks) <= most:
+        return list(range(len(marks)))
+    found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
+    groups = [
+        [at for at, mark in enumerate(marks) if mark.state in states and at not in found]
+        for states in (("damaged", "partial"), ("committed",), ("removed",))
+    ]
+    for at, group in enumerate(groups, 1):
+        room = most - len(found)
+        share = room * 2 // 3 if any(groups[at:]) else room
+        found |= set(
+            group
+            if len(group) <= share
+            else (group[(2 * part + 1) * len(group) // (2 * share)] for part in range(share))
+        )
+    return sorted(found)
+
+
+def positions(marks: Sequence[Mark]) -> list[float]:
+    """Where each mark stands, in pixels from the left; those of removed ones closer together where there are many."""
+    gone = sum(mark.state == "removed" for mark in marks)
+    left = len(marks) - gone
+    narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
+    widths = [narrow if mark.state == "removed" else 1.0 for mark in marks]
+    # From the middle of one to the middle of the next.
+    ways = [0.0]
+    for one, other in itertools.pairwise(widths):
+        ways.append(ways[-1] + (one + other) / 2)
+    begin = _LEFT + 14
+    scale = min(_PITCH, (WIDTH - _RIGHT - begin) / (ways[-1] or 1))
+    return [round(begin + scale * way, 1) for way in ways]
+
+
+def _metric_to_draw(series: Series) -> str:
+    """The metric by which the best is the best, else the first that the newest checkpoint came with."""
+    names = metric_names(series)
+    best = next((mark for mark in series.marks if mark.best), None)
+    for name in names:
+        values = [mark.metrics[name] for mark in series.marks if name in mark.metrics]
+        if best is not None and len(values) > 1 and best.metrics.get(name) in (min(values), max(values)):
+            return name
+    return names[0] if names else ""
+
+
+def _axis(low: float, high: float, tall: int) -> list[str]:
+    parts = []
+    for tick in nice_ticks(low, high, 3):
+        y = _TOP + (tall * (high - tick) / (high - low) if high > low else tall / 2)
+        if _TOP - 1 <= y <= _TOP + tall + 1:
+            parts.append(
+                f'<path d="M{_LEFT} {y:.1f}H{WIDTH - 8}" stroke="currentColor" stroke-opacity=".12"/>'
+                f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(tick)}</text>'
+            )
+    return parts
+
+
+def _ground(xs: Sequence[float], tall: int) -> list[str]:
+    return [f'<path d="M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}" stroke="currentColor" stroke-opacity=".2"/>']
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    drawn = f'<polyline points="{line}" fill="none" stroke="{BLUE}" stroke-opacity=".45"/>'
+    return drawn if len(points) > 1 else ""
+
+
+def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
+    """A line where another attempt or run begins, and its name where there is room."""
+    begins = [at for at in range(len(xs)) if not at or series.marks[at].stretch != series.marks[at - 1].stretch]
+    if len(begins) < 2:
+        return []
+    edges = [(xs[at] + xs[at - 1]) / 2 if at else _LEFT for at in begins] + [float(WIDTH)]
+    drawn, free = "", 0.0
+    for edge in edges[1:-1]:
+        if edge >= free:  # of many attempts in a row, as many as can be told apart
+            drawn, free = f"{drawn}M{edge:.1f} 3V{bottom}", edge + _APART
+    parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".35" stroke-dasharray="2 3"/>']
+    free = 0.0
+    for at, edge, end in zip(begins, edges, edges[1:], strict=False):
+        name = _stretch_name(series, at)
+        wide = _CHARACTER * len(name) + 8
+        if name and edge + wide <= end and edge >= free:
+            parts.append(f'<text x="{edge + 4:.1f}" y="10">{text(name)}</text>')
+            free = edge + wide
+    return parts
+
+
+def _stretch_name(series: Series, at: int) -> str:
+    """An attempt's words; a run is known by its end, which %logs takes, too."""
+    mark = series.marks[at]
+    if not mark.stretch.isdecimal():
+        return mark.stretch
+    run = next((each.origin[0] for each in series.marks[at:] if each.stretch == mark.stretch and each.origin[0]), "")
+    before = next((each.origin[0] for each in reversed(series.marks[:at]) if each.origin[0]), "")
+    if run and run == before:
+        return "next attempt"
+    return f"run …{first_line(run[-6:], 6)}" if run else ""
+
+
+# ── Marks ─────────────────────────────────────────────────────────────────────
+
+_STAR = "".join(
+    f"{'L' if point else 'M'}{radius * math.sin(math.pi * point / 5):.1f} {-radius * math.cos(math.pi * point / 5):.1f}"
+    for point in range(10)
+    for radius in (3.0 if point % 2 else 7.0,)
+) + "z"  # fmt: skip
+
+
+def _circle(radius: float) -> str:
+    return f"M{-radius:g} 0a{radius:g} {radius:g} 0 1 0 {2 * radius:g} 0a{radius:g} {radius:g} 0 1 0 {-2 * radius:g} 0z"
+
+
+_RING = f'<path d="{_circle(9)}" fill="none" stroke="{BLUE}" stroke-width="1.6"/>'
+_SHAPES: dict[str, str] = {
+    "best": f'<path d="{_STAR}" fill="{GREEN}"/>',
+    "committed": f'<path d="{_circle(4)}" fill="{BLUE}"/>',
+    "partial": f'<path d="{_circle(4)}" fill="none" stroke="{AMBER}" stroke-width="1.6" stroke-dasharray="2.4 1.8"/>',
+    "damaged": f'<path d="M-4 -4L4 4M4 -4L-4 4" stroke="{RED}" stroke-width="2.4"/>',
+    "removed": '<path d="M0 -4V4" stroke="currentColor" stroke-opacity=".45" stroke-width="1.4"/>',
+}
+
+
+def _drawn(mark: Mark) -> str:
+    kind = "best" if mark.best and mark.state == "committed" else mark.state
+    return _SHAPES[kind] + (_RING if mark.resumes else "")
+
+
+def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowded: bool) -> str:
+    words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
+    words.insert(1, f"saved {told}" if (told := when(series, mark, now)) else "")
+    words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
+    told = first_line(" · ".join(word for word in words if word), TITLE_CHARACTERS)
+    small = crowded and not (mark.best or mark.resumes)
+    placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
+    return f'<g transform="{placed}"><title>{text(told)}</title>{_drawn(mark)}</g>'
+
+
+def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list[str]:
+    """`best` and `resume`, each above its mark; side by side where the marks are neighbours."""
+    named: dict[int, list[str]] = {at: [] for at in places}
+    for at in places:
+        mark = series.marks[at]
+        named[at] += ["best"] * (mark.best and mark.state == "committed") + ["resume"] * mark.resumes
+    told = [(places[at], ", ".join(words)) for at, words in named.items() if words]
+    near = len(told) == 2 and abs(told[0][0][0] - told[1][0][0]) < 8 * _CHARACTER
+    parts = []
+    for which, ((x, y), words) in enumerate(told):
+        anchor = ("end", "start")[which] if near else "middle"
+        shift = (4 if which == 0 else -4) if near else 0
+        if y - 10 > 25:
+            parts.append(f'<path d="M{x:.1f} 26V{y - 10:.1f}" stroke="currentColor" stroke-opacity=".3"/>')
+        parts.append(f'<text x="{x + shift:.1f}" y="22" text-anchor="{anchor}" font-weight="bold">{words}</text>')
+    return parts
+
+
+def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
+    """Step and age (and sizes that differ) for as many marks as there is room for, those first that matter most."""
+
+    def weight(at: int) -> tuple[bool, ...]:
+        mark = series.marks[at]
+        return (not mark.resumes, not mark.best, at != max(places), at != min(places), mark.state == "removed")
+
+    sizes = [mark.size_bytes for mark in series.marks if mark.size_bytes]
+    differ = bool(sizes) and max(sizes) > 1.1 * min(sizes)
+    taken: list[tuple[float, float]] = []
+    found = []
+    for at in sorted(places, key=lambda at: (weight(at), at)):
+        mark, x = series.marks[at], places[at][0]
+        line = [f"{mark.step:,}", when(series, mark, now).removeprefix("after ").removesuffix(" ago")]
+        line += [size(mark.size_bytes)] if differ else []
+        half = _CHARACTER * max(map(len, line)) / 2 + 5
+        if all(x + half <= begin or x - half >= end for begin, end in taken):
+            taken.append((x - half, x + half))
+            found.append((x, line))
+    return sorted(found)
+
+
+def _label(x: float, y: int, line: Sequence[str]) -> str:
+    looks = ['font-weight="bold"'] + ['fill-opacity=".75"'] * len(line)
+    return "".join(
+        f'<text x="{x:.1f}" y="{y + _LINE * at}" text-anchor="middle" {looks[at]}>{text(said)}</text>'
+        for at, said in enumerate(line)
+        if said
+    )
+
+
+def _caption(series: Series, metric: str) -> str:
+    if not metric:
+        return ""
+    newest = next((mark.metrics[metric] for mark in reversed(series.marks) if metric in mark.metrics), None)
+    value = f" {number(newest)}" if newest is not None else ""
+    name = text(first_line(metric, NAME_CHARACTERS))
+    return f'<figcaption><b style="color:{BLUE}">{name}</b>{value}</figcaption>'
+
+
+def _legend(series: Series, drawn: int) -> str:
+    """What the shapes mean, of those that are there, and how many there are of each."""
+    told = []
+    if any(mark.best and mark.state == "committed" for mark in series.marks):
+        told.append((_SHAPES["best"], "best"))
+    for state in STATES:
+        count = sum(mark.state == state for mark in series.marks)
+        told += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
+    if any(mark.resumes for mark in series.marks):
+        told.append((_SHAPES["committed"] + _RING, "a resume takes it"))
+    keys = "".join(
+        f'<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor">{shape}</svg>{said}</span> '
+        for shape, said in told
+    )
+    many = len(series.marks)
+    note = f"<span>{drawn} of {many:,} are drawn</span>" if drawn < many else ""
+    return f'<div class="sr-legend">{keys}{note}</div>'
+
+
+def _spoken(series: Series) -> str:
+    resumed = next((f"; a resume takes step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"

@@ -1,0 +1,49 @@
+"""Checkpoints of others are recognised by their names, as Keras, TensorFlow and torch write them."""
+
+from __future__ import annotations
+
+from sparkring.checkpointing.others import Other, Seen, recognised
+
+
+def kinds(*paths: str) -> dict[str, str]:
+    return {each.name: each.kind for each in recognised([Seen(path, 1) for path in paths])}
+
+
+def test_files():
+    """By their endings, in folders as well; anything else is passed over."""
+    found = kinds(
+        "a.keras", "w/b.weights.h5", "c.h5", "D.HDF5", "e.pt", "f.pth", "g.pth.tar", "notes.txt", "data.index"
+    )
+    assert found == {
+        "a.keras": "Keras model", "w/b.weights.h5": "Keras weights", "c.h5": "HDF5", "D.HDF5": "HDF5", "e.pt": "torch",
+        "f.pth": "torch", "g.pth.tar": "torch",
+    }  # fmt: skip
+
+
+def test_a_prefix_of_tensorflows_is_one_checkpoint():
+    """Its index and shards together; what lacks is said."""
+    whole = [Seen("t/ckpt.index", 2, 5.0), *(Seen(f"t/ckpt.data-0000{n}-of-00002", 10, 6.0 + n) for n in (0, 1))]
+    assert recognised([*whole, Seen("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
+    assert recognised(whole[:2])[0].note == "1 of 2 .data files are missing"
+    assert recognised(whole[1:])[0].note == "its .index file is missing"
+
+
+def test_backup_and_restore():
+    """Keras keeps it in a folder called chief."""
+    parts = ("ckpt-3.index", "ckpt-3.data-00000-of-00001")
+    assert kinds(*(f"backup/chief/{part}" for part in parts)) == {"backup/chief/ckpt-3": "BackupAndRestore"}
+    assert kinds(*(f"chief/{part}" for part in parts)) == {"chief/ckpt-3": "BackupAndRestore"}
+    assert kinds(*(f"backup/{part}" for part in parts)) == {"backup/ckpt-3": "TensorFlow"}
+
+
+def test_a_saved_model_is_one_with_what_lies_in_it():
+    """Its variables are no checkpoint of their own."""
+    inside = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "assets/x.h5")
+    assert kinds(*(f"export/{each}" for each in inside), "b.pt") == {"export/": "SavedModel", "b.pt": "torch"}
+    assert kinds(*inside) == {"./": "SavedModel"}
+
+
+def test_newest_first():
+    """Those whose time is not known last."""
+    files = [Seen("a.pt", 1), Seen("b.pt", 1, 5.0), Seen("c.pt", 1, 9.0)]
+    assert [each.name for each in recognised(files)] == ["c.pt", "b.pt", "a.pt"]

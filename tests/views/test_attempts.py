@@ -1,0 +1,127 @@
+"""The story of attempts: a calm line each, as the record knows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkring.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CheckpointRestored,
+    CheckpointSaved,
+    Failure,
+    Output,
+    RankFailed,
+    RankStarted,
+    RunFinished,
+)
+from sparkring.views.attempts import news, story, why
+from sparkring.views.summary import closing
+
+T = 1_700_000_000.0
+FOLDER = "dbfs:/ml/run1"
+KILLED = Failure("signal", "killed by SIGKILL")
+
+
+def saved(time: float, step: int, **fields):
+    return CheckpointSaved(time, 0, FOLDER, f"{step:08d}.1795294802123-0", step, 4_200_000, **fields)
+
+
+FIRST = [
+    AttemptStarted(T + 1, 1, 2),
+    *(RankStarted(T + 2, rank, "vm", 40 + rank) for rank in (0, 1)),
+    saved(T + 12, 120),
+    Output(T + 14, 1, "stderr", b"munmap_chunk()\n"),
+    RankFailed(T + 15, 1, KILLED),
+    AttemptEnded(T + 15, 1, "rank 1 was killed", 1, 0.5),
+]
+SECOND = [AttemptStarted(T + 16, 2, 1, "00000120.1795294802123-0", 120), RankStarted(T + 16.5, 0, "vm", 50)]
+BACK = [CheckpointRestored(T + 16.9, 0, FOLDER, "00000120.1795294802123-0", 120)]
+
+
+@pytest.fixture
+def told(replayed):
+    """The lines of a run with a checkpoint directory after these events."""
+    return lambda *events: [each.line for each in story(replayed(*events, up=False, checkpoint_dir=FOLDER))]
+
+
+def test_a_rank_is_lost_and_the_run_goes_on(told):
+    """What ended the attempt, what was saved before, from where the next one went on, after what pause."""
+    lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
+    assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · goes on from step 120 · running"]
+    assert told(*FIRST, *SECOND, *BACK) == [
+        lost,
+        "attempt 2 · 1 rank instead of 2 · went on from step 120 after 1.9 s · running",
+    ]
+    assert told(*FIRST, *SECOND, *BACK, RunFinished(T + 26, "finished"))[1] == (
+        "attempt 2 · 1 rank instead of 2 · went on from step 120 after 1.9 s · finished after 10 s"
+    )
+
+
+def test_what_the_lost_rank_printed_last_is_kept(replayed):
+    """For a fold-out below the line."""
+    first, second = story(replayed(*FIRST, *SECOND, up=False))
+    assert (first.failed_rank, [line.text for line in first.last_lines]) == (1, ["munmap_chunk()"])
+    assert (first.state, second.state, second.last_lines) == ("ended", "running", ())
+
+
+def test_a_run_that_never_lost_a_rank_has_no_story(told):
+    """Unless it went on from an earlier run's checkpoint."""
+    assert told() == []
+    assert told(AttemptStarted(T, 1, 2)) == []
+    assert told(AttemptStarted(T, 1, 2, "x", 40)) == ["attempt 1 · 2 ranks · goes on from step 40 · starting"]
+
+
+def test_nothing_was_saved(told):
+    """Then it says so, and the next attempt begins anew."""
+    lines = told(*(each for each in FIRST if not isinstance(each, CheckpointSaved)), AttemptStarted(T + 16, 2, 2))
+    assert lines[0].endswith("was killed by SIGKILL (nothing had been saved)")
+    assert lines[1] == "attempt 2 · 2 ranks · began anew · starting"
+
+
+def test_a_ring_that_grows_has_no_failed_rank(told):
+    """The reason is the driver's."""
+    events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
+    lines = told(*events, RunFinished(T + 12, "failed", "no"))
+    assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (nothing had been saved)"
+    assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to go on from step 9 · failed after 3.0 s"
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (Failure("exception", "ValueError: bad\nshape"), "rank 1 on vm failed: ValueError: bad"),
+        (Failure("exit", "exited with code 3"), "rank 1 on vm exited with code 3"),
+        (Failure("lost", "lost: no sign of life for 20 s"), "rank 1 on vm was lost: no sign of life for 20 s"),
+        (
+            Failure("signal", "out of memory: killed by SIGKILL"),
+            "rank 1 on vm failed: out of memory: killed by SIGKILL",
+        ),
+    ],
+)
+def test_why_it_ended(replayed, failure, words):
+    """One clause, whatever the failure was."""
+    record = replayed(*FIRST[:3], RankFailed(T + 9, 1, failure), AttemptEnded(T + 9, 1, "?", 1), up=False)
+    assert why(record.attempts[0]) == words
+
+
+def test_news_is_told_once(replayed):
+    """A line for each end and each start, and none twice."""
+    seen: tuple = ()
+    lines = []
+    events = [*FIRST, *SECOND, *BACK]
+    for count in range(len(events) + 1):
+        record = replayed(*events[:count], up=False, checkpoint_dir=FOLDER)
+        lines += news(seen, record)
+        seen = record.attempts
+    assert lines == [
+        "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)",
+        "attempt 2 goes on from step 120 on 1 rank instead of 2",
+    ]
+    assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "what came at once is told in order"
+
+
+def test_the_closing_line(replayed):
+    """How often it was started again, and what was saved last."""
+    record = replayed(*FIRST, *SECOND, RunFinished(T + 40, "finished"), up=False)
+    assert closing(record, 0.0) == "1 rank finished in 40 s after 1 restart · last saved step 120"
