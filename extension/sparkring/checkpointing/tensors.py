@@ -314,7 +314,7 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory. NumPy would ask for huge pages, and where files fill the memory, the kernel takes long to make them."""
+    """New memory. NumPy would ask for huge pages, which take the kernel long to make where files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
