@@ -54,7 +54,7 @@ def result(cell: list[Any]) -> str:
     return next(str(output.data["text/plain"]) for output in cell if output.output_type == "execute_result")
 
 
-@pytest.mark.parametrize("name", ["ensemble", "conversation", "shards", "mixed_inputs"])
+@pytest.mark.parametrize("name", ["ensemble", "conversation", "shards", "mixed_inputs", "survive"])
 def test_is_kept_without_outputs(name: str) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
@@ -130,3 +130,25 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
     assert all(
         any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["mixed_inputs"]
     )
+
+
+@pytest.mark.slow
+def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """A killed rank leaves no trace in the weights; a changed cell is asked about, and gone on with."""
+    found = outputs("survive")
+    panel = next(output for output in found["killed"] if output.output_type == "display_data")
+    assert "after 1 restart" in panel.data["text/plain"]
+    assert "was killed by SIGKILL (step 140 was saved" in panel.data["text/html"]
+    assert "went on from step 140" in panel.data["text/html"]
+    assert any("image/png" in output.get("data", {}) for output in found["curve"])
+    (shown,) = found["list"]
+    assert "A resume takes step 300" in shown.data["text/plain"]
+    assert "<svg" in shown.data["text/html"]
+    assert len(re.findall("equal in every bit: True", printed(found["same"]))) == 4
+    assert "False" not in printed(found["same"])
+    (error,) = found["asked"]
+    assert error.ename == "CheckpointError"
+    assert "+for epoch in range(train.epoch, 5):" in error.evalue
+    assert result(found["resumed"]) == "ranks 0, 1: 404"
+    accuracy = float(re.search(r"held-out accuracy (\d\.\d{3})$", printed(found["best"]), re.MULTILINE)[1])  # type: ignore[index]
+    assert 0.85 < accuracy < 1

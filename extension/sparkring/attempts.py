@@ -132,9 +132,11 @@ class Attempts:
             fail(self.recorder, lost)
         pause_s = pause_after(attempts, record.checkpoints)
         self.recorder.add([events.AttemptEnded(ended.time, number, lost.reason, lost.rank, pause_s)])
-        if self.directory is not None and not last.name and not record.checkpoints:
+        if self.directory is not None and not last.name:
             self.recorder.notice(
-                f"no checkpoint has been saved in {self.options.checkpoint_dir} yet: the cell begins anew "
+                f"the cell begins anew: all checkpoints in {self.options.checkpoint_dir} are damaged"
+                if record.checkpoints
+                else f"the cell begins anew: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
                 "(checkpoints().save(step, state) on the ranks saves one)"
             )
         return pause_s
@@ -238,4 +240,4 @@ def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) 
         if attempt.number in fruitful:
             break
         in_vain += 1
-    return min(PAUSE_S * 2 ** max(0, in_vain - 1), LONGEST_PAUSE_S)
+    return min(PAUSE_S * 2.0 ** max(0, in_vain - 1), LONGEST_PAUSE_S)

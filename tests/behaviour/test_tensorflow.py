@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkring import shards
+
 FIT = """
 import numpy as np
 import tensorflow as tf
@@ -22,3 +28,25 @@ def test_multi_worker_mirrored_strategy(ring):
     assert (first[0], second[0]) == (2, 2)
     assert (first[1], second[1]) == (0, 1)
     assert first[2] == second[2]
+
+
+SHARDS = """
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    model.compile("sgd", "mse")
+model.fit(data.as_tf("x", "y"), epochs=2, verbose=0)
+data.epoch
+"""
+
+
+def test_a_shard_is_read_to_its_end(local, tmp_path):
+    """TensorFlow takes each batch apart, a part for each rank, and a fit goes on until all parts have had a step."""
+    rows = pa.table({"x": np.arange(320, dtype="f4"), "y": np.zeros(320, "f4")})
+    pq.write_table(rows, tmp_path / "data.parquet", row_group_size=100)
+    result = local.run(SHARDS, framework="tensorflow", namespace={"data": shards(tmp_path / "data.parquet", 32)})
+    assert result.values == [3, 3]
+    for rank in result.record.ranks:
+        assert [epoch.rows for epoch in rank.readings[0].ended] == [160, 160]

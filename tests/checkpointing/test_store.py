@@ -304,6 +304,24 @@ def fails(error):
     return fail
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_the_commit_comes_last(moody, background):
+    """Whoever is killed on the way leaves no commit for files that are not whole."""
+    seen = []
+
+    def look(path):
+        folder_, _, name = path.rpartition("/")
+        fs = fsspec.filesystem("moody")
+        sizes = [fs.size(f"{folder_}/{each}") for each in ("rank-0.safetensors",) if fs.exists(f"{folder_}/{each}")]
+        seen.append((name, sizes))
+
+    moody.on(write=look)
+    found = checkpoints(moody.directory, background=background)
+    saved(found, 1)
+    size = found.list()[0].commit.size_bytes
+    assert seen == [("rank-0.safetensors", []), ("commit.json", [size])]
+
+
 def test_training_goes_on(moody, wait_until):
     """save() returns while the file is written; the next one waits for that, and both become checkpoints."""
     go, writing_now, over = threading.Event(), threading.Event(), threading.Event()
@@ -402,8 +420,12 @@ def test_real_directories(tmp_path):
             saved(checkpoints(path), 1)
 
 
-def test_after_a_fork(moody):
-    """A process that the training forks has nothing on its way, and does not wait for its parent's threads."""
+def test_after_a_fork(moody, tmp_path):
+    """A process that the training forks has nothing on its way, nor any error of its parent's to raise."""
+    (tmp_path / "file").touch()
+    failed = checkpoints(tmp_path / "file")
+    failed.save(1, state())
+    failed._flight._thread.join()
     go = threading.Event()
     moody.on(write=lambda path: go.wait(60))
     found = checkpoints(moody.directory)
@@ -413,6 +435,7 @@ def test_after_a_fork(moody):
         code = 1
         try:
             found.wait()
+            failed.wait()
             background.finish()
             code = 0
         finally:
@@ -421,6 +444,8 @@ def test_after_a_fork(moody):
     go.set()
     found.wait()
     assert steps(found) == [1]
+    with pytest.raises(CheckpointError):
+        background.finish()
 
 
 def test_at_exit(tmp_path):
@@ -666,6 +691,23 @@ def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
     seat(1, 2)
     with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has"):
         checkpoints().restore(state())
+
+
+def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
+    """Where the driver has not chosen, a rank whose own file is damaged takes none that the others do not."""
+    sharded(tmp_path / "one", run, seat, size=2, step=5)
+    sharded(tmp_path / "one", run, seat, size=2, step=6)
+    path = files(tmp_path / "one", 6) / "rank-1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    run(tmp_path / "two")
+    seat(0, 2)
+    assert checkpoints(tmp_path / "one").restore(state()) == 6
+    seat(1, 2)
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has other.*On all ranks.*There are 0000"):
+        checkpoints(tmp_path / "one").restore(state())
+    assert checkpoints(tmp_path / "one").restore(state(), 5) == 5
 
 
 def test_sharded_without_a_run(tmp_path, seat):

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring import report, shards
-from sparkring.data import dataset
+from sparkring.data import dataset, layout, reader
 from sparkring.data import shards as module
 from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
@@ -263,6 +264,85 @@ def test_torch_gets_the_same_batches_with_and_without_workers(numbered, workers)
     pair = next(iter(shards(numbered, 10).as_torch("x", "v")))
     assert isinstance(pair, tuple)
     assert len(pair) == 2
+
+
+@pytest.fixture
+def images(tmp_path):
+    """40 images of 96 kB, in two files and row groups of 8."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 160, 200, 3), np.uint8)
+    for number in range(2):
+        rows = range(number * 20, number * 20 + 20)
+        table = pa.table({"image": [pixels[row].tobytes() for row in rows], "n": rows})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=8)
+    return tmp_path, pixels
+
+
+@pytest.mark.parametrize("shuffle", [16, False])
+def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
+    """All rows once, of static shape; an epoch is over with the last batch, and begun anew when left before."""
+    folder, pixels = images
+    data = shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=shuffle)
+    read = data.as_tf("image", "n")
+    assert read.element_spec[0].shape == [8, *pixels.shape[1:]]
+    assert len(read) == 5
+    for epoch in (1, 2):
+        next(iter(read))
+        rows, batches = [], iter(read)
+        for _ in range(5):
+            assert data.epoch == epoch
+            image, n = next(batches)
+            np.testing.assert_array_equal(image, pixels[n.numpy()])
+            rows += n.numpy().tolist()
+        assert data.epoch == epoch + 1
+        assert sorted(rows) == list(range(40))
+        assert (rows == list(range(40))) is not bool(shuffle)
+    odd = [len(image) for image in shards(folder, 12, raw=data.layout.raw, remainder="join").as_tf("image")]
+    assert odd == [12, 12, 12, 4]
+
+
+def test_tensorflow_takes_large_batches_over_without_a_copy(images, monkeypatch):
+    """What it hands out is the memory that rows were put in."""
+    folder, pixels = images
+    made, empty = [], layout._empty
+    monkeypatch.setattr(layout, "_empty", lambda *like: made.append(empty(*like)) or made[-1])
+    for image in shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=16).as_tf("image"):
+        assert any(np.shares_memory(np.asarray(memoryview(image)), array) for array in made if array.dtype == np.uint8)
+
+
+def test_what_a_large_batch_lacks_is_told(images):
+    """By TensorFlow, with the reader's words; and no thread is left reading."""
+    import tensorflow as tf
+
+    folder, pixels = images
+    read = shards(folder, 8, raw={"image": ("uint8", pixels.shape[1:])}, shuffle=False).as_tf("image")
+    batches = iter(read)
+    next(batches)
+    pq.write_table(pa.table({"image": [b"short"] * 8, "n": range(8)}), folder / "1.parquet", row_group_size=8)
+    with pytest.raises(tf.errors.OpError, match="has been written anew since"):
+        list(read)
+    del batches
+    deadline = time.monotonic() + 60
+    while reader_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not reader_threads()
+
+
+@pytest.mark.parametrize("most", [16, 1])
+def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
+    """But not more than so many; all are closed in the end."""
+    files, open_file = [], dataset.open_file
+    monkeypatch.setattr(reader, "OPEN_FILES", most)
+    monkeypatch.setattr(reader, "open_file", lambda *which: files.append(open_file(*which)) or files[-1])
+    data = shards(images[0], 4, columns=["n"], seed=1)
+    turns = [number for number, _ in itertools.groupby(data.plan()[0].ranges, lambda each: each.file)]
+    assert len(turns) > 2
+    assert len(data.spec) == 1
+    files.clear()
+    assert sorted(n for batch in data.as_numpy("n") for n in batch.tolist()) == list(range(40))
+    assert len(files) == (2 if most == 16 else len(turns))
+    for file in files:
+        with pytest.raises(ValueError, match="closed"):
+            file.read()
 
 
 def test_images_stand_in_binary_columns(tmp_path):

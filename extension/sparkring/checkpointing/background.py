@@ -62,4 +62,3 @@ def _at_exit() -> None:
 
 
 atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_on_their_way.clear)

@@ -57,10 +57,11 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
 
     The training goes on with the very same numbers: weights, optimizer, learning rate, loss scale, random layers
     (Dropout and the like are made to draw from generators, whose states can be kept), and every row of the epoch
-    is read once. It does not, and goes on as well as before, where the model or its data draw from tf.random inside
-    functions without a generator, where operations add up in an order of their own (as on GPUs), on other ranks than
-    that which saves, whose random layers skip to numbers of their own, on another number of ranks, and under a
-    strategy of several replicas. Without `data`, what the rest of an epoch reads is up to what fit() is given.
+    is read once. It goes on as well as before, but with other numbers, where the model or its data draw from tf.random
+    inside functions without a generator; where operations add up in an order of their own, as on GPUs; on another
+    number of ranks; and in the random layers of ranks that do not save, which draw numbers of their own. Without
+    `data`, what the rest of an epoch reads is up to what fit() is given. Under a strategy of several replicas there can
+    be no `data`, and random layers stay as they are.
 
     OptionsError, CheckpointError.
     """
@@ -72,6 +73,11 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
         )
     if not of_tf.is_optimizer(getattr(model, "optimizer", None)):
         raise CheckpointError("the model has no optimizer to go on with yet: compile it before store.keras(model).")
+    if data is not None and of_tf.replicas(model) > 1:
+        raise CheckpointError(
+            f"the model trains on {of_tf.replicas(model)} replicas, for which TensorFlow cuts batches up anew, so "
+            "nobody can tell how far they are in the data: leave data out of store.keras(), and save by epochs."
+        )
     of_tf.keep_random(model)
     state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
     if data is not None:
@@ -146,12 +152,14 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self._count(batch + 1 - self._batch)
             self._batch = batch + 1
-            if self._due() and not self._whole_epoch():
+            steps = self.params.get("steps")
+            if self._due() and not (steps and self._batch >= steps):
                 self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
-            whole = self._whole_epoch()
+            steps = self.params.get("steps")
+            whole = not steps or self._batch >= steps
             if whole:
                 for name, value in _numbers(logs).items():
                     self.history.setdefault(name, []).append(value)
@@ -173,10 +181,6 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
 
         def _due(self) -> bool:
             return isinstance(every, int) and self._step // every > self._saved // every
-
-        def _whole_epoch(self) -> bool:
-            steps = self.params.get("steps")
-            return not steps or self._batch >= steps
 
         def _save(self, epoch: int, batch: int, logs: Any) -> None:
             found: dict[str, Any] = {"model": model, "epoch": epoch, "batch": batch, "history": self.history}

@@ -86,14 +86,14 @@ def leaf(value: Any) -> Any:
     """What a variable or tensor holds now: its own memory, which TensorFlow leaves as it is once it has been read."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
-        return np.asarray(memoryview(tensor))
+        found = np.asarray(memoryview(tensor))
     except (TypeError, ValueError):  # a dtype without a buffer protocol, a tensor elsewhere
-        array = tensor.numpy()
-    if isinstance(array, np.ndarray) and array.dtype.kind == "V":  # bfloat16 and the small floats
-        return Raw(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    if isinstance(array, np.ndarray) and array.dtype.kind == "O":
-        return [array.shape, array.reshape(-1).tolist()]  # strings: bytes of any length
-    return array
+        found = np.asarray(tensor.numpy())
+    if found.dtype.kind == "V":  # bfloat16 and the small floats
+        return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
+    if found.dtype.kind in "OS":  # bytes of any length
+        return [list(found.shape), found.reshape(-1).tolist()]
+    return found
 
 
 def array(found: Any) -> Any:
@@ -104,8 +104,9 @@ def array(found: Any) -> Any:
         dtype = tf.as_dtype(found.dtype_name).as_numpy_dtype
         return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
     if isinstance(found, list):
-        shape, strings = found
-        return np.array(strings, object).reshape(shape)
+        strings = np.empty(len(found[1]), object)
+        strings[:] = found[1]
+        return strings.reshape(found[0])
     return np.asarray(found)
 
 
@@ -230,6 +231,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
     helper = getattr(optimizer, "_agg_helper", None)
     found = {
         "learning_rate": getattr(optimizer, "_learning_rate", None),
+        "scheduled": getattr(optimizer, "_current_learning_rate", None),
         "loss_scale": getattr(scale, "current_loss_scale", None),
         "good_steps": getattr(scale, "counter", None),
         "passes": getattr(helper, "counter", None),
@@ -333,7 +335,7 @@ def _compile_config(model: Any) -> str | None:
     config = model.get_compile_config()
     if not config:
         return None
-    return json.dumps({**config, "optimizer": _optimizer_config(model.optimizer)})
+    return json.dumps({**config, "optimizer": _optimizer_config(model.optimizer)}, default=lambda number: number.item())
 
 
 def _or_none(make: Callable[[], str | None]) -> str | None:
@@ -349,6 +351,7 @@ def _scope(model: Any) -> Any:
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
+_CLASSES = ("models", "layers", "initializers", "regularizers", "constraints")
 _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers", "constraints")
 
 
@@ -361,11 +364,13 @@ def _known(config: Any, keras: Any) -> bool:
     name, module = config.get("class_name"), config.get("module")
     if name in ("Lambda", "__lambda__"):
         return False
-    if isinstance(name, str) and module is not None:
-        registered = keras.saving.get_registered_object(config.get("registered_name")) is not None
+    if isinstance(name, str):
+        registered = keras.saving.get_registered_object(config.get("registered_name") or name) is not None
         if name == "function" and module == "builtins":
             called = config.get("config")
             ours = isinstance(called, str) and any(hasattr(getattr(keras, home), called) for home in _FUNCTIONS)
+        elif module is None:
+            ours = name == "Functional" or any(hasattr(getattr(keras, home), name) for home in _CLASSES)
         else:
             ours = str(module).startswith("keras.") and name.isidentifier()
         if not (registered or ours):
@@ -384,11 +389,16 @@ def keep_random(model: Any) -> None:
     """
     import tensorflow as tf
 
-    if tf.distribute.has_strategy() or getattr(model.distribute_strategy, "num_replicas_in_sync", 1) > 1:
+    if tf.distribute.has_strategy() or replicas(model) > 1:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
         model.train_function = None  # traced with the operations of before, if at all
+
+
+def replicas(model: Any) -> int:
+    """On how many a model's strategy trains it, this rank's and others'; 1 without one."""
+    return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
 def _random_sources(model: Any) -> list[Any]:

@@ -327,7 +327,11 @@ class Store:
                 return entry, self._held(entry)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and place.world().size > 1:
-                    raise  # other ranks may have found their files whole
+                    # Other ranks may have found their files whole, and do not pass over it.
+                    raise CheckpointDamagedError(
+                        f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. On all ranks, restore "
+                        f"another one by its name. {self._there()}"
+                    ) from error
                 passed = True
                 self._pass_over(entry, str(error))
                 entries.remove(entry)

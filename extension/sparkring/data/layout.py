@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ Array = Any  # numpy.ndarray
 Batch = dict[str, Array]
 Transform = Callable[[Batch], Mapping[str, Any]]
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+
+ALIGNED_BYTES = 64  # the most that Eigen asks for, on any processor
 
 
 class Spec(NamedTuple):
@@ -53,29 +56,37 @@ class Layout:
             raise DataError("transform gave no columns at all.")
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
 
-    def arrays(self, table: pa.Table, order: Array | None, rows: int, where: str) -> Batch:
-        """The first `rows` rows of a table in an `order` (None: as they come) as arrays, not transformed yet."""
-        batches = table.to_batches()
-        if len(batches) == 1 and order is None:
-            found = self._columns(batches[0])
-        else:
-            place = np.arange(len(table))  # where each row goes, so that it is moved just once
-            if order is not None:
-                place[order] = np.arange(len(order))
-            found = {}
-            begin = 0
-            for batch in batches:
-                for name, part in self._columns(batch).items():
-                    if name not in found:
-                        found[name] = np.empty((len(table), *part.shape[1:]), part.dtype)
-                    elif part.shape[1:] != found[name].shape[1:]:
-                        raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
-                    found[name][place[begin : begin + len(batch)]] = part
-                begin += len(batch)
+    def arrays(
+        self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
+    ) -> tuple[Batch, int]:
+        """The first `rows` of `length` rows in an `order` (None: as they come) as arrays, not transformed yet.
+
+        And their bytes as they are stored. Each batch is put in its place before the next is decoded: it is still in
+        the processor's cache, and its memory is free for the next.
+        """
+        place = None
+        if order is not None:
+            place = np.empty(length, np.int64)
+            place[order] = np.arange(length)
+        found: Batch = {}
+        begin = size_bytes = 0
+        for batch in batches:
+            end = begin + len(batch)
+            size_bytes += batch.nbytes
+            for name, part in self._columns(batch).items():
+                if len(batch) == length and place is None:
+                    found[name] = part
+                    continue
+                if name not in found:
+                    found[name] = _empty((length, *part.shape[1:]), part.dtype)
+                elif part.shape[1:] != found[name].shape[1:]:
+                    raise ragged(name, sorted({part.shape[1], found[name].shape[1]}))
+                found[name][slice(begin, end) if place is None else place[begin:end]] = part
+            begin = end
         found = {name: array[:rows] for name, array in found.items()}
         if self.transform is None:
             self._check(found, rows, where)
-        return found
+        return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
         """What the transform makes of a batch. DataError if it is not like what it made of the first rows."""
@@ -130,6 +141,16 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
             raise DataError(f"columns: `{empty}` is made of no column at all.")
         return found
     return {name: (name,) for name in columns}
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array to be filled, aligned as TensorFlow wants one to be that it takes over without a copy."""
+    if dtype.hasobject:
+        return np.empty(shape, dtype)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size_bytes + ALIGNED_BYTES, np.uint8)
+    begin = -memory.ctypes.data % ALIGNED_BYTES
+    return memory[begin : begin + size_bytes].view(dtype).reshape(shape)
 
 
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import posixpath
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -20,38 +22,47 @@ from sparkring.errors import DataError
 Made = TypeVar("Made")
 
 READ_ROWS = 65_536  # decoded at a time
+OPEN_FILES = 16
 LOOK_EVERY_S = 0.2  # whether the thread that reads is still there
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, as they lie in the files: the table, and where its last row was read."""
+    """Some rows of a shard, read as they are asked for, before the next window's; and where the last of them lies."""
 
-    table: pa.Table
+    batches: Iterator[pa.RecordBatch]
+    rows: int
     place: str
 
 
-def windows(dataset: Dataset, ranges: Iterable[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
+def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
     """Read `ranges` one after another, and hand out `rows` rows at a time (at the end what is left).
 
     What is decoded at a time is bounded by `most_bytes`, however large a row group is. DataError names the file and
     the row group that cannot be read.
     """
-    pending: list[pa.RecordBatch] = []
-    waiting = 0
-    place = ""
+    ends = list(itertools.accumulate(each.rows for each in ranges))
     with _Files(dataset) as files:
-        for each in ranges:
-            place = _place(dataset, each)
-            for batch in files.read(each, most_bytes):
-                while waiting + len(batch) >= rows:
-                    taken = rows - waiting
-                    yield Window(pa.Table.from_batches([*pending, batch.slice(0, taken)]), place)
-                    pending, waiting, batch = [], 0, batch.slice(taken)
-                if len(batch):
-                    pending.append(batch)
-                    waiting += len(batch)
-    if pending:
-        yield Window(pa.Table.from_batches(pending), place)
+        stored = _Taken(batch for each in ranges for batch in files.read(each, most_bytes))
+        for begin in range(0, ends[-1] if ends else 0, rows):
+            end = min(begin + rows, ends[-1])
+            yield Window(stored.take(end - begin), end - begin, _place(dataset, ranges[bisect_left(ends, end)]))
+
+
+class _Taken:
+    """Batches one after another, of which some rows are taken at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """The next `rows` rows, which are there."""
+        while rows:
+            batch, self._rest = self._rest or next(self._batches), None
+            if len(batch) > rows:
+                batch, self._rest = batch.slice(0, rows), batch.slice(rows)
+            rows -= len(batch)
+            yield batch
 
 
 def _place(dataset: Dataset, each: RowRange) -> str:
@@ -60,34 +71,38 @@ def _place(dataset: Dataset, each: RowRange) -> str:
 
 
 class _Files:
-    """Reads ranges of rows; the file of the last one stays open for the next."""
+    """Reads ranges of rows; files stay open for ranges to come, which in a new order are of one file now and then."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._number = -1
-        self._open = contextlib.ExitStack()
-        self._file: pq.ParquetFile | None = None
+        self._open: dict[int, pq.ParquetFile] = {}  # the one that was opened first comes first
+        self._most = OPEN_FILES if dataset.local else 1  # elsewhere each one has read ahead
 
     def __enter__(self) -> _Files:
         return self
 
     def __exit__(self, *ended: object) -> None:
-        self._open.close()
+        while self._open:
+            self._close_first()
+
+    def _close_first(self) -> None:
+        self._open.pop(next(iter(self._open))).close(force=True)
+
+    def _file(self, number: int) -> pq.ParquetFile:
+        if number not in self._open:
+            if len(self._open) == self._most:
+                self._close_first()
+            self._open[number] = open_file(self._dataset, number)
+        return self._open[number]
 
     def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
         """The rows of a range, of the chosen columns, in pieces."""
-        if wanted.file != self._number:
-            self._open.close()
-            self._file = open_file(self._dataset, wanted.file)
-            self._open.callback(self._file.close, force=True)
-            self._number = wanted.file
-        assert self._file is not None
         file, at = self._dataset.files[wanted.file], 0
         group = file.row_groups[wanted.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
         rows = int(max(1, min(READ_ROWS, most_bytes / row_bytes)))
         try:
-            for batch in self._batches(wanted.row_group, rows):
+            for batch in self._batches(wanted, rows):
                 begin, end = max(wanted.start - at, 0), min(wanted.stop - at, len(batch))
                 at += len(batch)
                 if begin < end:
@@ -104,16 +119,17 @@ class _Files:
             f"{group.rows:,} when {self._dataset.name} was opened: open it again."
         )
 
-    def _batches(self, row_group: int, rows: int) -> Iterator[pa.RecordBatch]:
+    def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a row group that pass the filter, of the chosen columns."""
-        assert self._file is not None
-        dataset, there = self._dataset, self._file.schema_arrow.names
-        keys = dict(dataset.files[self._number].partitions)
+        dataset, file = self._dataset, self._file(wanted.file)
+        there = file.schema_arrow.names
+        keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
         # Where all that is read stands in the path, some other column tells how many rows there are.
-        for batch in self._file.iter_batches(
-            rows, row_groups=[row_group], columns=stored or there[:1], use_threads=pa.cpu_count() > 1
-        ):
+        columns = stored or there[:1]
+        # Arrow's threads decode a column each: of a single one they would only pass it on.
+        threads = len(columns) > 1 and pa.cpu_count() > 1
+        for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
                 types = dataset.stored_schema
                 known = {name: batch.column(name) for name in stored}

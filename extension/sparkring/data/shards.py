@@ -18,7 +18,7 @@ from sparkring.data.dataset import Dataset, Source, open_dataset
 from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress
-from sparkring.data.reader import Ahead, windows
+from sparkring.data.reader import Ahead, Window, windows
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
 
@@ -39,16 +39,15 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """Rows as they are stored, and the order to hand the first `rows` out in; `before` came earlier in the epoch.
+    """A window, and the order to hand the first `rows` of it out in; `before` came earlier in the epoch.
 
     Without an order they are handed out as they are.
     """
 
-    table: pa.Table
+    window: Window
     order: Array | None
     rows: int
     before: int
-    place: str
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,8 @@ class Shards:
         if not self.layout.spec:
             whole = planning.in_order(self.dataset.counts())[0]
             first = whole._replace(stop=min(whole.stop, PROBED_ROWS))  # the same for all ranks
-            table, _ = next(windows(self.dataset, [first], first.rows, READ_BYTES))
-            self.layout.learn(table.combine_chunks().to_batches()[0])
+            reading = windows(self.dataset, [first], first.rows, READ_BYTES)
+            self.layout.learn(_table(next(reading)).combine_chunks().to_batches()[0])
         return self.layout.spec
 
     def _sparkring_look_ahead(self, size: int) -> None:
@@ -246,7 +245,8 @@ class Shards:
         """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
 
         Its elements are dicts of tensors [rows, …], or tuples of those that are named, in that order (Keras takes
-        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970.
+        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. In a fit under
+        MultiWorkerMirroredStrategy TensorFlow divides each batch among the ranks: there `batch_size` is all ranks'.
         """
         from sparkring.data.to_tf import as_tf
 
@@ -379,10 +379,11 @@ class Shards:
         A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
         """
         layout, names = self.layout, list(self.spec)
-        for table, order, rows, before, where in self._windows(worker, workers):
-            arrays = layout.arrays(table, order, rows, where)
+        for window, order, rows, before in self._windows(worker, workers):
+            where = window.place
+            arrays, size_bytes = layout.arrays(window.batches, window.rows, order, rows, where)
             if layout.transform is None:
-                yield Chunk(arrays, rows, table.nbytes, where)
+                yield Chunk(arrays, rows, size_bytes, where)
                 continue
             made = []
             for begin in range(0, rows, self.batch_size):
@@ -391,10 +392,10 @@ class Shards:
                 step = f"step {(before + begin) // self.batch_size + 1} (read up to {where})"
                 made.append(layout.transformed(batch, part, step))
                 if not whole:
-                    yield Chunk(made.pop(), part, table.nbytes * part // rows, where)
+                    yield Chunk(made.pop(), part, size_bytes * part // rows, where)
             if whole:
                 joined = {name: np.concatenate([batch[name] for batch in made]) for name in names}
-                yield Chunk(joined, rows, table.nbytes, where)
+                yield Chunk(joined, rows, size_bytes, where)
 
     # ── inside ────────────────────────────────────────────────────────────────
 
@@ -439,26 +440,31 @@ class Shards:
             ranges = [
                 part for number in numbers for part in planning.cut(ranges, number * length, (number + 1) * length)
             ]
-        for number, (table, where) in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
+        for number, window in zip(numbers, windows(self.dataset, ranges, length, READ_BYTES), strict=False):
             order = None
             if self.window:
-                order = np.arange(len(table))
-                own = min(len(table), max(0, shard.rows - number * length))  # what fills up the last batch comes last
+                order = np.arange(window.rows)
+                own = min(window.rows, max(0, shard.rows - number * length))  # what fills up the last batch comes last
                 order[:own] = planning.shuffled(own, self.window, key, number)
-            rows, begin = min(len(table), end - number * length), number * length
+            rows, begin = min(window.rows, end - number * length), number * length
             if inside and number == first:
-                order = np.roll(np.arange(len(table)) if order is None else order, -inside)
+                order = np.roll(np.arange(window.rows) if order is None else order, -inside)
                 rows, begin = rows - inside, begin + inside
-            yield Buffer(table, order, rows, begin, where)
+            yield Buffer(window, order, rows, begin)
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
-        for table, order, rows, _, where in self._windows():
+        for window, order, rows, _ in self._windows():
+            table = _table(window)
             found = table.slice(0, rows) if order is None else table.take(order[:rows])
-            yield Chunk(found, rows, table.nbytes, where)
+            yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
         # What this process has told the notebook is its own, and what it has planned is quickly made.
         return {**self.__dict__, "_progress": None, "_planned": None}
+
+
+def _table(window: Window) -> pa.Table:
+    return pa.Table.from_batches(window.batches)
 
 
 def _some(count: int, noun: str) -> str:

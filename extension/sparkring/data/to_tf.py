@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from sparkring.data.layout import Batch
     from sparkring.data.shards import Shards
 
 LARGE_BYTES = 256_000  # of a batch: from here on TensorFlow is given one at a time
@@ -19,22 +21,54 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     import tensorflow as tf
 
     take = data.taking(names)
-    size = data.batch_size
     whole = data.remainder != "join"  # all batches are full
 
     def kind(dtype: np.dtype[Any]) -> Any:
         return tf.string if dtype.kind in "OSU" else tf.int64 if dtype.kind in "mM" else tf.as_dtype(dtype)
 
     batch = {
-        name: tf.TensorSpec([size if whole else None, *spec.shape], kind(spec.dtype))
+        name: tf.TensorSpec([data.batch_size if whole else None, *spec.shape], kind(spec.dtype))
         for name, spec in data.spec.items()
     }
     # Each call from TensorFlow into Python costs as much as copying a few hundred kB.
     row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in data.spec.values())
-    several = size * row_bytes < LARGE_BYTES
+    if data.batch_size * row_bytes < LARGE_BYTES:
+        found = _several_at_a_time(data, take, batch)
+    else:
+        # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and a function
+        # more to tell what has been handed out, would cost time at the start of each epoch and gain none.
+        found = tf.data.Dataset.from_generator(lambda: map(take, _one_by_one(data)), output_signature=take(batch))
+    # The rest of an epoch is shorter than those to come. And MultiWorkerMirroredStrategy takes each batch apart, a part
+    # for each of its workers, and would still stop after so many: most of the shard would never be read.
+    if not data.start.legs and "TF_CONFIG" not in os.environ:
+        found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
+    options = tf.data.Options()
+    # Nothing is read ahead behind the last step: what it hands out, the training has.
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is a shard
+    return found.with_options(options)
+
+
+def _one_by_one(data: Shards) -> Iterator[Batch]:
+    """An epoch's batches; it is over when the last is handed out."""
+    epoch, left, size = data.epoch, data.steps, data.batch_size
+    for arrays in data.chunks():
+        tensors = {name: _numbers(array) for name, array in arrays.items()}
+        for begin in range(0, len(next(iter(tensors.values()))), size):
+            left -= 1
+            if not left:
+                data.ended(epoch)
+            yield {name: array[begin : begin + size] for name, array in tensors.items()}
+
+
+def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
+    """A dataset of batches that are passed on several at a time, and read ahead; it is told which are handed out."""
+    import tensorflow as tf
+
+    size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Batches, and with each the epoch that it is the last of, or 0; `several` at a time, one more dimension."""
+        """Several batches, one more dimension, and with each the epoch that it is the last of, or 0."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))
@@ -45,12 +79,13 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
                 ends = np.zeros((end - begin) // each, np.int64)
                 ends[left - 1 : left] = epoch
                 left -= len(ends)
-                stacked = {name: _tensor(array[begin:end], each) for name, array in arrays.items()}
-                if several:
-                    yield ends, stacked
-                else:
-                    for at in range(len(ends)):
-                        yield ends[at], {name: array[at] for name, array in stacked.items()}
+                yield (
+                    ends,
+                    {
+                        name: _numbers(array[begin:end]).reshape(len(ends), each, *array.shape[1:])
+                        for name, array in arrays.items()
+                    },
+                )
 
     def handed_out(ends: Any, batch: Any) -> Any:
         over = tf.cond(
@@ -62,26 +97,14 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
             return tf.nest.map_structure(tf.identity, take(batch))
 
     signature = (tf.TensorSpec([], tf.int64), batch)
-    if several:
-        pieces = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), signature)
-        found = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
-    else:
-        found = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # Nothing is read ahead behind the last step: what it hands out, the training has.
-    found = found.prefetch(tf.data.AUTOTUNE).map(handed_out)
-    if not data.start.legs:  # the rest of an epoch is shorter than those to come
-        found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is a shard
-    return found.with_options(options)
+    pieces = tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), signature)
+    found = tf.data.Dataset.from_generator(batches, output_signature=pieces).prefetch(1).unbatch()
+    return found.prefetch(tf.data.AUTOTUNE).map(handed_out)
 
 
-def _tensor(array: Any, each: int) -> Any:
-    """Batches of `each` rows, one after another."""
-    if array.dtype.kind in "mM":
-        array = as_int64(array)
-    return array.reshape(len(array) // each, each, *array.shape[1:])
+def _numbers(array: Any) -> Any:
+    """An array as TensorFlow knows it."""
+    return as_int64(array) if array.dtype.kind in "mM" else array
 
 
 def as_int64(array: Any) -> Any:

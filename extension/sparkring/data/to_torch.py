@@ -53,8 +53,11 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
+    # torch draws a seed for the workers of each iterator: from a generator of our own, since the training's is what a
+    # checkpoint goes back to, and must not depend on how often an epoch was begun.
+    own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # Not collated: a batch is one already.
-    return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is)
+    return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:

@@ -1,16 +1,20 @@
-"""Metrics of `model.fit` without a change to the user's code: every fit gets one more callback.
+"""What Keras does, told without a change to the user's code: metrics of `model.fit`, and checkpoints of its callbacks.
 
-Keras is not imported for this. A finder on sys.meta_path waits for the module that defines Model.
+Every fit gets one more callback; what ModelCheckpoint and BackupAndRestore write is told when it is written. Keras is
+not imported for this. A finder on sys.meta_path waits for the modules that define Model and the callbacks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import importlib.util
+import os
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +32,10 @@ _MODULES = (
     "tf_keras.src.engine.training",
     "keras.engine.training",
     "keras.src.models.model",
+    # Where the callbacks are: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12.
+    "keras.src.callbacks",
+    "tf_keras.src.callbacks",
+    "keras.callbacks",
 )
 _BATCH_EVERY_S = 0.2
 
@@ -78,10 +86,18 @@ class _Loader(Loader):
 
 
 def _patch(module: types.ModuleType) -> None:
+    if hasattr(module, "Model"):
+        _report_fits(module)
+    if hasattr(module, "ModelCheckpoint") and hasattr(module, "BackupAndRestore"):
+        _tell_model_checkpoints(module.ModelCheckpoint)
+        _tell_backups(module.BackupAndRestore)
+
+
+def _report_fits(module: types.ModuleType) -> None:
     import inspect
 
-    model = getattr(module, "Model", None)
-    if model is None or hasattr(model.fit, "_sparkring"):
+    model = module.Model
+    if hasattr(model.fit, "_sparkring"):
         return
     fit, signature = model.fit, inspect.signature(model.fit)
 
@@ -142,6 +158,99 @@ def _callback(module: types.ModuleType) -> Any:
             report.log_epoch(epoch + 1, self.params.get("epochs"), _numbers(logs))
 
     return ReportMetrics()
+
+
+def _tell_model_checkpoints(kind: Any) -> None:
+    """What a ModelCheckpoint writes, with the epoch's metrics."""
+
+    def note(callback: Any, took_s: float, filepath: Any = None) -> None:
+        callback._sparkring_wrote = (os.fspath(filepath), took_s)
+
+    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
+        path, took_s = callback.__dict__.pop("_sparkring_wrote")  # KeyError if it was not good enough to be written
+        if _writes(callback.model):
+            folder, name = os.path.split(path.rstrip("/"))
+            _tell_saved(
+                folder=folder or ".",
+                name=name,
+                step=int(epoch) + 1,
+                size_bytes=_size_bytes(path),
+                took_s=took_s,
+                metrics=_numbers(logs),
+                best=bool(callback.save_best_only),
+                kind="keras",
+            )
+
+    _tell_after(kind, "_save_handler", note)
+    _tell_after(kind, "_save_model", tell)
+
+
+def _tell_backups(kind: Any) -> None:
+    """What a BackupAndRestore writes, and that it keeps the last only, and none when fit() is done."""
+
+    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
+        if _writes(callback.model):
+            path = callback._training_state.write_checkpoint_manager.latest_checkpoint
+            folder = os.fspath(callback.backup_dir)
+            remove(callback)
+            callback._sparkring_wrote = (folder, os.path.relpath(path, folder))
+            _tell_saved(
+                folder=folder,
+                name=callback._sparkring_wrote[1],
+                step=int(epoch) + 1,
+                size_bytes=_size_bytes(path),
+                took_s=took_s,
+                kind="tensorflow",
+            )
+
+    def remove(callback: Any) -> None:
+        folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))
+        if name:
+            report.tell("checkpoint", {"event": "removed", "told": {"folder": folder, "name": name}})
+
+    def ended(callback: Any, took_s: float, logs: Any = None) -> None:
+        if callback.delete_checkpoint:
+            remove(callback)
+
+    _tell_after(kind, "_backup", tell)
+    _tell_after(kind, "on_train_end", ended)
+
+
+def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
+    """Have `tell(callback, seconds, …)` called after a method; what goes wrong there is not the training's business."""
+    method = kind.__dict__.get(name)
+    if method is None or hasattr(method, "_sparkring"):
+        return
+
+    @functools.wraps(method)
+    def do_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        result = method(self, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            tell(self, time.monotonic() - began, *args, **kwargs)
+        return result
+
+    do_and_tell._sparkring = True  # type: ignore[attr-defined]
+    setattr(kind, name, do_and_tell)
+
+
+def _tell_saved(**told: Any) -> None:
+    report.tell("checkpoint", {"event": "saved", "told": {**told, "blocked_s": told["took_s"]}})
+
+
+def _writes(model: Any) -> bool:
+    """Is it this rank that writes? Under a strategy of several workers, others write to a folder that goes again."""
+    extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    return bool(getattr(extended, "should_checkpoint", True))
+
+
+def _size_bytes(path: str) -> int:
+    """Of a file, a folder, or the files that TensorFlow calls by one name; 0 where only TensorFlow can look."""
+    files = [path] if os.path.isfile(path) else glob.glob(f"{glob.escape(path)}.index")
+    files += glob.glob(f"{glob.escape(path)}.data-*")
+    for folder, _, names in os.walk(path):
+        files += [os.path.join(folder, name) for name in names]
+    return sum(os.path.getsize(file) for file in files)
 
 
 def _numbers(logs: Any) -> dict[str, float]:

@@ -148,7 +148,8 @@ class Rank:
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            _print(failure["traceback"])
+            # That another rank has gone is one line's worth: what counts is the other one's traceback.
+            _print(f"{failure['summary']}\n" if failure["follows"] else failure["traceback"])
             _flush()
             self.tell("failed", {"failure": failure, **self.news()})
 

@@ -1,0 +1,385 @@
+"""The objects in a state: what is kept of them, and that it goes back. TensorFlow's are in test_keras.py."""
+
+import copy
+import json
+import random
+from collections import Counter, namedtuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed.fsdp
+
+from sparkring import shards
+from sparkring.checkpointing import tree
+from sparkring.checkpointing.parts import MARK, plain, put_back, random_states, set_random_states, tree_of, versions
+from sparkring.errors import CheckpointError
+
+
+def kept(state):
+    """What comes back from a file: through JSON, with arrays of their own that may not be written to."""
+    skeleton, leaves = tree.flatten(tree_of(state))
+    skeleton, leaves = json.loads(json.dumps(skeleton)), copy.deepcopy(leaves)
+    for leaf in leaves.values():
+        if isinstance(leaf, np.ndarray):
+            leaf.flags.writeable = False
+    return tree.rebuild(skeleton, leaves)
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
+    )
+
+
+def train(model, optimizer, scheduler, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def all_tensors(model):
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda parameters: torch.optim.Adam(parameters, 0.01, amsgrad=True),
+        lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
+    ],
+)
+def test_a_torch_training_goes_on_bit_equal(kind):
+    """Module, optimizer, scheduler, and the random states."""
+    torch.manual_seed(1)
+
+    def make():
+        model = network()
+        optimizer = kind(model.parameters())
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+
+    model, optimizer, scheduler = make()
+    train(model, optimizer, scheduler, 5)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 5, "history": [1.5]}
+    found, numbers = kept(state), kept(random_states())
+    train(model, optimizer, scheduler, 5)
+
+    torch.manual_seed(2)
+    again, other, later = make()
+    train(again, other, later, 2)
+    fresh = {"model": again, "optimizer": other, "scheduler": later, "step": 0, "history": []}
+    assert put_back(fresh, found) is fresh
+    set_random_states(numbers)
+    assert (fresh["model"], fresh["step"], fresh["history"]) == (again, 5, [1.5])
+    train(again, other, later, 5)
+    assert all(torch.equal(a, b) for a, b in zip(all_tensors(again), all_tensors(model), strict=True))
+    assert later.get_last_lr() == scheduler.get_last_lr()
+
+
+def test_what_is_taken_of_tensors_is_their_own_memory():
+    """So that a save copies once: arrays and CPU tensors, also those in modules, optimizers and lists."""
+    model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
+    _, leaves = tree.flatten(tree_of({"model": model, "list": [array, {"deep": tensor}]}))
+    with torch.no_grad():
+        model[0].weight.fill_(7)
+        tensor.fill_(8)
+    array[:] = 9
+    assert leaves["list/0"].tolist() == [9, 9, 9]
+    assert all((leaf == 7).all() for name, leaf in leaves.items() if name.endswith("0.weight"))
+    assert all((leaf == 8).all() for name, leaf in leaves.items() if "deep" in name)
+
+
+TENSORS = [
+    torch.tensor(1.5),
+    torch.tensor([1, 2, 3], dtype=torch.int8),
+    torch.zeros(0, 3),
+    torch.arange(6.0).reshape(2, 3).T,
+    torch.tensor([True, False]),
+    torch.tensor([1 + 2j]).conj(),
+    torch.arange(6).reshape(2, 3).to(torch.bfloat16).T,
+    torch.tensor(0.5, dtype=torch.bfloat16),
+    torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn),
+    torch.tensor([1.0, float("nan"), -0.0], dtype=torch.float16),
+]
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)}")
+def test_tensors_of_all_kinds(tensor):
+    """Dtype, shape and bits; copied into the tensor that is there if it fits, else in its place."""
+
+    def same(one, other):
+        a, b = one.resolve_conj().contiguous().reshape(-1), other.resolve_conj().contiguous().reshape(-1)
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        )
+
+    found = kept({"x": tensor})
+    assert same(plain(found)["x"], tensor)
+    live = torch.empty_like(tensor)
+    assert put_back({"x": live}, found)["x"] is live
+    assert same(live, tensor)
+    other = torch.zeros(7, 7)
+    assert same(put_back({"x": other}, found)["x"], tensor)
+    assert other.sum() == 0
+    assert same(put_back({"x": None}, found)["x"], tensor)
+
+
+def test_a_parameter_that_does_not_fit():
+    """It is another model's, and is named."""
+    found = kept({"w": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(CheckpointError, match=r"state\['w'\]\[0\]: .* shape \[2\] .* shape \[3\]"):
+        put_back({"w": [torch.nn.Parameter(torch.zeros(3))]}, found)
+    live = torch.nn.Parameter(torch.ones(2))
+    assert put_back({"w": [live]}, found)["w"][0] is live
+    assert live.requires_grad
+    assert live.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("make", [lambda: torch.zeros(2).to_sparse(), lambda: torch.zeros(2, device="meta")])
+def test_tensors_that_cannot_be_kept(make):
+    """With the path and a way out."""
+    with pytest.raises(CheckpointError, match=r"state\['a'\]\['b'\] is a tensor of a kind .*(sparse_coo|meta)"):
+        tree_of({"a": {"b": make()}})
+
+
+def test_a_module_that_is_another_one():
+    """The path, what torch has to say, and what to do."""
+    found = kept({"model": network()})
+    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*begin anew\.$") as caught:
+        put_back({"model": torch.nn.Linear(3, 4)}, found)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"state\['model'\] is a Linear, .* of type int"):
+        put_back({"model": torch.nn.Linear(3, 4)}, {"model": 3})
+    with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: the checkpoint has nothing for it; .* 'model'"):
+        put_back({"model": network(), "optimizer": None}, found)
+
+
+class Noted(torch.nn.Module):
+    """A module with state of its own, which looks at the version that it was saved by."""
+
+    _version = 3
+
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+        self.extra = {"a": 1}
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+    def _load_from_state_dict(self, state, prefix, metadata, *others):
+        self.seen = metadata.get("version")
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+def test_hooks_and_versions_of_modules():
+    """Hooks run, the extra state comes back, and a module is told the version that it was saved by."""
+    model, ran = torch.nn.Sequential(Noted()), []
+    model.register_state_dict_post_hook(lambda *_: ran.append("saved"))
+    model[0].extra = {"a": [2, None]}
+    found = kept(model)
+    again = torch.nn.Sequential(Noted())
+    again.register_load_state_dict_post_hook(lambda *_: ran.append("loaded"))
+    put_back(again, found)
+    assert ran == ["saved", "loaded"]
+    assert (again[0].seen, again[0].extra) == (3, {"a": [2, None]})
+
+
+class Mine:
+    """Anything with the two methods."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def state_dict(self):
+        return self.held
+
+    def load_state_dict(self, held):
+        if held == "bad":
+            raise ValueError
+        self.held = held
+
+
+def test_anything_with_a_state_dict():
+    """Of one's own, torch's scaler; a class with such methods is no such object."""
+    mine = Mine({1: (2, {"x": np.arange(3)}), "model": torch.nn.Linear(1, 1)})
+    there = Mine(None)
+    put_back([there], kept([mine]))
+    assert there.held[1][0] == 2
+    assert there.held[1][1]["x"].tolist() == [0, 1, 2]
+    assert set(there.held["model"]) == {"weight", "bias"}
+    with pytest.raises(CheckpointError, match="state: what was saved of a Mine does not fit this Mine: ValueError"):
+        put_back(Mine(0), kept(Mine("bad")))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    put_back(scaler, kept(torch.amp.GradScaler("cpu", init_scale=8.0)))
+    assert scaler.get_scale() == 8.0
+    with pytest.raises(CheckpointError, match=r"state\[0\]"):
+        tree.flatten(tree_of([Mine]))
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def test_plain_values_take_the_place_of_what_is_there():
+    """In the same containers; keys that are new come, those that are gone go."""
+    saved = {
+        "step": 7,
+        "none": None,
+        "history": {"loss": [1.0, 2.0], "mae": [3.0]},
+        "list": [1, [2, (3, b"x")]],
+        "pair": Pair(1, 2.5),
+        "counts": Counter("aab"),
+        4: np.float32(0.5),
+    }
+    live = {
+        "step": 0.0,
+        "none": 5,
+        "history": {"loss": [], "gone": []},
+        "list": [0],
+        "pair": Pair(0, 0),
+        "counts": {},
+        4: 0,
+    }
+    history, items = live["history"], live["list"]
+    assert put_back(live, kept(saved)) is live
+    assert live == saved
+    assert isinstance(live["pair"], Pair)
+    assert live["history"] is history
+    assert live["list"] is items
+    assert isinstance(live[4], np.float32)
+    assert plain(kept(saved)) == {**saved, "pair": (1, 2.5)}
+
+
+def test_arrays_are_copied_into():
+    """If they are alike and can be written to; else the saved one comes in their place."""
+    same, other, fixed = np.zeros(3), np.zeros(3, "f4"), np.zeros(3)
+    fixed.flags.writeable = False
+    state = {"same": same, "other": other, "list": [fixed, same]}
+    put_back(state, kept({"same": np.arange(3.0), "other": np.arange(3.0), "list": [np.ones(3), np.full(3, 2.0)]}))
+    assert state["same"] is same
+    assert same.tolist() == [2, 2, 2]
+    assert state["other"].dtype == float
+    assert other.tolist() == fixed.tolist() == [0, 0, 0]
+    assert state["list"][0].tolist() == [1, 1, 1]
+
+
+def test_containers_of_objects_have_to_be_alike():
+    """Each object has its own place."""
+    found = kept({"models": [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)], "by": {"a": torch.nn.Linear(1, 1)}})
+    with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, in the checkpoint 2"):
+        put_back({"models": [torch.nn.Linear(1, 1)]}, found)
+    with pytest.raises(CheckpointError, match=r"state\['by'\]\['b'\]: the checkpoint has nothing for it; .* 'a'"):
+        put_back({"by": {"b": torch.nn.Linear(1, 1)}}, found)
+    with pytest.raises(CheckpointError, match=r"state\['models'\] holds objects, .* of type int"):
+        put_back({"models": [torch.nn.Linear(1, 1)]}, {"models": 3})
+
+
+@pytest.mark.parametrize("mine", [{MARK: "torch", "value": 3}, {MARK: MARK, 1: {MARK: None}}, [{MARK: "state_dict"}]])
+def test_a_users_own_key_that_is_the_mark(mine):
+    """It comes back as any other."""
+    assert plain(kept({"x": mine})) == {"x": mine}
+    assert put_back({"x": None}, kept({"x": mine})) == {"x": mine}
+    live = copy.deepcopy(mine)
+    assert put_back(live, kept(mine)) is live
+    assert live == mine
+
+
+def test_a_kind_of_a_later_version():
+    """It is named, not passed on as if it were a dict."""
+    with pytest.raises(CheckpointError, match="`later`, which this version of sparkring does not know"):
+        plain({"x": [{MARK: "later"}]})
+
+
+def seed(number):
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def test_random_states_come_back():
+    """Of the generators that all share, and of those in a state."""
+    seed(1)
+    random.gauss(0, 1)  # half of a pair, as NumPy's
+    np.random.standard_normal()
+    own = [random.Random(4), np.random.default_rng(5), np.random.RandomState(6), torch.Generator().manual_seed(7)]
+
+    def draw(own):
+        mine = [own[0].random(), own[1].random(), own[2].random(), torch.rand(3, generator=own[3]).tolist()]
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            np.random.standard_normal(3).tolist(),
+            torch.rand(3).tolist(),
+            *mine,
+        ]
+
+    numbers, found = kept(random_states()), kept(own)
+    wanted = draw(own)
+    seed(2)
+    others = [random.Random(), np.random.default_rng(), np.random.RandomState(), torch.Generator()]
+    set_random_states(numbers)
+    put_back(others, found)
+    assert draw(others) == wanted
+    with pytest.raises(CheckpointError, match=r"state\[0\]: this Generator cannot go on .* a Random"):
+        put_back([np.random.default_rng()], found[:1])
+    with pytest.raises(CheckpointError, match=r"state: this Generator cannot go on"):
+        put_back(np.random.Generator(np.random.MT19937()), kept(np.random.default_rng()))
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "a.parquet", row_group_size=30)
+    return tmp_path
+
+
+def test_data_goes_on_where_it_was(numbered):
+    """In the same order, in the same epoch, and with its version known by name."""
+    data = shards(numbered, 10, columns=["x"])
+    whole = [batch.tolist() for _ in range(2) for batch in list(data.as_numpy("x"))]
+    data = shards(numbered, 10, columns=["x"])
+    list(data.as_numpy("x"))
+    reading = data.as_numpy("x")
+    read = [next(reading).tolist() for _ in range(4)]
+    reading.close()
+    found = kept({"data": data})
+    assert versions({"a": [data], "b": (torch.nn.Linear(1, 1), 3)}) == {str(numbered): data.dataset.version}
+
+    data = shards(numbered, 10, columns=["x"], seed=9)
+    state = {"data": data}
+    put_back(state, found)
+    assert state["data"] is data
+    assert (data.epoch, data.steps) == (2, 6)
+    rest = [batch.tolist() for batch in data.as_numpy("x")]
+    assert read + rest == whole[10:]
+    assert (data.epoch, data.steps) == (3, 10)
+
+
+def test_data_that_has_changed(numbered):
+    """The position means nothing in it, and its name is told."""
+    found = kept({"data": shards(numbered, 10, columns=["x"])})
+    pq.write_table(pa.table({"x": range(50)}), numbered / "b.parquet")
+    with pytest.raises(
+        CheckpointError, match=r"^state\['data'\]: the data of .* has changed since .*--fresh"
+    ) as caught:
+        put_back({"data": shards(numbered, 10, columns=["x"])}, found)
+    assert str(numbered) in str(caught.value)
+
+
+def test_a_process_group_is_not_waited_for(monkeypatch):
+    """A module that lies in parts on the ranks is refused: one that asks for its state waits for the others."""
+
+    class Wrapped(torch.nn.Linear):
+        """As FSDP's own, which needs a process group to be made."""
+
+    monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapped)
+    with pytest.raises(CheckpointError, match=r"state\['m'\] is spread over the ranks .*get_model_state_dict"):
+        tree_of({"m": torch.nn.Sequential(Wrapped(1, 1))})
