@@ -54,7 +54,7 @@ def files(effort: Effort) -> list[Row]:
 def runs(effort: Effort) -> list[Row]:
     """A rank that is killed, and a run in which none is."""
     back = Turns(effort.runs, {US: _comes_back})
-    steps, every = (60, 30) if effort.quick else (400, 100)
+    steps, every = (60, 30) if effort.quick else (800, 400)  # about four seconds from one to the next
     whole = Turns(
         effort.runs,
         {

@@ -19,7 +19,6 @@ from sparkring.errors import CheckpointError
 from sparkring.storage import locate
 
 STEPS = (10, 20, 30, 40)
-KEEP = 2
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def restored(directory: Path) -> int:
     """The step that a new process goes back to; fails if that is not the state that was saved there."""
     folder._remembered.clear()
     state = state_of(0)
-    step = checkpoints(directory, keep=KEEP).restore(state)
+    step = checkpoints(directory, keep=2).restore(state)
     assert same(state, state_of(step)), f"what came back is not what step {step} was"
     return step
 
@@ -60,10 +59,10 @@ class Course(NamedTuple):
     failed: list[int]
 
 
-def train(directory: Path, background: bool) -> Course:
+def train(directory: Path, keep: int, background: bool) -> Course:
     """Save at each of STEPS, whatever comes of it."""
     course = Course([], [])
-    training = checkpoints(directory, keep=KEEP, background=background)
+    training = checkpoints(directory, keep=keep, background=background)
     for step in STEPS:
         try:
             training.save(step, state_of(step))
@@ -80,14 +79,16 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(tensors, "CHUNK_BYTES", 4096)
 
 
-@pytest.mark.parametrize(("how", "background"), [(CUT, True), (LOSSY, True), (LOSSY, False), (ONCE, True)])
-def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, background):
+@pytest.mark.parametrize(
+    ("how", "keep", "background"), [(CUT, 1, True), (LOSSY, 1, True), (LOSSY, 2, False), (ONCE, 2, True)]
+)
+def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, background):
     """At each operation of four saves: no state comes back that was not saved, and no step is lost that was."""
     places, found_steps, lost, corrupt = 0, 0, [], []
     while True:
         root = tmp_path / "disk"
         root.mkdir()
-        course, disk = one_cut(root, places, how, background)
+        course, disk = one_cut(root, places, how, keep, background)
         if not disk.failed:
             break
         places += 1
@@ -109,18 +110,19 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, backgrou
     capsys.readouterr()  # what was said of failures and damage
     assert course == Course(list(STEPS), [])
     with capsys.disabled():
-        print(f"\n{how}: {places} places, {found_steps} found a checkpoint, {len(corrupt)} corrupt, {len(lost)} lost")
+        found = f"{found_steps} found a checkpoint, {len(corrupt)} corrupt, {len(lost)} lost"
+        print(f"\n{how}, keep={keep}: {places} places, {found}")
     assert not corrupt
     assert not lost
     assert places > 60, "it saved with fewer operations than a save has"
     assert found_steps > places // 2
 
 
-def one_cut(root: Path, at: int, how: str, background: bool) -> tuple[Course, Disk]:
+def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple[Course, Disk]:
     """A training on a disk that fails at one operation."""
     folder._remembered.clear()
     with Disk(root, at, how) as disk:
-        course = train(root / "runs" / "run1", background)
+        course = train(root / "runs" / "run1", keep, background)
     return course, disk
 
 
@@ -129,7 +131,7 @@ def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # no power goes here
     rng = random.Random(5)
     directory = tmp_path / "run1"
-    training = checkpoints(directory, keep=KEEP, background=False)
+    training = checkpoints(directory, keep=2, background=False)
     training.save(1, state_of(1))
     where: Counter[str] = Counter()
     for step in range(2, 202):
@@ -165,7 +167,7 @@ def damage(file: Path, rng: random.Random) -> str:
 
 def goes_on(directory: Path, step: int) -> None:
     """What is left of the failure is in nobody's way: a later training saves, and finds what it saved."""
-    training = checkpoints(directory, keep=KEEP)
+    training = checkpoints(directory, keep=2)
     state = state_of(0)
     assert training.restore(state) == step
     training.save(50, state_of(50))

@@ -15,6 +15,7 @@ import ast
 import errno
 import json
 import math
+import mmap
 import operator
 import os
 import struct
@@ -288,8 +289,8 @@ class _Reading:
             if dtype is not None and size != math.prod(lies.shape) * dtype.itemsize:
                 raise ValueError(lies.name)
             if raw:
-                return Raw(raw, lies.shape, self.take(np.empty(size, np.uint8)))
-            found = np.empty(lies.shape, dtype)
+                return Raw(raw, lies.shape, self.take(_room(size)))
+            found = _room(size).view(dtype).reshape(lies.shape) if size else np.empty(lies.shape, dtype)
         except Exception as error:  # as in header()
             raise self.damaged() from error
         if size:
@@ -310,6 +311,13 @@ class _Reading:
 
     def damaged(self) -> CheckpointDamagedError:
         return CheckpointDamagedError(other_bytes(self.name))
+
+
+def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """New memory. NumPy would ask for huge pages, which take the kernel long to make where files fill the memory."""
+    if size_bytes < CHUNK_BYTES:
+        return np.empty(size_bytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
