@@ -557,6 +557,23 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
     assert checkpoints().load()["step"] == 2  # what is there can be looked at
 
 
+def test_arrays_are_read_into_their_place(tmp_path):
+    """What a state holds of memory is used again, and nothing of it is touched where a file is damaged."""
+    found = checkpoints(tmp_path)
+    saved(found, 1)
+    there = state()
+    there["w"][:] = 7
+    array, before = there["w"], there["w"].copy()
+    assert found.restore(there) == 1
+    assert there["w"] is array
+    assert array.tolist() == state()["w"].tolist()
+    array[:] = before
+    damage(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="damaged"):
+        found.restore(there)
+    assert array.tolist() == before.tolist()
+
+
 def test_damage_in_a_run(tmp_path, run, told):
     """Then it is for the driver to take another one: each rank alone might take another."""
     outside = checkpoints(tmp_path)
@@ -564,7 +581,7 @@ def test_damage_in_a_run(tmp_path, run, told):
         saved(outside, step)
     damage(tmp_path, 2)
     run(tmp_path, resume=outside.list()[0].name)
-    with pytest.raises(CheckpointDamagedError, match=r"from which this run goes on, is damaged.*--resume.*--fresh"):
+    with pytest.raises(CheckpointDamagedError, match=r"from which this run goes on, is damaged.*the one before"):
         checkpoints().restore(state())
     assert [event["step"] for event in told.of("damaged")] == [2]
     gone = str(Name(9, 1_000_000_000_000, 0))

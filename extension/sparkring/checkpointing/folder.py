@@ -16,10 +16,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparkring.checkpointing import tensors
-from sparkring.checkpointing.digests import ALGORITHM, Digest, digest_of
+from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError, SparkringError
 from sparkring.storage import Location
@@ -122,7 +120,9 @@ def check(directory: Location, entry: Entry) -> str:
     try:
         for file in read_commit(directory, entry.name).files:
             tensors.check_size(directory / entry.name / file.name, file)
-            _check_digest(directory / entry.name / file.name, file)
+            path = directory / entry.name / file.name
+            with in_words(f"{path.written} cannot be read"):
+                tensors.check_digest(path, file)
     except FileNotFoundError:
         return f"it has no {COMMIT} any more"
     except CheckpointDamagedError as error:
@@ -317,15 +317,6 @@ def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
         if sizes[file.name] != file.size_bytes:
             return tensors.other_size(file, sizes[file.name])
     return ""
-
-
-def _check_digest(path: Location, file: File) -> None:
-    digest, room = Digest(), np.empty(tensors.CHUNK_BYTES, np.uint8).data
-    with in_words(f"{path.written} cannot be read"), path.fs.open(path.path, "rb") as source:
-        while count := source.readinto(room):
-            digest.add(room[:count])
-    if str(digest) != file.digest:
-        raise CheckpointDamagedError(tensors.other_bytes(file.name))
 
 
 def _changed(info: dict[str, Any]) -> float:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkring.checkpointing import of_tf, of_torch
+from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError, SparkringError
 
@@ -96,7 +98,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
             "when it was saved, or begin anew."
         )
     if _fits(value, inner):
-        value[...] = inner
+        if value is not inner:  # else it was read into its place
+            value[...] = inner
         return value
     return _made_anew(tree, path)
 
@@ -115,6 +118,24 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(plain(item) for item in tree)
     return tree
+
+
+def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a state that may be written into before they are put back, by the names that flatten() gives them.
+
+    Only NumPy's and torch's: what TensorFlow shows is not the variables' own.
+    """
+    if "tensorflow" in sys.modules:
+        return {}
+    try:
+        _, leaves = tree_module.flatten(tree_of(value), _CALLED)
+    except CheckpointError:
+        return {}  # whether it can be put back is for put_back() to say
+    return {
+        name: leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, np.ndarray) and leaf.flags.c_contiguous and leaf.flags.writeable
+    }
 
 
 def versions(value: Any) -> dict[str, str]:

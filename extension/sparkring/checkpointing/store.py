@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkring import place
 from sparkring.checkpointing import folder, parts, seeds, tensors, tree, writing
@@ -33,6 +34,7 @@ _NAMED = 20  # checkpoints that an error names
 Which = Literal["latest", "best"] | int | str | Entry
 Entries = list[Entry]
 History = list[tuple[int, dict[str, float]]]
+Room = dict[str, npt.NDArray[Any]]  # the memory of a state, by the names that its arrays have in a checkpoint
 
 # By directory and stamp: the numbers of its saves, also where two stores in this process share it.
 _numbers: dict[tuple[str, int], Iterator[int]] = {}
@@ -168,7 +170,8 @@ class Store:
         began = time.monotonic()
         _check_state(state)
         self.wait()
-        found = self._resumed() if which == "latest" and self._is_here() else self._read(which)
+        room = parts.memory_of(state)
+        found = self._resumed(room) if which == "latest" and self._is_here() else self._read(which, room)
         if found is None:
             return 0
         entry, held = found
@@ -189,7 +192,7 @@ class Store:
         Without a model or optimizer at hand; `which` as in restore(). CheckpointError if there is none.
         """
         self.wait()
-        found = self._read(which)
+        found = self._read(which, {})
         if found is None:
             raise CheckpointError(f"there is no checkpoint in {self.directory}. {self._there()}")
         held = found[1]
@@ -298,24 +301,24 @@ class Store:
         there = locate(directory)
         return (there.fs, there.path) == (self._location.fs, self._location.path)
 
-    def _resumed(self) -> tuple[Entry, Held] | None:
+    def _resumed(self, room: Room) -> tuple[Entry, Held] | None:
         """What the driver has chosen for all ranks."""
         name = here().resume
         if not name:
             return None
         entry = Entry(name, "committed")
         try:
-            return entry, self._held(entry)
+            return entry, self._held(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
-                f"the checkpoint {name} in {self.directory}, from which this run goes on, is damaged: {error}. Name "
-                "another one with --resume, or begin anew with --fresh."
+                f"the checkpoint {name} in {self.directory}, from which this run goes on, is damaged: {error}. The "
+                "ranks start again, and go on from the one before it."
             ) from error
 
-    def _read(self, which: Which) -> tuple[Entry, Held] | None:
+    def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
         if which not in ("latest", "best"):
-            return self._asked_for(which)
+            return self._asked_for(which, room)
         entries = self.list()
         damaged = [entry for entry in entries if entry.state == "corrupt" and which == "latest"]
         passed = False
@@ -328,7 +331,7 @@ class Store:
             if entry is None:
                 break
             try:
-                return entry, self._held(entry)
+                return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and place.world().size > 1:
                     # Other ranks may have found their files whole, and do not pass over it.
@@ -346,7 +349,7 @@ class Store:
             )
         return None
 
-    def _asked_for(self, which: int | str | Entry) -> tuple[Entry, Held]:
+    def _asked_for(self, which: int | str | Entry, room: Room) -> tuple[Entry, Held]:
         if isinstance(which, Entry | str):
             name = which.name if isinstance(which, Entry) else which
             entry, told = (folder.look(self._location, name) if Name.of(name) else None), f"checkpoint {name!r}"
@@ -358,13 +361,16 @@ class Store:
         if entry is None:
             raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
         try:
-            return entry, self._held(entry)
+            return entry, self._held(entry, room)
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
 
-    def _held(self, entry: Entry) -> Held:
-        """What this rank's file of a checkpoint holds. CheckpointDamagedError says what is wrong with it."""
+    def _held(self, entry: Entry, room: Room) -> Held:
+        """What this rank's file of a checkpoint holds, arrays that have `room` there already in that.
+
+        CheckpointDamagedError says what is wrong with the file; then nothing has been touched.
+        """
         rank, size = place.world()[:2]
         try:
             commit = folder.read_commit(self._location, entry.name)
@@ -382,7 +388,11 @@ class Store:
             raise CheckpointDamagedError(f"its commit knows no {wanted}")
         try:
             with folder.in_words(f"the checkpoint {entry.name} in {self.directory} cannot be read"):
-                metadata, leaves = tensors.read(self._location / entry.name / wanted, written)
+                metadata, leaves = tensors.read(
+                    self._location / entry.name / wanted,
+                    written,
+                    {f"state/{name}": array for name, array in room.items()},
+                )
         except FileNotFoundError:
             raise CheckpointDamagedError(f"{wanted} is missing") from None
         if metadata.get("layout") != LAYOUT:
