@@ -55,6 +55,41 @@ def test_lines(line, expected):
     assert parse("horovod", line) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--checkpoint-dir dbfs:/x", Options(checkpoint_dir="dbfs:/x", max_restarts=3)),
+        ("--checkpoint-dir '/a b' --max-restarts 0", Options(checkpoint_dir="/a b")),
+        ("--max-restarts 5", Options(max_restarts=5)),
+        ("-n 4 --min-np 2 --max-restarts 1", Options(np=4, least=2, max_restarts=1)),
+        ("--checkpoint-dir /x --fresh", Options(checkpoint_dir="/x", max_restarts=3, fresh=True)),
+        ("--checkpoint-dir /x --resume", Options(checkpoint_dir="/x", max_restarts=3, resume=True)),
+    ],
+)
+def test_lines_of_runs_that_survive(line, expected):
+    """With checkpoints, restarts need not be asked for."""
+    assert parse("horovod", line) == expected
+    assert expected.survives
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--fresh", "--fresh needs a --checkpoint-dir"),
+        ("--resume", "--resume needs a --checkpoint-dir"),
+        ("--checkpoint-dir /x --fresh --resume", "choose one"),
+        ("-n 4 --min-np 2", "add --max-restarts 3"),
+        ("-n 4 --min-np 5 --max-restarts 1", "more than the 4 ranks of -n 4"),
+        ("-n 4 --min-np 0 --max-restarts 1", "from 1 on"),
+        ("--max-restarts -1", "from 0 on"),
+    ],
+)
+def test_what_does_not_go_together(line, words):
+    """The message names the options, and what to add or leave out."""
+    with pytest.raises(OptionsError, match=words):
+        parse("horovod", line)
+
+
 def test_the_default_number_of_ranks():
     """Without -n the given default counts; with it, it does not."""
     assert parse("horovod", "", Options(np=-4)).np == -4

@@ -7,7 +7,9 @@ import os
 
 import pytest
 
+import sparkring
 from sparkring import HorovodRunner
+from sparkring.errors import OptionsError
 
 
 def function(source: str, name: str):
@@ -81,3 +83,49 @@ def test_runner_with_every_slot(spark):
     with pytest.warns(DeprecationWarning, match="np=0"):
         runner = HorovodRunner(np=0)
     assert runner.run(function("def train():\n    from sparkring import world\n    return world().size", "train")) == 4
+
+
+TRAIN = """
+import os
+
+def train(base, step):
+    import horovod.torch as hvd
+    import torch
+    from sparkring import checkpoints, world
+    hvd.init()
+    store, state = checkpoints(), {"sum": base}
+    begun = store.restore(state)
+    if not begun:
+        state["sum"] += step
+        store.save(1, state)
+        store.wait()
+        hvd.allreduce(torch.zeros(1), name="saved")
+        if world().rank == 1:
+            os._exit(3)
+    return begun, state["sum"], hvd.size()
+"""
+
+
+def test_run_is_the_runner_with_options(ring, tmp_path):
+    """HorovodRunner's keywords, and a launch magic's options; the others are the function's own."""
+    options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}
+    train = function(TRAIN, "train")
+    found = sparkring.run(train, **options, driver_log_verbosity="log_callback_only", base=10, step=5)
+    assert found.values == [(1, 15, 2)] * 2
+    assert [attempt.step for attempt in found.record.attempts] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"framework": "jax"}, "one of horovod, "),
+        ({"framework": "barrier"}, "one of horovod, "),
+        ({"fresh": True}, "--fresh needs a --checkpoint-dir"),
+        ({"driver_log_verbosity": "some"}, "driver_log_verbosity is"),
+        ({"np": 1.5}, "np must be a whole number"),
+    ],
+)
+def test_run_refuses(options, words):
+    """Before anything is started."""
+    with pytest.raises((OptionsError, ValueError, TypeError), match=words):
+        sparkring.run(print, **options)
