@@ -125,6 +125,7 @@ class Lasting:
         self.processes: list[psutil.Process] = []
         # Where the session and the JVM talk: py4j keeps a connection per thread, the accumulators' server one.
         self.ports: set[int] = set()
+        self.sockets: set[str] = set()  # those that have led there; one that the JVM has closed leads nowhere
 
     def pids(self) -> set[int]:
         return family(self.processes)
@@ -145,14 +146,15 @@ def traces() -> Traces:
     zombies = {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
     connections = me.net_connections("inet")
     to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
-    leads_to = {c.fd: f"socket: {c.status} to {c.raddr.port if c.raddr else '?'}" for c in connections}
     descriptors: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own
             target = os.readlink(f"/proc/self/fd/{name}")
-            if int(name) not in to_spark:
-                kind = re.sub(r"\d+", "N", target) if target.startswith(("socket:", "pipe:")) else target
-                descriptors[leads_to.get(int(name), kind)] += 1
+            if int(name) in to_spark:
+                lasting.sockets.add(target)
+            # A socket is told by its number, since where it leads to changes when the other end closes it.
+            if target not in lasting.sockets:
+                descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(
         children | zombies,
         {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("sparkring-")},
@@ -160,6 +162,15 @@ def traces() -> Traces:
         descriptors,
         {str(path) for path in Path(tempfile.gettempdir()).glob("sparkring-*")},
     )
+
+
+def _where_it_leads(descriptor: str) -> str:
+    """A descriptor as a reader of a failed test wants to see it."""
+    for connection in psutil.Process().net_connections("inet"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{connection.fd}") == descriptor:
+                return f"{descriptor}: {connection.status} to {connection.raddr.port if connection.raddr else '?'}"
+    return descriptor
 
 
 def _status(process: psutil.Process) -> str:
@@ -225,7 +236,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         "processes": told(left.children | marks),
         "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
         "listening sockets": sorted(left.listening),
-        "descriptors": sorted(left.descriptors.elements()),
+        "descriptors": sorted(map(_where_it_leads, left.descriptors.elements())),
         "temp folders": sorted(left.folders),
     }
     for pid in marks:
