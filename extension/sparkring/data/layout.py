@@ -19,8 +19,6 @@ Batch = dict[str, Array]
 Transform = Callable[[Batch], Mapping[str, Any]]
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
-ALIGNED_BYTES = 64  # the most that Eigen asks for, on any processor
-
 
 class Spec(NamedTuple):
     """A column of a batch: the shape of one row, and NumPy's dtype (object for str and bytes)."""
@@ -144,13 +142,15 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled, aligned as TensorFlow wants one to be that it takes over without a copy."""
+    """An array to be filled.
+
+    Its memory is Arrow's, which is used again rather than given back to the system, and aligned as TensorFlow wants
+    an array to be that it takes over without a copy.
+    """
     if dtype.hasobject:
         return np.empty(shape, dtype)
     size_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size_bytes + ALIGNED_BYTES, np.uint8)
-    begin = -memory.ctypes.data % ALIGNED_BYTES
-    return memory[begin : begin + size_bytes].view(dtype).reshape(shape)
+    return np.frombuffer(pa.allocate_buffer(size_bytes), dtype).reshape(shape)
 
 
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
