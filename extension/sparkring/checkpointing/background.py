@@ -14,18 +14,33 @@ _on_their_way: dict[Flight, None] = {}  # in their order; and those whose error 
 
 
 class Flight:
-    """One save in a thread of its own; its error waits for whoever asks."""
+    """One save in a thread of its own; its error waits for whoever asks.
 
-    def __init__(self, save: Callable[[], None]) -> None:
+    The thread is there before the save departs: a new one would take the interpreter from the training, which waits.
+    """
+
+    def __init__(self) -> None:
         self.error: Exception | None = None
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, args=(save,), name="sparkring-checkpoint", daemon=True)
-        _on_their_way[self] = None
+        self._save: Callable[[], None] | None = None
+        self._departed = threading.Lock()
+        self._departed.acquire()
+        self._thread = threading.Thread(target=self._run, name="sparkring-checkpoint", daemon=True)
         self._thread.start()
 
-    def _run(self, save: Callable[[], None]) -> None:
+    def depart(self, save: Callable[[], None] | None) -> None:
+        """Begin with `save`; None calls it off."""
+        self._save = save
+        if save is not None:
+            _on_their_way[self] = None
+        self._departed.release()
+
+    def _run(self) -> None:
+        self._departed.acquire()
+        if self._save is None:
+            return
         try:
-            save()
+            self._save()
         except Exception as error:  # whatever it is, the training's own thread is to raise it
             self.error = error
         else:

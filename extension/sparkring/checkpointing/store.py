@@ -145,9 +145,15 @@ class Store:
         if len(self._arena) < layout.size_bytes:
             self._arena = np.empty(0, np.uint8)  # the old one goes before the new one comes
             self._arena = np.empty(layout.size_bytes, np.uint8)
-        copy = tensors.copy_into(self._arena, layout, leaves)
+        flight = Flight()
+        try:
+            copy = tensors.copy_into(self._arena, layout, leaves)
+        except BaseException:
+            flight.depart(None)
+            raise
         save = save._replace(blocked_s=time.monotonic() - began)
-        self._flight = Flight(lambda: writing.carry_out(save, (copy,)))
+        self._flight = flight
+        flight.depart(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
         """Until the save that is on its way is a checkpoint. CheckpointError if it could not become one."""

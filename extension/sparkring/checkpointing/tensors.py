@@ -32,8 +32,10 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.storage import Location
 
-CHUNK_BYTES = 4 << 20
-COPIERS = min(4, os.cpu_count() or 1)  # threads
+CHUNK_BYTES = 512 << 10  # as much as a core has at hand: what was just copied is hashed there
+COPIERS = min(4, os.cpu_count() or 1)  # threads …
+PER_COPIER_BYTES = 8 << 20  # … and what is worth one
+COPIED_BYTES = 4 << 20  # at a time
 HEADER_BYTES = 100_000_000  # the most that safetensors' own readers take
 _npy: Any = np.lib.format  # how .npy files write dtypes down; it is not annotated
 _LENGTH = struct.Struct("<Q")
@@ -98,7 +100,7 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
             np.copyto(room, found)
 
     # The training waits for this, and one core alone does not use up what memory can do.
-    count = min(COPIERS, layout.size_bytes // (2 * CHUNK_BYTES))
+    count = min(COPIERS, layout.size_bytes // PER_COPIER_BYTES)
     threads = [threading.Thread(target=copy, name="sparkring-copy", daemon=True) for _ in range(count - 1)]
     try:
         for thread in threads:
@@ -151,14 +153,14 @@ def read(
     check_size(file, written)
     if room and file.local:
         check_digest(file, written)
+        digest = None
     else:
-        room = {}
-    digest = Digest()
+        room, digest = {}, Digest()
     with file.fs.open(file.path, "rb") as source:
         reading = _Reading(source, digest, written.size_bytes, written.name)
         arrays, metadata = reading.header()
         leaves = {lies.name: reading.array(lies, room.get(lies.name)) for lies in arrays}
-    if str(digest) != written.digest:
+    if digest is not None and str(digest) != written.digest:
         raise CheckpointDamagedError(other_bytes(written.name))
     return _json(metadata.get(_OURS, "{}"), written.name), leaves
 
@@ -224,8 +226,8 @@ def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Arr
         yield room.view(leaf.dtype).reshape(leaf.shape), leaf
     elif leaf.nbytes:
         flat = leaf.reshape(-1).view(np.uint8)
-        for begin in range(0, leaf.nbytes, CHUNK_BYTES):
-            yield room[begin : begin + CHUNK_BYTES], flat[begin : begin + CHUNK_BYTES]
+        for begin in range(0, leaf.nbytes, COPIED_BYTES):
+            yield room[begin : begin + COPIED_BYTES], flat[begin : begin + COPIED_BYTES]
 
 
 def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
@@ -264,10 +266,10 @@ def _pieces(buffers: Iterable[memoryview]) -> Iterator[memoryview]:
 
 class _Reading:
     """A file that is being read from its beginning to its end. Nothing that it says is believed before it is checked:
-    its digest is known only when all of it was read.
+    its digest is known only when all of it was read; without one, it has been read before.
     """
 
-    def __init__(self, source: Any, digest: Digest, size_bytes: int, name: str) -> None:
+    def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
         self.source = source
         self.digest = digest
         self.left = size_bytes
@@ -322,10 +324,11 @@ class _Reading:
         """Fill `room` with what comes next."""
         view, begin = room.data, 0
         while begin < len(view):
-            count = self.source.readinto(view[begin : begin + CHUNK_BYTES])
+            count = self.source.readinto(view[begin : begin + (CHUNK_BYTES if self.digest else len(view))])
             if not count:
                 raise self.damaged()
-            self.digest.add(view[begin : begin + count])
+            if self.digest is not None:
+                self.digest.add(view[begin : begin + count])
             begin += count
         self.left -= begin
         return room
