@@ -342,7 +342,7 @@ def _or_none(make: Callable[[], str | None]) -> str | None:
     """A checkpoint does not need it: models of a user's own may have no configuration."""
     try:
         return make()
-    except Exception:
+    except Exception:  # whatever a layer of the user's may raise
         return None
 
 

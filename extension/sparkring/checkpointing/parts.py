@@ -291,7 +291,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
         value.load_state_dict(state)
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # whatever a class of the user's may raise
         told = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
             f"{path}: what was saved of a {tree['class']} does not fit this {type(value).__name__}: {told} "
