@@ -6,8 +6,9 @@ log_to_driver() prints, so that the same function can be tried in the notebook f
 
 from __future__ import annotations
 
-import numbers
+import contextlib
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
@@ -58,6 +59,15 @@ def log_epoch(epoch: int, epochs: int | None, values: dict[str, float]) -> None:
     tell("metrics", {"values": values, "epoch": epoch, "epochs": epochs, "ends_epoch": True})
 
 
+def numbers(logs: Any) -> dict[str, float]:
+    """What of Keras' logs is one number: what is not has no place in a table, and chooses no checkpoint."""
+    found = {}
+    for name, value in (logs or {}).items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[name] = float(value)
+    return found
+
+
 def log_to_driver(message: object) -> None:
     """Show a message in the notebook, whatever `--logs` says. Over 4,000 characters it is cut."""
     text = str(message)
@@ -70,7 +80,7 @@ def log_to_driver(message: object) -> None:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, numbers.Real):
+    if isinstance(value, Real):
         return float(value)
     detach = getattr(value, "detach", None)
     try:

@@ -98,7 +98,7 @@ def test_a_changed_cell_is_asked_about(count):
     assert count("# another comment" + COUNT.replace("+= step", "+= 2 * step"), last=40).values[0][0] == 40
 
 
-def test_changed_data_are_asked_about(count, tmp_path):
+def test_changed_data_are_asked_about(ring, tmp_path):
     """A position in data that are others now means nothing."""
 
     def write(rows: int) -> object:
@@ -113,12 +113,11 @@ begun = store.restore(state)
 store.save(begun + 1, state)
 begun
 """
-    run = count.__closure__ and next(c.cell_contents for c in count.__closure__ if hasattr(c.cell_contents, "run"))
     options = {"checkpoint_dir": str(tmp_path / "run")}
-    assert run.run(cell, namespace={"data": write(64)}, **options).values == [0, 0]
-    assert run.run(cell, namespace={"data": write(64)}, **options).values == [1, 1]
+    assert ring.run(cell, namespace={"data": write(64)}, **options).values == [0, 0]
+    assert ring.run(cell, namespace={"data": write(64)}, **options).values == [1, 1]
     with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet have changed since"):
-        run.run(cell, namespace={"data": write(65)}, **options)
+        ring.run(cell, namespace={"data": write(65)}, **options)
 
 
 def test_the_damaged_one_is_passed_over(count, tmp_path):

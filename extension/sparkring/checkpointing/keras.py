@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkring import place
+from sparkring import place, report
 from sparkring.checkpointing import of_tf, parts
 from sparkring.errors import CheckpointError, OptionsError
 
@@ -161,7 +161,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
             steps = self.params.get("steps")
             whole = not steps or self._batch >= steps
             if whole:
-                for name, value in _numbers(logs).items():
+                for name, value in report.numbers(logs).items():
                     self.history.setdefault(name, []).append(value)
             if every == "epoch" or self._due():
                 self._save(epoch + whole, 0 if whole else self._batch, logs)
@@ -188,7 +188,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
                 found["data"] = Positioned(data, data.resume(self._start).position(self._taken))
             if _read_together(model) and place.world().rank and not getattr(store, "sharded", False):
                 parts.tree_of(model)  # what the replicas average they can only read together, whoever writes
-            store.save(self._step, found, _numbers(logs))
+            store.save(self._step, found, report.numbers(logs))
             self._saved = self._step
 
     return Resume()
@@ -203,13 +203,3 @@ def _read_together(model: Any) -> bool:
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     several = getattr(extended, "_in_multi_worker_mode", None)
     return bool(several and several())
-
-
-def _numbers(logs: Any) -> dict[str, float]:
-    found = {}
-    for name, value in (logs or {}).items():
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            continue  # a metric that is not one number is none that a checkpoint is chosen by
-    return found

@@ -151,11 +151,11 @@ def _callback(module: types.ModuleType) -> Any:
                     epoch=self._epoch,
                     steps=self.params.get("steps"),
                     epochs=self.params.get("epochs"),
-                    **_numbers(logs),
+                    **report.numbers(logs),
                 )
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            report.log_epoch(epoch + 1, self.params.get("epochs"), _numbers(logs))
+            report.log_epoch(epoch + 1, self.params.get("epochs"), report.numbers(logs))
 
     return ReportMetrics()
 
@@ -176,7 +176,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
                 step=int(epoch) + 1,
                 size_bytes=_size_bytes(path),
                 took_s=took_s,
-                metrics=_numbers(logs),
+                metrics=report.numbers(logs),
                 best=bool(callback.save_best_only),
                 kind="keras",
             )
@@ -251,13 +251,3 @@ def _size_bytes(path: str) -> int:
     for folder, _, names in os.walk(path):
         files += [os.path.join(folder, name) for name in names]
     return sum(os.path.getsize(file) for file in files)
-
-
-def _numbers(logs: Any) -> dict[str, float]:
-    found = {}
-    for name, value in (logs or {}).items():
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            continue  # a metric that is not one number has no place in a table
-    return found
