@@ -24,12 +24,12 @@ from sparkring.events import (
     RankStarted,
     RunFinished,
 )
+from sparkring.views import checkpoint_line as timeline
 from sparkring.views import checkpoints as views
-from sparkring.views import timeline
+from sparkring.views.checkpoint_line import Mark, Series
 from sparkring.views.checkpoints import CheckProgress
 from sparkring.views.html import PANEL_BYTES, bundle, panel
 from sparkring.views.terminal import TerminalView
-from sparkring.views.timeline import Mark, Series
 
 T = 1_700_000_000.0
 FOLDER = "dbfs:/ml/run1"

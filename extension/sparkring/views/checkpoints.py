@@ -10,11 +10,7 @@ from typing import TextIO
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
 from sparkring.record import Checkpoint, RunRecord
-from sparkring.views.lines import plain
-from sparkring.views.markup import AMBER, STYLE, text
-from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
-from sparkring.views.tables import bare_table, table_text
-from sparkring.views.timeline import (
+from sparkring.views.checkpoint_line import (
     NAME_CHARACTERS,
     REASON_CHARACTERS,
     STATES,
@@ -27,6 +23,10 @@ from sparkring.views.timeline import (
     state_words,
     when,
 )
+from sparkring.views.lines import plain
+from sparkring.views.markup import AMBER, STYLE, text
+from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
+from sparkring.views.tables import bare_table, table_text
 
 ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
 OTHERS_LISTED = 50

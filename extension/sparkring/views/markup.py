@@ -21,6 +21,11 @@ def text(value: str) -> str:
     return escape(plain(value))
 
 
+def details(title: str, body: str) -> str:
+    """What is folded away under its title; '' if there is nothing."""
+    return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""
+
+
 def log_text(line: str) -> str:
     """A line that a rank printed, its colours as spans; without them where there are too many."""
     pieces = coloured(line)

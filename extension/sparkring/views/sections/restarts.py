@@ -1,0 +1,40 @@
+"""The story of the attempts of a run that lost ranks."""
+
+from __future__ import annotations
+
+from sparkring.record import RunRecord
+from sparkring.views import attempts
+from sparkring.views.markup import details, text
+from sparkring.views.sections import Form
+from sparkring.views.sections.log import block, line_html
+from sparkring.views.summary import counted
+
+ATTEMPTS_LIVE, ATTEMPTS_SHOWN = 3, 12
+ATTEMPTS_BYTES = 24_000  # of what the ranks printed last that ended them
+
+_CHAPTERS = {
+    "ended": ("x", "✗"),
+    "running": ("r", "▶"),
+    "finished": ("f", "✓"),
+    "failed": ("x", "✗"),
+    "cut": ("s", "■"),
+}
+
+
+def html(record: RunRecord, now: float, form: Form) -> str:
+    """The story of the attempts, the last ones of many, each with the last lines of the rank that ended it."""
+    told = attempts.story(record)
+    shown = told[-(ATTEMPTS_LIVE if form == "stacked" else ATTEMPTS_SHOWN) :]
+    parts: list[str] = []
+    budget = ATTEMPTS_BYTES
+    for chapter in reversed(shown):
+        name, sign = _CHAPTERS[chapter.state]
+        fold = ""
+        if chapter.last_lines:
+            lasts = block([line_html(line, "") for line in chapter.last_lines], -1)
+            fold = details(f"last lines of rank {chapter.failed_rank}", lasts) if len(lasts) <= budget else ""
+            budget -= len(fold)
+        parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
+    if len(told) > len(shown):
+        parts.insert(0, f"<div><small>{counted(len(told) - len(shown), 'attempt')} before these</small></div>")
+    return f'<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""

@@ -1,0 +1,65 @@
+"""How a run stands: its head, why it did not end well, what it waits for, what the user should know, how far it is."""
+
+from __future__ import annotations
+
+import time
+
+from sparkring.record import RunRecord
+from sparkring.views import metrics, summary
+from sparkring.views.markup import text
+from sparkring.views.sections import Form
+from sparkring.views.summary import counted, duration
+
+
+def head_html(record: RunRecord, now: float) -> str:
+    """State, title, ranks, framework, and how long it took so far."""
+    state = record.outcome or ("running" if record.running_since else "starting")
+    look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
+    facts = [
+        f"{summary.ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+        + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""),
+        record.framework,
+        "warm gang" if record.warm else "",
+        duration(summary.elapsed_s(record, now) if record.ended else int(summary.elapsed_s(record, now))),
+    ]
+    if record.ended:
+        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
+    said = text(" · ".join(fact for fact in facts if fact))
+    return (
+        f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
+        f'<span class="sr-title">{text(summary.first_line(record.title, 120))}</span> <small>{said}</small></div>'
+    )
+
+
+def why_html(record: RunRecord) -> str:
+    """One line on a run that did not end well; the exception below it tells the rest."""
+    if record.outcome in (None, "finished"):
+        return ""
+    line = summary.failed_line(record)
+    place = f" <small>cell line {line}</small>" if line else ""
+    return f'<div class="sr-why">{text(summary.outcome(record))}{place}</div>'
+
+
+def waiting_html(record: RunRecord) -> str:
+    """How many ranks have dialled home, until all have."""
+    if record.outcome is not None or record.running_since:
+        return ""
+    return f"<div>{text(summary.outcome(record))}</div>"
+
+
+def notices_html(record: RunRecord, form: Form) -> str:
+    """The last notices."""
+    told = record.notices[-3 if form == "stacked" else -10 :]
+    return "".join(f"<div><small>⚑ {text(summary.first_line(notice.text, 600))}</small></div>" for notice in told)
+
+
+def progress_html(record: RunRecord, now: float) -> str:
+    """A bar and words: how far it is, or got to."""
+    found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    if found is None:
+        return ""
+    bar = ""
+    if found.fraction is not None and record.outcome is None:
+        bar = f'<div class="sr-bar"><div style="width:{100 * found.fraction:.1f}%"></div></div>'
+    return f"<div>{bar}<small>{text(summary.progress_words(found, running=record.outcome is None))}</small></div>"
