@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from sparkring.record import RunRecord
@@ -31,14 +33,22 @@ class Quiet:
         """Pass over it."""
 
 
-def open_view(*, quiet: bool = False) -> View:
-    """The view that suits where Python runs: in a notebook's kernel HTML, elsewhere plain text."""
+def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None) -> View:
+    """The view that suits where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
+
+    `stop` is what the panel's Stop button calls, in a thread of the kernel's. Databricks keeps no widgets, and where
+    SPARKRING_PANEL is 0 they are not wanted: there the panel is HTML only, and drawn anew every time.
+    """
     if quiet:
         return Quiet()
     if in_notebook():
-        from sparkring.views.html import HtmlView
+        if "DATABRICKS_RUNTIME_VERSION" in os.environ or os.environ.get("SPARKRING_PANEL") == "0":
+            from sparkring.views.html import HtmlView
 
-        return HtmlView()
+            return HtmlView()
+        from sparkring.views.panel import PanelView
+
+        return PanelView(stop)
     from sparkring.views.terminal import TerminalView
 
     return TerminalView(sys.stdout)

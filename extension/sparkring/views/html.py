@@ -35,7 +35,11 @@ class HtmlView:
         *,
         clock: Callable[[], float] = time.monotonic,
         show: Callable[[Bundle, str, bool], None] | None = None,
+        after_s: float = 0.0,
+        pause_s: float = PAUSE_S,
     ) -> None:
+        self._after_s = after_s
+        self._pause_s = pause_s
         self._clock = clock
         self._show = show or _display
         self._id = f"sparkring-{secrets.token_hex(8)}"
@@ -46,12 +50,12 @@ class HtmlView:
         """Draw, unless that has just been done."""
         began = self._clock()
         if self._due is None:
-            self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
+            self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
         if began < self._due:
             return
         drawn = self._draw(record, final=False)
         took = self._clock() - began
-        self._due = began + max(PAUSE_S, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
+        self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
 
     def close(self, record: RunRecord) -> None:
         """Draw what stays."""
@@ -99,7 +103,7 @@ def _quick(record: RunRecord) -> str:
         log.noise_html(seen),
     ]
     ended = f"<div><small>{text(summary.closing(record, record.ended))}</small></div>"
-    return f'<div class="sr-run">{STYLE}{"".join(parts) or ended}</div>'
+    return _run(record, "".join(parts) or ended)
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
@@ -122,4 +126,9 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     if final:
         parts += [metrics.by_rank_html(record), code.html(record, now, form)]
         parts.append(log.by_rank_html(record, PANEL_BYTES - len(STYLE) - sum(map(len, parts)) - 100))
-    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+    return _run(record, "".join(parts))
+
+
+def _run(record: RunRecord, body: str) -> str:
+    """The outermost element; the live panel's script finds it by its run, and hides it while it shows more."""
+    return f'<div class="sr-run" data-sparkring-static="{text(record.run_id)}">{STYLE}{body}</div>'

@@ -118,6 +118,14 @@ def ranks(record: RunRecord) -> str:
     return f"{named} of {record.size:,}"
 
 
+def facts(record: RunRecord) -> list[str]:
+    """How many ranks, where, and with which framework."""
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
+    place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+    found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    return [*filter(None, found), *(["warm gang"] if record.warm else [])]
+
+
 def quick(record: RunRecord) -> bool:
     """Did a warm run end so soon and so well that what its ranks printed says it all?"""
     took = record.ended - record.started

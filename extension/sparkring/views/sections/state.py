@@ -8,24 +8,18 @@ from sparkring.record import RunRecord
 from sparkring.views import metrics, summary
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted, duration
+from sparkring.views.summary import duration
 
 
 def head_html(record: RunRecord, now: float) -> str:
     """State, title, ranks, framework, and how long it took so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    hosts = len({rank.host for rank in record.taking_part if rank.host})
-    facts = [
-        f"{summary.ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
-        + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""),
-        record.framework,
-        "warm gang" if record.warm else "",
-        duration(summary.elapsed_s(record, now) if record.ended else int(summary.elapsed_s(record, now))),
-    ]
+    took = summary.elapsed_s(record, now)
+    facts = [*summary.facts(record), duration(took if record.ended else int(took))]
     if record.ended:
         facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
-    said = text(" · ".join(fact for fact in facts if fact))
+    said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
         f'<span class="sr-title">{text(summary.first_line(record.title, 120))}</span> <small>{said}</small></div>'

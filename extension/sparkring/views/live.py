@@ -1,0 +1,175 @@
+"""A run as messages to a page: what is new in its record since the page was last told.
+
+A message is a dict of JSON values with the `run` and a `kind`:
+
+    lines     what ranks printed: `start` is the number of the first among all lines of the run, `count` how many there
+              are; columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start), `text`; `html` for those with
+              colours, by place; `noise`, the places of what TensorFlow greets everybody with; `pending`, lines whose
+              end is still to come
+    state     how the run stands, and a column of each fact about its ranks
+    sections  the HTML of those sections (views/sections) that have changed, by name
+
+Texts are plain (views/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sparkring.record import LogLine, RankRecord, RunRecord
+from sparkring.views import lines, metrics, summary
+from sparkring.views.markup import log_text
+from sparkring.views.sections import Form, checkpoints, code, restarts, shards
+from sparkring.views.sections import metrics as measured
+
+Message = dict[str, Any]
+
+STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
+PAUSE_PER_WORK = 25  # sections may take this part of the time: the ranks may need the processor
+NOTICES = 5
+_STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
+_FOLLOWED = "y"  # failed after another rank had
+_STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
+
+Section = Callable[[RunRecord, float, Form], str]
+# In the order of the tabs, which have the same names in panel.js.
+SECTIONS: dict[str, Section] = {
+    "metrics": measured.html,
+    "shards": shards.html,
+    "checkpoints": checkpoints.html,
+    "restarts": restarts.html,
+    "code": code.html,
+}
+
+
+class Feed:
+    """What a page has been told of one run, so that it is told each thing once."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._pending: list[LogLine] = []
+        self._state: Message = {}
+        self._state_due = 0.0
+        self._sections: dict[str, str] = {}
+        self._sections_due = 0.0
+
+    def news(self, record: RunRecord, now: float) -> list[Message]:
+        """What the page does not know yet; of a state and of sections that were told a moment ago nothing."""
+        ended = record.outcome is not None
+        found = self._new_lines(record)
+        if ended or now >= self._state_due:
+            self._state_due = now + STATE_PAUSE_S
+            state = state_message(record, now)
+            if state != self._state:
+                self._state = state
+                found.append({**state, "now": now})
+        if ended or now >= self._sections_due:
+            found += self._new_sections(record, now)
+        return found
+
+    def _new_lines(self, record: RunRecord) -> list[Message]:
+        pending = lines.pending(record) if record.outcome is None else []
+        count = min(record.recent_count - self._lines, len(record.recent))
+        if not count and pending == self._pending:
+            return []
+        new = record.recent[len(record.recent) - count :]
+        self._lines, self._pending = record.recent_count, pending
+        return [lines_message(record, new, pending)]
+
+    def _new_sections(self, record: RunRecord, now: float) -> list[Message]:
+        began = clock.monotonic()
+        drawn = {name: section(record, now, "tab") for name, section in SECTIONS.items()}
+        self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
+        changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
+        self._sections = drawn
+        return [{"run": record.run_id, "kind": "sections", "html": changed}] if changed else []
+
+
+def whole(record: RunRecord, now: float) -> list[Message]:
+    """All that the record knows, for a page that has been told nothing."""
+    return Feed().news(record, now)
+
+
+# ── Lines ─────────────────────────────────────────────────────────────────────
+
+
+def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
+    """The last lines of the record, `new` of them; a message of several lines takes several places, and counts once."""
+    shown = lines.visible(new, record.logs)
+    return {
+        "run": record.run_id,
+        "kind": "lines",
+        "start": record.recent_count - len(new),
+        "count": len(new),
+        **_columns(shown, record.started),
+        "noise": [at for at, line in enumerate(shown) if lines.is_noise(line)],
+        "pending": _columns(pending, record.started),
+    }
+
+
+def _columns(found: Sequence[LogLine], began: float) -> Message:
+    return {
+        "rank": [line.rank for line in found],
+        "stream": "".join(_STREAMS[line.stream] for line in found),
+        "time": [round(line.time - began, 2) for line in found],
+        "text": [lines.plain(line.text) for line in found],
+        "html": {at: log_text(line.text) for at, line in enumerate(found) if "\x1b" in line.text},
+    }
+
+
+# ── State ─────────────────────────────────────────────────────────────────────
+
+
+def state_message(record: RunRecord, now: float) -> Message:
+    """How the run stands; equal as long as nothing has changed but the time."""
+    progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
+    running = record.outcome is None
+    return {
+        "run": record.run_id,
+        "kind": "state",
+        "state": record.outcome or ("running" if record.running_since else "starting"),
+        "title": summary.first_line(record.title, 120),
+        "facts": summary.facts(record),
+        "started": record.started,
+        "ended": record.ended,
+        "outcome": "" if record.outcome in (None, "finished") else summary.outcome(record),
+        "line": summary.failed_line(record) if record.outcome else 0,
+        "waiting": "" if record.running_since or not running else summary.outcome(record),
+        "fraction": progress.fraction if progress else None,
+        "progress": summary.progress_words(progress, running=running) if progress else "",
+        "last": [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
+        "notices": [summary.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "log": summary.log_path(record),
+        "ranks": _ranks(record),
+    }
+
+
+def _ranks(record: RunRecord) -> Message:
+    """A column of each fact: `heard` is when the rank was last heard of, `step` within its epoch, None if not told."""
+    hosts = sorted({rank.host for rank in record.ranks})
+    place = {host: at for at, host in enumerate(hosts)}
+    told = [rank.metrics for rank in record.ranks]
+    return {
+        "state": "".join(_state(record, rank) for rank in record.ranks),
+        "hosts": hosts,
+        "host": [place[rank.host] for rank in record.ranks],
+        "pid": [rank.pid for rank in record.ranks],
+        "heard": [round(rank.last_heard, 1) for rank in record.ranks],
+        "lines": [rank.line_count for rank in record.ranks],
+        "epoch": [each.epoch if each else None for each in told],
+        "step": [each.step if each else None for each in told],
+        "gpu": {rank.rank: summary.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
+        "failure": {
+            rank.rank: summary.first_line(rank.failure.summary, 200)
+            for rank in record.ranks
+            if rank.failure is not None
+        },
+    }
+
+
+def _state(record: RunRecord, rank: RankRecord) -> str:
+    if rank.state == "failed" and record.failed_rank not in (None, rank.rank):
+        return _FOLLOWED
+    return _STATES[rank.state]

@@ -1,0 +1,193 @@
+"""The live panel: one widget per kernel carries what is new of every run to the page, where panel.js draws it.
+
+A widget's own view would leave an error in the notebook once its kernel is gone. So what stands in a cell's output is
+HTML only: an empty element, into which the widget's script puts the live panel as long as there is a kernel, and below
+it the static view, which the script hides meanwhile. What is saved, exported or reopened shows the static view.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from sparkring.record import RunRecord
+from sparkring.views import summary
+from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
+from sparkring.views.live import Feed, Message, whole
+
+PAUSE_S = 0.05  # a line is to be seen within 150 ms
+BYTES_PER_S = 500_000  # Jupyter's server drops what is beyond 1 MB/s
+STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed in the middle
+KEPT = 20  # runs that are over, for a page that is loaded again
+
+_HERE = Path(__file__).parent
+_LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
+
+Stop = Callable[[], None]
+
+
+class Page(anywidget.AnyWidget):  # type: ignore[misc]
+    """The line to the pages that show this notebook.
+
+    To them: the messages of views/live.py. From them: `hello` (a page has an empty place for this run, and knows
+    nothing of it) and `stop`. In JupyterLab these arrive while a cell runs, in a thread of the kernel's; elsewhere
+    when it has ended. A `hello` is answered with all there is to say, and `heard`, so that the page knows which it is.
+    """
+
+    _esm = (_HERE / "panel.js").read_text(encoding="utf-8")
+    _css = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "panel.css"))
+    page = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._records: OrderedDict[str, RunRecord] = OrderedDict()
+        self._stops: dict[str, Stop] = {}
+        super().__init__(page=secrets.token_hex(8))
+        self.on_msg(self._heard)
+
+    def begin(self, record: RunRecord, stop: Stop | None) -> None:
+        """From now on there is something to say of this run."""
+        with self._guard:
+            self._records[record.run_id] = record
+            if stop is not None:
+                self._stops[record.run_id] = stop
+
+    def tell(self, record: RunRecord, news: list[Message]) -> None:
+        """Send what is new."""
+        with self._guard:
+            self._records[record.run_id] = record
+            for message in news:
+                self._post(message)
+
+    def end(self, record: RunRecord) -> None:
+        """The run is over; of those that are, the last ones can be asked for."""
+        with self._guard:
+            self._stops.pop(record.run_id, None)
+            self._records.move_to_end(record.run_id)
+            for run in [run for run, each in self._records.items() if each.outcome is not None][:-KEPT]:
+                del self._records[run]
+
+    def forget(self, record: RunRecord) -> None:
+        """Take the panel away: what stays in the notebook says it all."""
+        with self._guard:
+            self._stops.pop(record.run_id, None)
+            del self._records[record.run_id]
+            self._post({"run": record.run_id, "kind": "gone"})
+
+    def _post(self, message: Message) -> None:
+        # A copy: a context can be entered once at a time, and runs speak from threads of their own.
+        _apart.copy().run(self.send, message)
+
+    def _heard(self, _: Any, message: Message, buffers: Any) -> None:
+        run = message.get("run")
+        if message.get("kind") == "stop":
+            stop = self._stops.get(str(run))
+            if stop is not None:
+                stop()
+            return
+        with self._guard:
+            record = self._records.get(str(run))
+            if record is not None:
+                for each in whole(record, time.time()):
+                    self._post(each)
+            self._post({"run": run, "kind": "heard", "known": record is not None, "stops": str(run) in self._stops})
+
+
+_page: Page | None = None
+# Where the page's messages are sent from: without a parent. With the running cell as their parent, the kernel would
+# keep the answers until that cell has ended.
+_apart = contextvars.Context()
+
+
+def _open_page() -> Page:
+    """The kernel's page; a new one if there is none, or the notebook has closed all widgets."""
+    global _page, _apart
+    if _page is None or _page.comm is None:
+        _apart = contextvars.copy_context()
+        parent = getattr(getattr(get_ipython(), "kernel", None), "_shell_parent", None)
+        if isinstance(parent, contextvars.ContextVar):  # as ipykernel 7 has it
+            _apart.run(parent.set, {})
+        _page = _apart.copy().run(Page)
+    return _page
+
+
+class PanelView:
+    """Keeps the panel up to date many times a second, and the static view every few seconds; how it ended always."""
+
+    def __init__(self, stop: Stop | None = None) -> None:
+        self._stop = stop
+        self._feed = Feed()
+        self._static = HtmlView(after_s=STATIC_AFTER_S, pause_s=STATIC_PAUSE_S)
+        self._page: Page | None = None
+        self._due: float | None = None
+
+    def refresh(self, record: RunRecord) -> None:
+        """Tell the page what is new, unless that has just been done."""
+        began = time.monotonic()
+        if self._due is None:
+            self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
+        if began < self._due:
+            return
+        sent = self._tell(record)
+        took = time.monotonic() - began
+        self._due = began + max(PAUSE_S, PAUSE_PER_WORK * took, sent / BYTES_PER_S)
+        self._static.refresh(record)
+
+    def close(self, record: RunRecord) -> None:
+        """Show how it ended: in the panel, if there is one, and in what stays."""
+        self._static.close(record)
+        if not summary.quick(record):
+            self._tell(record)
+            assert self._page is not None
+            self._page.end(record)
+        elif self._page is not None:
+            self._page.forget(record)
+
+    def _tell(self, record: RunRecord) -> int:
+        """Send what is new; returns about how many bytes that were."""
+        if self._page is None:
+            self._page = _open_page()
+            self._page.begin(record, self._stop)
+            _display_place(self._page, record.run_id)
+        news = self._feed.news(record, time.time())
+        self._page.tell(record, news)
+        return sum(map(_about_bytes, news))
+
+
+def _display_place(page: Page, run: str) -> None:
+    """Put down the element that the panel goes into."""
+    bundle: dict[str, Any] = {
+        "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
+        "text/plain": "",
+    }
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    if _needs_a_view():
+        display(page)  # type: ignore[no-untyped-call]
+
+
+def _needs_a_view() -> bool:
+    """Is this a front end that loads a widget's script only where a view of it stands? Its views are empty."""
+    return "VSCODE_PID" in os.environ or "google.colab" in sys.modules
+
+
+def _about_bytes(message: Message) -> int:
+    match message["kind"]:
+        case "lines":
+            return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"]) + len(str(message["html"]))
+        case "sections":
+            return sum(map(len, message["html"].values()))
+    return _COLUMN_BYTES * len(message["ranks"]["pid"])
