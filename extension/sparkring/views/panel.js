@@ -243,8 +243,7 @@ class LogView {
     const stream = (name) => toggle(STREAMS[name][0], `show what ranks write to ${STREAMS[name][0]}`,
       () => this.filter.streams.has(name),
       (on) => (on ? this.filter.streams.add(name) : this.filter.streams.delete(name)));
-    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines",
-      spellcheck: "false", "data-lm-suppress-shortcuts": "true" });
+    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines", spellcheck: "false" });
     this.search.addEventListener("input", () => {
       this.filter.query = this.search.value;
       this.restart();
@@ -272,14 +271,14 @@ class LogView {
         onclick: () => this.download() }, "download"));
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
-      "aria-label": "What the ranks print", "data-lm-suppress-shortcuts": "true" }, this.spacer);
+      "aria-label": "What the ranks print" }, this.spacer);
     this.box.addEventListener("scroll", () => {
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
       if (atEnd !== this.follow && performance.now() - (this.placed || 0) > 50) this.setFollow(atEnd);
       this.panel.schedule();
     });
     this.box.addEventListener("keydown", (event) => {
-      if (event.key === "/" || ((event.ctrlKey || event.metaKey) && event.key === "f")) {
+      if (event.key === "/") {
         this.search.focus();
         event.preventDefault();
       } else if (event.key === "Escape") this.clearSearch();
@@ -458,8 +457,7 @@ class RankView {
     this.panel = panel;
     this.tiles = [];
     this.note = make("div", { class: "sr-note" });
-    this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: choose whose lines to show",
-      "data-lm-suppress-shortcuts": "true" });
+    this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: choose whose lines to show" });
     this.strip.addEventListener("click", (event) => this.choose(event.target.closest("button"), event));
     this.strip.addEventListener("keydown", (event) => this.walk(event));
     this.element = make("div", {}, this.note, this.strip);
@@ -593,7 +591,7 @@ class Panel {
     this.ranks = new RankView(this);
     this.bodies = {};
     this.buttons = {};
-    const list = make("div", { class: "sr-tabs", role: "tablist", "aria-label": "What to show", "data-lm-suppress-shortcuts": "true" });
+    const list = make("div", { class: "sr-tabs", role: "tablist", "aria-label": "What to show" });
     const body = make("div", { class: "sr-body" });
     for (const name of TABS) {
       const title = name[0].toUpperCase() + name.slice(1);
@@ -775,6 +773,12 @@ class Runs {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
+    // Plain keys are the panel's: in JupyterLab, D D would delete the cell. It looks for this attribute.
+    this.keys = (event) => {
+      const others = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+      event.target.closest?.(".sr-panel")?.toggleAttribute("data-lm-suppress-shortcuts", !others);
+    };
+    window.addEventListener("keydown", this.keys, true);
     this.look();
   }
 
@@ -823,6 +827,7 @@ class Runs {
 
   close() {
     this.watch.disconnect();
+    window.removeEventListener("keydown", this.keys, true);
     this.model.off("msg:custom", this.heard);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }
