@@ -587,8 +587,9 @@ def shown(page: str) -> str:
 def test_outputs_are_html_and_text_and_convert(kernel: Kernel) -> None:
     code = "%%horovod -n -2\nprint('said by', rank)\nrank"
     cell = kernel.run(code).done()
-    (display,) = (output for output in cell.outputs if output.output_type == "display_data")
-    assert {"text/html", "text/plain"} <= set(display.data)
+    place, display = (output for output in cell.outputs if output.output_type == "display_data")
+    assert set(place.data) == set(display.data) == {"text/html", "text/plain"}
+    assert not shown(place.data["text/html"])
     assert "2 ranks finished" in display.data["text/plain"]
     for kind in ("text/html", "text/plain"):
         text = shown(display.data[kind])

@@ -37,7 +37,7 @@ _TAGS = {"div", "style", "b", "small", "span", "pre", "table", "caption", "thead
 _SPOKEN = {"title", "aria-label"}  # the attributes that may hold a user's text
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role",
-           "font-size", "font-weight", "transform"}  # fmt: skip
+           "font-size", "font-weight", "transform", "data-sparkring-static"}  # fmt: skip
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
