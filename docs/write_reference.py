@@ -24,8 +24,9 @@ Made by `make docs` from the magics' own help (`%%horovod?` shows the same) and 
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
 """
 PETASTORM = ("make_reader", "make_batch_reader", "make_spark_converter", "SparkDatasetConverter", "check_transform")
-# How the formats read a shard: nothing that a notebook calls.
-_FOR_FORMATS = tuple(f"#### `.{name}`" for name in ("taking", "batches", "chunks", "ended", "handed_out", "read"))
+MADE_BY_USERS = {"HorovodRunner"}  # other classes' objects are what functions give
+# Methods without an underscore for the package's own other modules.
+INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
     "SPARKRING_HOME": "Where runs are saved, in its folder `runs`. Default: `sparkring` in your data folder.",
     "SPARKRING_CACHE": "Where Spark DataFrames are written for `shards(…)`, in its folder `dataframes`. Default: "
@@ -50,7 +51,7 @@ def reference() -> str:
         "## Python\n",
         *(_described(f"sparkring.{name}", getattr(sparkring, name)) for name in _public()),
         "## Shards\n\nWhat `sparkring.shards(…)` gives.\n",
-        *(each for each in _members(Shards) if not each.startswith(_FOR_FORMATS)),
+        *_members(Shards),
         "## Checkpoints\n\nWhat `sparkring.checkpoints(…)` gives.\n",
         *_members(Store),
         f"## Petastorm\n\n{_text(petastorm)}",
@@ -85,7 +86,7 @@ def _described(name: str, thing: Any) -> str:
     """A function, or a class and what it offers."""
     if not inspect.isclass(thing):
         return _entry(name, _signature(thing), thing)
-    takes = _signature(thing) if "__init__" in vars(thing) else ""
+    takes = _signature(thing) if thing.__name__ in MADE_BY_USERS else ""
     return "\n".join([_entry(name, takes, thing), *_members(thing)])
 
 
@@ -94,7 +95,9 @@ def _members(owner: type) -> list[str]:
     found = []
     for name, member in vars(owner).items():
         told = inspect.getdoc(member)
-        if name.startswith("_") or not told or not (inspect.isfunction(member) or isinstance(member, property)):
+        if name.startswith("_") or name in INSIDE or not told:
+            continue
+        if not (inspect.isfunction(member) or isinstance(member, property)):
             continue
         takes = _signature(member) if inspect.isfunction(member) else ""
         found.append(_entry(f".{name}", takes, member, level=4))
