@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring import events, runs
 from sparkring.attempts import Attempts
-from sparkring.capture import LARGE_BYTES, Captured, capture
+from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
 from sparkring.errors import CaptureError, OptionsError, ResultError, SparkringError
@@ -27,6 +27,7 @@ from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.turn import Request
+from sparkring.versions import versions
 from sparkring.views import View, open_view, summary, tell
 from sparkring.warm import WarmGang
 
@@ -81,7 +82,7 @@ def run_cell(
     _look_ahead(captured, namespace, options.size)
     directory = _directory(options, code, [namespace.get(name.name) for name in captured.names])
     try:
-        result = _run(request, options, title, code, large, view, data, warm, ranks, directory)
+        result = _run(request, options, title, code, captured.names, large, view, data, warm, ranks, directory)
     except ResultError:  # the cell ran all the same
         if warm is not None:
             warm.held.bound(captured.binds, taking_part)
@@ -106,9 +107,9 @@ def _directory(options: Options, code: str, values: Iterable[Any] = ()) -> Direc
     if not options.checkpoint_dir:
         return None
     from sparkring.checkpointing.directory import open_directory
-    from sparkring.checkpointing.parts import versions
+    from sparkring.checkpointing.parts import versions as versions_of
 
-    data = versions([value for value in values if hasattr(type(value), "_sparkring_look_ahead")])
+    data = versions_of([value for value in values if hasattr(type(value), "_sparkring_look_ahead")])
     size = options.size or every_slot()
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
 
@@ -157,7 +158,8 @@ def run_function(
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     code = _source_of(function)
     directory = _directory(options, code, kwargs.values())
-    return _run(request, options, title, code, large, directory=directory)
+    captured = captured_call(function, kwargs, packed)
+    return _run(request, options, title, code, captured, large, directory=directory)
 
 
 def spark(slots: int = 2) -> SparkSession:
@@ -258,6 +260,7 @@ def _run(
     options: Options,
     title: str,
     code: str,
+    captured: tuple[events.CapturedName, ...],
     large: dict[str, int],
     view: View | None = None,
     data: Data | None = None,
@@ -279,6 +282,8 @@ def _run(
         tuple(ranks),
         warm is not None,
         options.checkpoint_dir,
+        captured[: events.CAPTURED_KEPT],
+        versions(),
     )
     recorder = Recorder(view if view is not None else open_view(quiet=options.quiet), started)
     if options.np == 0:
