@@ -17,9 +17,10 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """While open, `seen` says whether there was an interrupt.
+    """While open, `seen` says whether there was an interrupt; request() is one that comes from elsewhere.
 
-    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread.
+    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread, and
+    request() is all there is.
     """
 
     def __init__(self) -> None:
@@ -35,5 +36,9 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _note(self, number: int, frame: object) -> None:
+    def request(self) -> None:
+        """Interrupt, from any thread: a Stop button's way."""
         self.seen = True
+
+    def _note(self, number: int, frame: object) -> None:
+        self.request()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from sparkring.record import RunRecord
@@ -31,8 +32,12 @@ class Quiet:
         """Pass over it."""
 
 
-def open_view(*, quiet: bool = False) -> View:
-    """The view that suits where Python runs: in a notebook's kernel HTML, elsewhere plain text."""
+def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
+    """The view that suits where Python runs: in a notebook's kernel HTML, elsewhere plain text.
+
+    `stop` ends the run, from whichever thread. Of a run in the `background`, refresh() and close() are called from a
+    thread of ours.
+    """
     if quiet:
         return Quiet()
     if in_notebook():
@@ -41,7 +46,7 @@ def open_view(*, quiet: bool = False) -> View:
         return HtmlView()
     from sparkring.views.terminal import TerminalView
 
-    return TerminalView(sys.stdout)
+    return TerminalView(sys.stdout, progress=not background)
 
 
 def tell(text: str) -> None:
