@@ -20,7 +20,7 @@ from sparkring.drive import Drive, TurnLost, fail
 from sparkring.errors import CaptureError, CheckpointError, OptionsError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gang import Gang
-from sparkring.interrupts import Interrupts
+from sparkring.interrupts import Interrupts, when
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
 from sparkring.options import Logs, Options, checked, restarts
@@ -379,8 +379,11 @@ class _Run:
             fail(recorder, lost)
         except BaseException as error:  # raised again: the record and the view must not be left in the middle
             if recorder.record.outcome is None:
-                said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
-                recorder.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", said)
+                if isinstance(error, KeyboardInterrupt):
+                    recorder.close("interrupted", when(error))
+                else:
+                    said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+                    recorder.close("failed", said)
             raise
         global last_result
         last_result = result
