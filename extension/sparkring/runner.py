@@ -329,9 +329,14 @@ class _Run:
         directory: Directory | None = None,
         bring: Callable[[RunResult], None] = lambda result: None,
     ) -> None:
-        if options.background:  # the notebook may change its arrays before ranks have them, also those started again
-            request = request._replace(buffers=tuple(memoryview(bytes(each)) for each in request.buffers))
         size = options.size or every_slot()
+        here = request.framework != "barrier"
+        self.wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
+        if options.background:
+            # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
+            open_launcher(self.wanted, tell)
+            # The notebook may change its arrays before ranks have them, those that are started again included.
+            request = request._replace(buffers=tuple(memoryview(bytes(each)) for each in request.buffers))
         started = events.RunStarted(
             time.time(),
             runs.new_id(),
@@ -345,8 +350,6 @@ class _Run:
             warm is not None,
             options.checkpoint_dir,
         )
-        here = request.framework != "barrier"
-        self.wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
         self.request = request
         self.options = options
         self.warm = warm

@@ -12,7 +12,7 @@ import pytest
 
 import sparkring
 from sparkring import runner
-from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, StillRunning
+from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.runs import last, load, saved
 
 # Goes on until the file `go` is there; the notebook has its path.
@@ -121,6 +121,30 @@ def test_several_at_once(ring, go, wait_until):
     assert len({here.record.run_id, *(run.run_id for run in both)}) == 3
 
 
+def test_two_rings_of_horovod(ring):
+    """Each has its own meeting point."""
+    cell = """
+        import torch
+        import horovod.torch as hvd
+        hvd.init()
+        hvd.allreduce(torch.tensor([float(add + rank)]), op=hvd.Sum, name="total").item()
+    """
+    both = [ring.in_background(cell, namespace={"add": add}, framework="horovod") for add in (10, 20)]
+    assert [run.result().values for run in both] == [[21.0] * 2, [41.0] * 2]
+
+
+def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_until):
+    """Its rows come with it, and Spark has slots for both."""
+    namespace = {"go": str(go), "digits": spark.range(6).repartition(2)}
+    cell = WAITS + "context.barrier()\nsum(row.id for row in rows)"
+    run = tasks.in_background(cell, 0, namespace=namespace, framework="barrier", data="digits")
+    wait_until(lambda: up(run), "both ranks are up")
+    assert spark.range(100).selectExpr("sum(id)").first()[0] == 4950
+    assert not run.done
+    go.touch()
+    assert sum(run.result().values) == 15
+
+
 def test_ranks_have_what_was_there_when_it_started(local):
     """The notebook may change what it has at once."""
     namespace = {"x": np.ones(200_000), "y": [1]}
@@ -179,6 +203,12 @@ def test_what_is_wrong_beforehand_is_told_at_once(local):
         local.in_background("nobody")
     with pytest.raises(PathError, match="dbfs:/folder"):
         local.in_background("rank", checkpoint_dir="dbfs://folder")
+    assert saved() == []
+
+
+def test_slots_that_are_not_there_are_told_at_once(tasks):
+    with pytest.raises(SlotsError, match="needs 99 task slots"):
+        tasks.in_background("rank", 99)
     assert saved() == []
 
 
