@@ -1069,7 +1069,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
     """The cell has returned; others run, in front and beside it; its panel goes on, and names arrive at the end."""
     started, go = waiting
     assert re.fullmatch(
-        r"(\S+) goes on in the background: \.result\(\) waits for it, \.stop\(\) or `%runs --stop \1` ends it",
+        r"run \S+ in the background: \.result\(\) waits for what it brings, \.stop\(\) ends it",
         started.result,
     )
     assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"
@@ -1103,7 +1103,7 @@ def test_the_notebooks_stop_is_for_what_the_notebook_runs(kernel: Kernel, waitin
 
 def test_a_run_is_stopped_by_its_name(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
     started, _ = waiting
-    name = started.result.split()[0]
+    name = started.result.split()[1]
     assert complete(kernel, "%runs --stop ") == [name]
     assert complete(kernel, "%runs --") == ["--stop"]
     cell = kernel.run("%runs --stop nobody")

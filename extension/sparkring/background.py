@@ -65,7 +65,7 @@ class BackgroundRun:
         try:
             over = self._over.wait(timeout_s)
         except KeyboardInterrupt:
-            raise interrupted(f"the run goes on: {self._how_to_stop()}") from None
+            raise interrupted(f"the run goes on: .stop() or `%runs --stop {self.run_id}` ends it") from None
         if not over:
             raise StillRunning(f"run {self.run_id} is not over after {timeout_s:g} s, and goes on: {self}")
         if self._error is not None:
@@ -94,10 +94,8 @@ class BackgroundRun:
         elif self._result is not None:
             self._result._repr_pretty_(printer, cycle)
         else:
-            printer.text(f"{self.run_id} goes on in the background: .result() waits for it, {self._how_to_stop()}")
-
-    def _how_to_stop(self) -> str:
-        return f".stop() or `%runs --stop {self.run_id}` ends it"
+            # It will stand there when the run is long over.
+            printer.text(f"run {self.run_id} in the background: .result() waits for what it brings, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], RunResult]) -> None:
         """In a thread of its own."""

@@ -182,10 +182,8 @@ def find(name: str) -> Path | None:
     every = saved()
     if not name:
         return every[0] if every else None
-    return next(
-        (path for path in every if is_named(name, path.name)),
-        None,  # an id goes before a title
-    ) or next((path for path in every if first(path).title == name), None)
+    by_id = (path for path in every if is_named(name, path.name))
+    return next(by_id, None) or next((path for path in every if first(path).title == name), None)
 
 
 def is_named(name: str, run_id: str) -> bool:
