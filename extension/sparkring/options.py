@@ -29,7 +29,7 @@ class Options:
     `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
     `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
     although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
-    many.
+    many. `timeline`: have Horovod record what it does, from its start; so the ranks are new ones.
     """
 
     np: int = -1
@@ -50,6 +50,7 @@ class Options:
     least: int = 0
     fresh: bool = False
     resume: bool = False
+    timeline: bool = False
 
     @property
     def size(self) -> int:
@@ -193,6 +194,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     ),
     (("--fresh",), {"action": "store_true"}, "begin anew; the checkpoints that are there stay"),
     (("--resume",), {"action": "store_true"}, "go on from a checkpoint although the cell or its data have changed"),
+    (
+        ("--timeline",),
+        {"action": "store_true"},
+        "have Horovod record where its time goes, and which ranks the others wait for; kept with the run",
+    ),
     (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
     (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
@@ -256,8 +262,16 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
             least=found["least"] or 0,
             fresh=found["fresh"],
             resume=found["resume"],
+            timeline=timeline(f"%%{magic}", magic == "horovod", found["timeline"]),
         ),
     )
+
+
+def timeline(who: str, horovod: bool, asked: bool) -> bool:
+    """Whether to record a timeline; OptionsError if there is none to record."""
+    if asked and not horovod:
+        raise OptionsError(f"{who}: --timeline is Horovod's own, on ranks that start with it: %%horovod --timeline.")
+    return asked
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
@@ -383,6 +397,37 @@ def parse_logs(line: str) -> LogsWanted:
     parser.add_argument("--rank", type=_count)
     parser.add_argument("--tail", type=_count)
     return LogsWanted(**vars(parser.parse_args(_words("%logs", line))))
+
+
+@dataclass(frozen=True)
+class RunsWanted:
+    """What `%runs` is asked for: to list the last `count`, or to show the metrics of `run` in TensorBoard."""
+
+    count: int = 20
+    run: str = ""
+    tensorboard: bool = False
+
+
+def parse_runs(line: str) -> RunsWanted:
+    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
+    found = vars(runs_parser().parse_args(_words("%runs", line)))
+    run, tensorboard = found["run"], found["tensorboard"]
+    if tensorboard:
+        return RunsWanted(run=run, tensorboard=True)
+    if run and not run.isdecimal():
+        raise OptionsError(f"%runs takes how many to list, not {run!r}: %runs 50; or %runs {run} --tensorboard")
+    return RunsWanted(int(run)) if run else RunsWanted()
+
+
+@functools.cache
+def runs_parser() -> argparse.ArgumentParser:
+    """The parser of what follows `%runs`."""
+    parser = _Parser(prog="%runs", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run"
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard")
+    return parser
 
 
 @dataclass(frozen=True)

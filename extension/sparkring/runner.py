@@ -23,6 +23,7 @@ from sparkring.interrupts import Interrupts
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
 from sparkring.options import Logs, Options, checked, restarts
+from sparkring.options import timeline as asked_timeline
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
@@ -70,6 +71,7 @@ def run_cell(
         options.env,
         captured.buffers,
         tuple(captured.sent),
+        timeline=options.timeline,
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -152,7 +154,14 @@ def run_function(
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = options.name or getattr(function, "__qualname__", type(function).__name__)
     packed = pack_call(function, kwargs, namespace)
-    request = Request("call", packed.payload, framework, autolog=options.autolog, buffers=packed.buffers)
+    request = Request(
+        "call",
+        packed.payload,
+        framework,
+        autolog=options.autolog,
+        buffers=packed.buffers,
+        timeline=options.timeline,
+    )
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     code = _source_of(function)
@@ -212,6 +221,7 @@ def run(
     min_np: int = 0,
     fresh: bool = False,
     resume: bool = False,
+    timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult:
     """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
@@ -235,6 +245,7 @@ def run(
         least=min_np,
         fresh=fresh,
         resume=resume,
+        timeline=asked_timeline("run()", framework == "horovod", timeline),
     )
     return run_function(main, kwargs, checked("run()", options), framework=framework)
 

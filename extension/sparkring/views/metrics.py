@@ -96,7 +96,7 @@ def table(record: RunRecord) -> Table:
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
-    for key, metrics in _placed(record.metrics, by):
+    for key, metrics in placed(record.metrics, by):
         row = cells.setdefault(key, {})
         for name, value in metrics.values.items():
             names[name] = None
@@ -109,7 +109,7 @@ def table(record: RunRecord) -> Table:
     return Table(by, tuple(names), rows)
 
 
-def _placed(reports: Sequence[Metrics], by: str) -> Iterator[tuple[tuple[int, int], Metrics]]:
+def placed(reports: Sequence[Metrics], by: str) -> Iterator[tuple[tuple[int, int], Metrics]]:
     """Each report with its lap and its epoch or step; one that names none belongs where its rank is."""
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
@@ -179,7 +179,7 @@ def _points(record: RunRecord, found: Table) -> dict[str, list[Point]]:
     # Few epochs: within them, as one rank saw it. What is measured once per epoch has no curve then.
     rank = min((metrics.rank for metrics in record.metrics), default=0)
     before = {(row.lap, row.at): number for number, row in enumerate(found.rows)}
-    for place, metrics in _placed(record.metrics, found.by):
+    for place, metrics in placed(record.metrics, found.by):
         if metrics.rank == rank and metrics.step is not None and place in before:
             x = before[place] * (metrics.steps or 0) + metrics.step
             for name, number_ in metrics.values.items():
