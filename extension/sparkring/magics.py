@@ -8,6 +8,8 @@ import glob
 import os
 import re
 import shlex
+import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -249,6 +251,10 @@ class SparkringMagics(Magics):
         if not in_notebook():
             print(f"tensorboard --logdir {folder}")
             return
+        # A kernel's environment need not be the one that its PATH names.
+        beside = Path(sys.executable).with_name("tensorboard")
+        if shutil.which("tensorboard") is None and beside.exists():
+            os.environ.setdefault("TENSORBOARD_BINARY", str(beside))
         assert self.shell is not None
         extensions = self.shell.extension_manager
         if extensions is None or "tensorboard" not in extensions.loaded:

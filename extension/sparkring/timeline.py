@@ -36,7 +36,7 @@ STRETCHES = 1_000
 Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")  # what counts first
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
-_COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^INIT_|^SCALE")
+_COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
 # Horovod writes names as they are, quotation marks included.
 _NAMED = re.compile(
     r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sparkring.events import TimelineSaved
 from sparkring.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
-from sparkring.views.summary import counted, duration, first_line, rank_count
+from sparkring.views.summary import counted, duration, first_line
 
 VIEWER = "https://ui.perfetto.dev"
 WORTH_NAMING = 0.02  # of the whole time
@@ -58,16 +58,14 @@ def share_words(saved: TimelineSaved) -> str:
     return ", ".join(f"{each.part:.0%} {each.what}" for each in sorted(named, key=lambda each: -each.part))
 
 
-def late_words(record: RunRecord, saved: TimelineSaved) -> list[str]:
-    """`ranks waited 12 s in all for rank 1, which came last 40 times`; of those that make a difference."""
-    worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s]
-    others = "the other rank" if record.size == 2 else f"the other {rank_count(record.size - 1)}"
-    told = [
-        f"{others} waited {duration(each.waited_s)} in all for rank {each.rank}, which came last "
-        f"{counted(each.times, 'time')}"
-        for each in worth[:_NAMED]
-    ]
-    return told or (["no rank kept the others waiting"] if saved.late else [])
+def late_words(record: RunRecord, saved: TimelineSaved) -> str:
+    """`the others waited 12 s in all for rank 1 (last 40 times)`; of ranks that make a difference."""
+    worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
+    if not worth:
+        return "no rank kept the others waiting" if saved.late else ""
+    told = [f"{duration(each.waited_s)} for rank {each.rank} (last {counted(each.times, 'time')})" for each in worth]
+    told[0] = told[0].replace(" for", " in all for", 1)
+    return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
 
 
 def how_to_open() -> str:
@@ -84,7 +82,7 @@ def closing_words(record: RunRecord) -> list[str]:
                 [
                     f"timeline: {head_words(record, saved)}",
                     share_words(saved),
-                    *late_words(record, saved),
+                    late_words(record, saved),
                     first_line(saved.problem),
                     f"{how_to_open()}: {path(record, saved)}",
                 ],

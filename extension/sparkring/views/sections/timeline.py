@@ -23,10 +23,10 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
-    head = f"<div><b>Timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
+    head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
     problem = f'<div><b style="color:{AMBER}">⚠ {text(first_line(saved.problem))}</b></div>' if saved.problem else ""
     late = timelines.late_words(record, saved)
-    said = f"<div>{text('; '.join(late))}</div>" if late else ""
+    said = f"<div>{text(late)}</div>" if late else ""
     tensors = _tensors(saved)
     if form == "final":
         tensors = details("Slowest tensors", tensors)
