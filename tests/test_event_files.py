@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
 
 from sparkring import events, runs
 from sparkring.errors import DataError, OptionsError
-from sparkring.event_files import scalars, write_event_files
+from sparkring.event_files import environment, scalars, write_event_files
 
 RUN = "2026-01-01_00-00-00_aaaa"
 
@@ -113,3 +115,22 @@ def test_without_metrics_or_tensorboard(monkeypatch):
     with pytest.raises(OptionsError, match="%pip install tensorboard"):
         write_event_files(path)
     assert not (path / "tensorboard").exists()
+
+
+def test_tensorboard_itself_starts_and_reads_them():
+    """Also where its environment is not on the PATH, and setuptools has no pkg_resources any more."""
+    folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))
+    needed = environment()
+    command = [needed.pop("TENSORBOARD_BINARY", "tensorboard"), "--inspect", "--logdir", str(folder)]
+    done = subprocess.run(command, env=os.environ | needed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch/val_loss" in done.stdout
+
+
+def test_in_a_terminal_the_command_is_printed(capsys):
+    """It stands there whole, quoted for a shell."""
+    from sparkring.magics import SparkringMagics
+
+    path = saved(keras(0, 1.0, 1.0, 1))
+    SparkringMagics(None).runs(f"{RUN} --tensorboard")
+    assert capsys.readouterr().out.rstrip().endswith(f"tensorboard --logdir {path / 'tensorboard'}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +18,18 @@ from sparkring.events import Metrics
 from sparkring.views.metrics import placed
 
 FOLDER = "tensorboard"
+
+
+def environment() -> dict[str, str]:
+    """What TensorBoard's process needs to start: where it is, and what stands in for what it lacks."""
+    found = {}
+    beside = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH
+        found["TENSORBOARD_BINARY"] = str(beside)
+    if importlib.util.find_spec("pkg_resources") is None:
+        folder = str(Path(__file__).parent / "compat" / "beside_tensorboard")
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    return found
 
 
 class Scalar(NamedTuple):

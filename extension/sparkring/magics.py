@@ -8,8 +8,6 @@ import glob
 import os
 import re
 import shlex
-import shutil
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -244,22 +242,27 @@ class SparkringMagics(Magics):
 
     def _tensorboard(self, run: str) -> None:
         """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere say how."""
-        from sparkring.event_files import write_event_files
+        from sparkring.event_files import environment, write_event_files
         from sparkring.views import in_notebook
 
         folder = shlex.quote(str(write_event_files(_saved_run(run))))
+        needed = environment()
         if not in_notebook():
-            print(f"tensorboard --logdir {folder}")
+            command = needed.pop("TENSORBOARD_BINARY", "tensorboard")
+            settings = [f"{name}={shlex.quote(value)}" for name, value in needed.items()]
+            print(" ".join([*settings, shlex.quote(command), "--logdir", folder]))
             return
-        # A kernel's environment need not be the one that its PATH names.
-        beside = Path(sys.executable).with_name("tensorboard")
-        if shutil.which("tensorboard") is None and beside.exists():
-            os.environ.setdefault("TENSORBOARD_BINARY", str(beside))
         assert self.shell is not None
         extensions = self.shell.extension_manager
         if extensions is None or "tensorboard" not in extensions.loaded:
             self.shell.run_line_magic("load_ext", "tensorboard")
-        self.shell.run_line_magic("tensorboard", f"--logdir {folder}")
+        before = {name: os.environ.get(name) for name in needed}
+        try:
+            os.environ.update(needed)
+            self.shell.run_line_magic("tensorboard", f"--logdir {folder}")
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
     def _variable(self, name: str) -> Any:
         """The value of the notebook's variable of that name; if there is none, the name itself."""
