@@ -37,7 +37,7 @@ from sparkring.worker.ticket import Ticket
 QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
 SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
-BRINGS_S = 5.0  # from one piece of a timeline to the next, or to the member's goodbye
+BRINGS_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
 _END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
