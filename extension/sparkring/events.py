@@ -314,6 +314,77 @@ CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointDamaged | Check
 
 
 @dataclass(frozen=True)
+class TimelinePart:
+    """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
+
+    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
+    record.
+    """
+
+    time: float
+    rank: int
+    data: bytes
+    last: bool = False
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class TensorTimes:
+    """Where the time of one tensor's operations went, in seconds, all `count` of them together."""
+
+    name: str
+    count: int
+    negotiating_s: float = 0.0
+    waiting_s: float = 0.0
+    copying_s: float = 0.0
+    reducing_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.negotiating_s + self.waiting_s + self.copying_s + self.reducing_s
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How often a rank was the last to be ready, and how long all others had been by then.
+
+    What passed while they waited for it with several tensors counts once.
+    """
+
+    rank: int
+    times: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class TimelineSaved:
+    """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
+
+    `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
+    furthest counts, reducing before copying, that before waiting for data, that before negotiating, and `elsewhere_s`
+    is when nothing was under way, as while gradients are computed. `slowest` are the tensors that took longest, `late`
+    the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    """
+
+    time: float
+    name: str
+    size_bytes: int
+    wall_s: float = 0.0
+    negotiating_s: float = 0.0
+    waiting_s: float = 0.0
+    copying_s: float = 0.0
+    reducing_s: float = 0.0
+    elsewhere_s: float = 0.0
+    operations: int = 0
+    tensors: int = 0
+    slowest: tuple[TensorTimes, ...] = ()
+    late: tuple[Lateness, ...] = ()
+    attempt: int = 1
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class RankFinished:
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
@@ -393,6 +464,8 @@ Event = (
     | CheckpointDamaged
     | CheckpointRestored
     | CheckpointRemoved
+    | TimelinePart
+    | TimelineSaved
     | RankFinished
     | RankFailed
     | RankStopped
@@ -405,7 +478,7 @@ _BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON values, `type` first. Output's bytes stay out: they have a file of their own."""
+    """The event as JSON values, `type` first. Bytes stay out: they have files of their own."""
     found = asdict(event)
     found.pop("data", None)
     return {"type": type(event).__name__, **found}
@@ -423,6 +496,9 @@ def from_json(found: dict[str, Any]) -> Event:
     for name in ("ranks", "columns"):  # in JSON they are lists
         if name in known:
             known[name] = tuple(known[name])
+    if kind is TimelineSaved:
+        known["slowest"] = tuple(TensorTimes(**each) for each in known.get("slowest", ()))
+        known["late"] = tuple(Lateness(**each) for each in known.get("late", ()))
     event: Event = kind(**known)
     return event
 

@@ -40,6 +40,8 @@ from sparkring.events import (
     RunStarted,
     StackTaken,
     Stream,
+    TimelinePart,
+    TimelineSaved,
 )
 
 TAIL_LINES = 200  # kept per rank
@@ -48,6 +50,7 @@ METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
 CHECKPOINTS_KEPT = 1_000
+TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
@@ -168,6 +171,7 @@ class RunRecord:
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
     checkpoints: tuple[Checkpoint, ...] = ()
+    timelines: tuple[TimelineSaved, ...] = ()  # of the attempts, in their order
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
@@ -264,6 +268,10 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return _changed(record, event)
         case CheckpointRestored():
             return _restored(record, event)
+        case TimelineSaved():
+            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case TimelinePart():
+            return record  # a file of its own has it
         case RankFinished():
             rank = record.ranks[event.rank]
             done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)

@@ -4,6 +4,8 @@
         events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
                      second (how far a rank has read, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
+        tensorboard/     the metrics, once TensorBoard was asked for
 
 The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
 """
@@ -25,17 +27,22 @@ import platformdirs
 
 from sparkring.errors import LaunchError
 from sparkring.events import (
+    AttemptStarted,
     DataRead,
     Event,
     GpuUsed,
+    Metrics,
     Notice,
     Output,
     RunFinished,
     RunStarted,
+    TimelinePart,
+    TimelineSaved,
     from_json,
     to_json,
 )
 from sparkring.record import RunRecord, replay
+from sparkring.timeline import Arriving
 
 KEEP = 100
 NEWEST = 20  # these are kept, whatever they are
@@ -70,6 +77,7 @@ class RunFolder:
         self._sizes: dict[int, int] = {}
         self._later: dict[tuple[object, ...], Event] = {}  # of what soon changes, the last that was heard
         self._due = 0.0
+        self._timeline: tuple[int, Arriving] | None = None  # of which attempt
         self._broken: str | None = None
         self._told = False
 
@@ -108,6 +116,35 @@ class RunFolder:
                 file.close()
             except OSError:
                 pass  # told by write() or flush()
+
+    def take_timeline(self, part: TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
+        """Save a piece of an attempt's timeline, and say when it was the last, or cannot be kept."""
+        found: list[TimelineSaved | Notice] = []
+        if self._timeline is not None and self._timeline[0] != attempt:
+            found += self.end_timeline(part.time)
+        try:
+            if self._timeline is None:
+                if part.last and not Arriving.holds_any(part.data):
+                    return [Notice(part.time, "there is no timeline: Horovod begins one at hvd.init(), on rank 0.")]
+                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
+            self._timeline[1].add(part.data)
+        except OSError as error:
+            problem = f"the timeline could not be kept in {self.path}: {error.strerror or error}"
+            found.append(Notice(part.time, problem))
+            part = replace(part, last=True)
+        if part.last:
+            found += self.end_timeline(part.time, whole=True, cut=part.cut)
+        return found
+
+    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
+        """Close the timeline that is being saved, if there is one, and say what is in it."""
+        if self._timeline is None:
+            return []
+        (attempt, arriving), self._timeline = self._timeline, None
+        try:
+            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
+        except OSError as error:
+            return [Notice(time, f"the timeline could not be kept in {self.path}: {error.strerror or error}")]
 
     def _files(self) -> list[IO[Any]]:
         return [*self._logs.values(), self._events]
@@ -161,6 +198,11 @@ def new_id() -> str:
 def log_name(rank: int) -> str:
     """The name of a rank's log file in a run's folder."""
     return f"rank-{rank}.log"
+
+
+def timeline_name(attempt: int) -> str:
+    """The name of an attempt's timeline in a run's folder."""
+    return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
 def log(path: Path, rank: int) -> str:
@@ -221,6 +263,21 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 return  # the driver was killed while it wrote this line
             yield found
+
+
+def restarts(path: Path) -> list[float]:
+    """When the attempts of a saved run began after the first."""
+    began = (from_json(found) for found in _lines(path) if found["type"] == AttemptStarted.__name__)
+    return [event.time for event in began][1:]
+
+
+def measured(path: Path) -> Iterator[Metrics]:
+    """All that the ranks of a saved run reported, in order of arrival."""
+    for found in _lines(path):
+        if found["type"] == Metrics.__name__:
+            event = from_json(found)
+            assert isinstance(event, Metrics)
+            yield event
 
 
 def first(path: Path) -> RunStarted:
