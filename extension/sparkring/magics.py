@@ -21,7 +21,7 @@ from sparkring import options as opts
 from sparkring import runs, warm
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.views import show_captured, show_table, summary, tell
+from sparkring.views import reading, show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
 if TYPE_CHECKING:
@@ -168,11 +168,12 @@ class SparkringMagics(Magics):
                     begun.title,
                     took,
                     f"{begun.size} {begun.where}",
+                    reading.named_shortly(runs.data(path)),
                     ended.outcome if ended else "running, or its kernel was killed",
                     summary.first_line(ended.message, 100) if ended else "",
                 )
             )
-        headers = ("run", "cell", "took", "ranks", "outcome", "")
+        headers = ("run", "cell", "took", "ranks", "data", "outcome", "")
         show_table(headers, rows, empty=f"no runs saved yet (they go to {runs.home()})")
 
     @line_magic
