@@ -5,8 +5,9 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Stream = Literal["stdout", "stderr"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
@@ -218,6 +219,41 @@ class DataOpened:
     rows: int = 0
     size_bytes: int = 0
     batch_size: int = 0
+
+
+class Piece(NamedTuple):
+    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
+
+    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
+    """
+
+    file: int
+    row_group: int
+    rows: int
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class DataPlanned:
+    """What a rank is to read in an epoch (from 1), in its order.
+
+    `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
+    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
+    """
+
+    time: float
+    rank: int
+    reader: int
+    epoch: int
+    pieces: tuple[Piece, ...]
+    names: tuple[tuple[int, str], ...] = ()
+    begun: int = 0
+    window: int = 0
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """How many these are."""
+        return sum(piece.rows for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -458,6 +494,7 @@ Event = (
     | Metrics
     | GpuUsed
     | DataOpened
+    | DataPlanned
     | DataRead
     | CheckpointSaved
     | CheckpointFailed
@@ -479,7 +516,9 @@ _BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as JSON values, `type` first. Bytes stay out: they have files of their own."""
-    found = asdict(event)
+    # A plan has hundreds of pieces, and asdict() would copy each number of each.
+    plain = isinstance(event, DataPlanned)
+    found = {each.name: getattr(event, each.name) for each in fields(event)} if plain else asdict(event)
     found.pop("data", None)
     return {"type": type(event).__name__, **found}
 
@@ -493,6 +532,8 @@ def from_json(found: dict[str, Any]) -> Event:
     if kind is RunStarted:
         known["captured"] = tuple(CapturedName(**_known(CapturedName, each)) for each in found.get("captured", ()))
         known["versions"] = tuple((name, version) for name, version in found.get("versions", ()))
+    if kind is DataPlanned:
+        known.update(plan_from_json(known))
     for name in ("ranks", "columns"):  # in JSON they are lists
         if name in known:
             known[name] = tuple(known[name])
@@ -514,6 +555,12 @@ CHECKPOINT_EVENTS: dict[str, type[CheckpointEvent]] = {
     "restored": CheckpointRestored,
     "removed": CheckpointRemoved,
 }  # as a rank tells of them
+
+
+def plan_from_json(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a DataPlanned from JSON values: from a saved record, or from the rank whose plan it is."""
+    pieces = tuple(Piece(*piece) for piece in found["pieces"])
+    return {**found, "pieces": pieces, "names": tuple((number, name) for number, name in found.get("names", ()))}
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:

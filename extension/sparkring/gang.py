@@ -289,6 +289,8 @@ class Gang:
             case "data":
                 opened = fields["opened"]
                 return [events.DataOpened(now, rank, **{**opened, "columns": tuple(opened["columns"])})]
+            case "plan":
+                return [events.DataPlanned(now, rank, **events.plan_from_json(fields))]
             case "read":
                 return [events.DataRead(now, rank, **fields)]
             case "checkpoint":

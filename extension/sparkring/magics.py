@@ -23,7 +23,7 @@ from sparkring import background, runs, warm
 from sparkring import options as opts
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.views import show_captured, show_table, summary, tell
+from sparkring.views import reading, show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class SparkringMagics(Magics):
         mine = {each.run_id for each in background.going()}
         for path in runs.saved()[: wanted.count]:
             try:
-                begun, ended = runs.first(path), runs.last(path)
+                begun, ended, read = runs.first(path), runs.last(path), runs.data(path)
             except OSError:  # removed meanwhile, to make room
                 continue
             took = summary.duration(ended.time - begun.time) if ended else ""
@@ -195,11 +195,12 @@ class SparkringMagics(Magics):
                     begun.title,
                     summary.duration(int(time.time() - begun.time)) if path.name in mine else took,
                     f"{begun.size} {begun.where}",
+                    reading.named_shortly(read),
                     ended.outcome if ended else goes_on,
                     summary.first_line(ended.message, 100) if ended else "",
                 )
             )
-        headers = ("run", "cell", "took", "ranks", "outcome", "")
+        headers = ("run", "cell", "took", "ranks", "data", "outcome", "")
         show_table(headers, rows, empty=f"no runs saved yet (they go to {runs.home()})")
 
     @line_magic

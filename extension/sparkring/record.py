@@ -21,6 +21,7 @@ from sparkring.events import (
     CheckpointRestored,
     CheckpointSaved,
     DataOpened,
+    DataPlanned,
     DataRead,
     Event,
     Failure,
@@ -49,6 +50,7 @@ RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
+PLANS_KEPT = 3  # of a rank's readers, those that were told last
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
@@ -105,11 +107,12 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, and how its last epochs ended."""
+    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
 
     opened: DataOpened
     now: DataRead | None = None
     ended: tuple[DataRead, ...] = ()
+    plan: DataPlanned | None = None
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case DataOpened():
             rank = _heard(record.ranks[event.rank], event.time)
             return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
+        case DataPlanned():
+            return _with_rank(record, _planned(_heard(record.ranks[event.rank], event.time), event))
         case DataRead():
             return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
         case CheckpointSaved():
@@ -448,6 +453,18 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
         size_bytes=rank.size_bytes + len(event.data),
     )
     return _with_lines(record, rank, lines, count)
+
+
+def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
+    """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
+    readings = tuple(
+        each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
+    )
+    told = sorted((each.plan.time, each.plan.reader) for each in readings if each.plan is not None)
+    gone = {reader for _, reader in told[:-PLANS_KEPT]}
+    return replace(
+        rank, readings=tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in readings)
+    )
 
 
 def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:

@@ -2,7 +2,7 @@
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
-                     second (how far a rank has read, how busy a GPU is) the last of every PROGRESS_EVERY_S
+                     second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
         tensorboard/     the metrics, once TensorBoard was asked for
@@ -28,6 +28,8 @@ import platformdirs
 from sparkring.errors import LaunchError
 from sparkring.events import (
     AttemptStarted,
+    DataOpened,
+    DataPlanned,
     DataRead,
     Event,
     GpuUsed,
@@ -50,6 +52,8 @@ QUICK_S = 1.0
 SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
+LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
+DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
 
 
@@ -156,6 +160,8 @@ class RunFolder:
                 self._append(event)
             case DataRead():
                 self._later[DataRead, event.rank, event.reader] = event
+            case DataPlanned():
+                self._later[DataPlanned, event.rank, event.reader] = event
             case GpuUsed():
                 self._later[GpuUsed, event.rank, event.address] = event
             case RunFinished():
@@ -288,6 +294,22 @@ def first(path: Path) -> RunStarted:
             return event
         break
     return RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
+
+
+def data(path: Path) -> list[str]:
+    """What data a saved run has read, by the names under which it was opened; a long run's beginning is looked at."""
+    with (path / EVENTS).open("rb") as file:
+        seen = file.read(LOOKED_THROUGH_BYTES)
+    begin = f'{{"type": "{DataOpened.__name__}",'.encode()
+    found: dict[str, None] = {}
+    at = seen.find(begin)
+    for _ in range(DATA_LINES):
+        end = seen.find(b"\n", at)
+        if at < 0 or end < 0:
+            break
+        found[json.loads(seen[at:end])["name"]] = None
+        at = seen.find(begin, end)
+    return list(found)
 
 
 def last(path: Path) -> RunFinished | None:
