@@ -27,9 +27,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 MOUNT = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # where a live panel was: nothing to see
 PICTURE = r"data:[\w/+.-]+;base64,[\w+/=]+"  # letters that may look like a name
 PATH = r"(?<![\w.~…-])(?<!dbfs:)"  # what does not stand before a path's first slash
-LEFT = re.compile(
-    rf"{PICTURE}|(?P<path>{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/)[\w.+-]+/[\w.+-]+)"
-)
+FOLDER = rf"{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/)[\w.+-]+/[\w.+-]+"
+ADDRESS = r"(?<![\w.])(?:10\.\d+|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d+\.\d+(?![\w.])"  # RFC 1918
+LEFT = re.compile(rf"{PICTURE}|(?P<told>{FOLDER}|{ADDRESS})")
 SECRET = re.compile(r"(?i)token|secret|password|passwd|_key$")
 LARGEST_BYTES = 600_000
 RUNS = "~/.local/share/sparkring"  # where runs are kept on Linux, for the folder of this command
@@ -140,14 +140,14 @@ def texts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
 def left_behind(notebook: NotebookNode) -> list[str]:
     """What in the outputs still tells of a machine, each with its cell."""
     return [
-        f"{cell}: {found['path']}" for cell, text in texts(notebook) for found in LEFT.finditer(text) if found["path"]
+        f"{cell}: {found['told']}" for cell, text in texts(notebook) for found in LEFT.finditer(text) if found["told"]
     ]
 
 
 def check(notebook: NotebookNode) -> None:
     """Unfit, if the outputs tell of this machine, hold a secret of its environment, or are too large."""
     if found := left_behind(notebook):
-        raise Unfit("its outputs still name folders of this machine: " + ", ".join(found[:5]))
+        raise Unfit("its outputs still name what belongs to this machine: " + ", ".join(found[:5]))
     secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) > 7]
     if any(secret in text for _, text in texts(notebook) for secret in secrets):
         raise Unfit("an output holds the value of an environment variable that looks like a secret.")

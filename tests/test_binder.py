@@ -6,16 +6,20 @@ The rules are those of repo2docker's documentation: https://repo2docker.readthed
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
 import subprocess
+import sys
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from sparkring.tools import build_horovod
 
@@ -96,13 +100,46 @@ def test_the_package_is_installed_with_the_constraints(
 
 
 def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
-    """The extra brings Horovod's needs, and what only notebooks use is named beside it."""
-    everything = " ".join(word for words in commands for word in words)
-    assert "[all]" in everything
-    assert {"horovod", "spark", "tensorflow", "torch"} <= set(
-        re.findall(r"\w+", setup["options.extras_require"]["all"])
-    )
-    assert "scikit-learn" in everything
+    """By what postBuild names, or by what that brings along."""
+    named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
+    wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
+    extras = Requirement(setup["options.extras_require"]["all"].strip()).extras
+    wanted += [
+        Requirement(line) for each in extras for line in setup["options.extras_require"][each].split("\n") if line
+    ]
+    brought = with_what_they_need({*(each.name for each in wanted), *named})
+    homes = metadata.packages_distributions()
+    for name in imported() - {"sparkring", "sparkdl", "horovod"} - sys.stdlib_module_names:
+        assert brought & {canonicalize_name(home) for home in homes[name]}, name
+
+
+def imported() -> set[str]:
+    """The packages that cells of the notebooks import."""
+    sources = [
+        "".join(cell["source"])
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    return set(re.findall(r"^ *(?:from|import) (\w+)", "\n".join(sources), re.MULTILINE))
+
+
+def with_what_they_need(names: set[str]) -> set[str]:
+    """These distributions and, as far as they are installed here, all that they require."""
+    found: set[str] = set()
+    waiting = {canonicalize_name(name) for name in names}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        try:
+            needs = [Requirement(line) for line in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:  # for another platform
+            continue
+        needed = {
+            canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})
+        }
+        waiting |= needed - found
+    return found
 
 
 def test_commands_exist(commands: list[list[str]], setup: configparser.ConfigParser) -> None:

@@ -161,11 +161,27 @@ def test_names_of_this_machine_are_written_otherwise(say: Callable[[str], str], 
     assert say(text) == wanted
 
 
-def test_other_folders_are_noticed(tool: Any) -> None:
-    for text in ("in /home/bob/x", "log:/root/x", '"/Users/eve"', "/opt/python/lib/x.py", "at /tmp/abc"):
+def test_other_folders_and_addresses_are_noticed(tool: Any) -> None:
+    for text in (
+        "in /home/bob/x",
+        "log:/root/x",
+        '"/Users/eve"',
+        "/opt/python/lib/x.py",
+        "at /tmp/abc",
+        "on 172.17.0.2:4040",
+    ):
         cells = [new_code_cell("1", id="one", outputs=[new_output("stream", text=text)])]
         assert [found.partition(":")[0] for found in tool.left_behind(new_notebook(cells=cells))] == ["one"]
-    for text in ("dbfs:/tmp/run1", "/dbfs/ml/x", "…/lib/x.py", "~/x/y", "http://host/a/b", "</div></b>", "rows/s/rank"):
+    for text in (
+        "dbfs:/tmp/run1",
+        "/dbfs/ml/x",
+        "…/lib/x.py",
+        "~/x/y",
+        "http://host/a/b",
+        "</div></b>",
+        "rows/s/rank",
+        "127.0.0.1:1",
+    ):
         cells = [new_code_cell("1", outputs=[new_output("stream", text=text)])]
         assert tool.left_behind(new_notebook(cells=cells)) == []
 
