@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
-.PHONY: help demo test check lab bench env clean
+.PHONY: help demo test check lab bench docs env clean
 
 help:
 	@echo 'make demo    set up, run notebooks/quickstart.ipynb in a kernel, show what it reached'
@@ -21,6 +21,7 @@ help:
 	@echo 'make check   style, types and import rules'
 	@echo 'make lab     open JupyterLab on notebooks/'
 	@echo 'make bench   measure against the peers'
+	@echo 'make docs    write docs/reference.md anew'
 	@echo 'make env     set up only; PYTHON=… names another Python 3.11'
 	@echo 'make clean   remove what runs and tools left (rm -r $(VENV) removes the environment)'
 
@@ -44,6 +45,9 @@ lab: env
 
 bench: env
 	@$(BIN)/python benchmarks/run.py
+
+docs: $(PACKAGES_INSTALLED)
+	@$(BIN)/python docs/write_reference.py
 
 clean:
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

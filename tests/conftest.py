@@ -27,11 +27,12 @@ import psutil
 import pytest
 
 import sparkring
-from sparkring import warm
+from sparkring import background, warm
+from sparkring.background import BackgroundRun
 from sparkring.options import GangOptions, Options
 from sparkring.record import RunRecord
 from sparkring.result import RunResult
-from sparkring.runner import run_cell
+from sparkring.runner import run_cell, start_cell
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
@@ -159,7 +160,8 @@ def traces() -> Traces:
             if int(name) in to_spark:
                 lasting.sockets.add(target)
             # A socket is told by its number, since where it leads to changes when the other end closes it.
-            if target not in lasting.sockets:
+            # matplotlib leaves the fonts open that it has drawn with.
+            if target not in lasting.sockets and "/mpl-data/fonts/" not in target:
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(
         children | zombies,
@@ -233,6 +235,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
     found = Watch(os.environ[MARK])
     yield found
+    background.stop_all()
     deadline = time.monotonic() + SETTLE_S
     while any(left := traces().beside(found.before)) and time.monotonic() < deadline:
         gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
@@ -505,6 +508,28 @@ class Ring:
             title="test",
             code=f"%%{framework} -n {self.np(n)}{code}",
             view=view or self.view,
+        )
+
+    def in_background(
+        self,
+        source: str,
+        n: int = 2,
+        *,
+        namespace: dict[str, Any] | None = None,
+        framework: str = "plain",
+        **options: Any,
+    ) -> BackgroundRun:
+        """Start a cell without waiting for it; it is stopped, at the latest, when the test ends."""
+        code = self._prepared(source)
+        options["env"] = (*options.get("env", ()), (MARK, self._mark))
+        return start_cell(
+            code,
+            {} if namespace is None else namespace,
+            Options(np=self.np(n), background=True, **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework} -n {self.np(n)}{code}",
+            view=self.view,
         )
 
     def _prepared(self, source: str) -> str:

@@ -84,6 +84,7 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(DEADLINE_S)
         self.process = psutil.Process(self.manager.provisioner.pid)
+        self.shown: dict[str, nbformat.NotebookNode] = {}  # display id → output of any cell, as last updated
         if loaded:
             self.run("%load_ext sparkring").done()
 
@@ -97,20 +98,21 @@ class Kernel:
         shown: dict[str, nbformat.NotebookNode] = {}
         while True:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
+            kind, content = message["msg_type"], message["content"]
+            if kind == "update_display_data":  # of an earlier cell, too: its run may go on in the background
+                output = self.shown[content["transient"]["display_id"]]
+                output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:
                 continue
-            kind, content = message["msg_type"], message["content"]
             if kind == "status" and content["execution_state"] == "idle":
                 break
-            if kind == "update_display_data":
-                output = shown[content["transient"]["display_id"]]
-                output.data = nbformat.from_dict(content["data"])
-            elif kind in ("stream", "display_data", "execute_result", "error"):
+            if kind in ("stream", "display_data", "execute_result", "error"):
                 output = nbformat.v4.output_from_msg(message)
                 outputs.append(output)
                 if "display_id" in content.get("transient", {}):
                     shown[content["transient"]["display_id"]] = output
-            else:
+                    self.shown |= shown
+            elif kind != "update_display_data":
                 continue
             if on_output is not None:
                 on_output(output)
@@ -587,8 +589,9 @@ def shown(page: str) -> str:
 def test_outputs_are_html_and_text_and_convert(kernel: Kernel) -> None:
     code = "%%horovod -n -2\nprint('said by', rank)\nrank"
     cell = kernel.run(code).done()
-    (display,) = (output for output in cell.outputs if output.output_type == "display_data")
-    assert {"text/html", "text/plain"} <= set(display.data)
+    place, display = (output for output in cell.outputs if output.output_type == "display_data")
+    assert set(place.data) == set(display.data) == {"text/html", "text/plain"}
+    assert not shown(place.data["text/html"])
     assert "2 ranks finished" in display.data["text/plain"]
     for kind in ("text/html", "text/plain"):
         text = shown(display.data[kind])
@@ -1032,6 +1035,139 @@ def test_a_job_that_starves_behind_a_gang_is_explained(
     kernel.run("%gang stop").done()
     assert kernel.value("spark.range(10).count()") == "10"
     kernel.run("spark.stop()").done()
+
+
+# ── In the background ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+WAITS = """
+import time
+from pathlib import Path
+print("up", flush=True)
+while not Path(go).exists():
+    time.sleep(0.05)
+found = 40 + rank
+"""
+
+
+@pytest.fixture
+def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
+    """A cell that has started a run in the background, called `run`, and the file that its ranks wait for."""
+    go = tmp_path / "go"
+    kernel.run(f"go = {str(go)!r}").done()
+    started = kernel.run("%%horovod -n -2 --name later --pull found --background\n" + WAITS).done()
+    kernel.run("run = _").done()
+    yield started, go
+    kernel.run("run.stop()").done()
+
+
+def panel(cell: Cell) -> str:
+    """The panel of the run that a cell has started, as it is now."""
+    (output,) = cell.shown.values()
+    return str(output.data["text/plain"])
+
+
+def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
+    """The cell has returned; others run, in front and beside it; its panel goes on, and names arrive at the end."""
+    started, go = waiting
+    assert re.fullmatch(
+        r"run \S+ in the background: \.result\(\) waits for what it brings, \.stop\(\) ends it",
+        started.result,
+    )
+    assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"
+    assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
+    assert "2 running" in panel(started)
+    assert re.search(r"\blater\b.* 2 local +running *$", kernel.run("%runs").done().displayed, re.MULTILINE)
+    go.touch()
+    assert kernel.value("run.result().values, found") == "([None, None], 40)"
+    assert "2 ranks finished" in panel(started)
+    assert kernel.value("import sparkring; sparkring.last_result is run.result()") == "True"
+
+
+def test_the_notebooks_stop_is_for_what_the_notebook_runs(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
+    """A cell that computes, one that waits for the result, and one with ranks in front: the run goes on."""
+    _, go = waiting
+    word = "import time\nprint('in' + 'side', flush=True)\n"
+    for code in (f"{word}time.sleep(1000)", f"{word}run.result()", f"%%horovod\n{word}time.sleep(1000)"):
+        stopped: list[nbformat.NotebookNode] = []
+
+        def stop(output: nbformat.NotebookNode, stopped: list[nbformat.NotebookNode] = stopped) -> None:
+            if not stopped and "inside" in str(output):
+                stopped.append(output)
+                kernel.manager.interrupt_kernel()
+
+        cell = kernel.receive(kernel.send(code), stop)
+        assert cell.error.ename == "KeyboardInterrupt"
+    assert kernel.value("run.done, [rank.state for rank in run.record.ranks]") == "(False, ['running', 'running'])"
+    go.touch()
+    assert kernel.value("run.result().record.outcome, found") == "('finished', 40)"
+
+
+def test_a_run_is_stopped_by_its_name(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
+    started, _ = waiting
+    name = started.result.split()[1]
+    assert complete(kernel, "%runs --stop ") == [name]
+    assert complete(kernel, "%runs --") == ["--stop"]
+    cell = kernel.run("%runs --stop nobody")
+    assert cell.error.traceback == [
+        f"OptionsError: no run called 'nobody' goes on in the background of this notebook; these do: {name}."
+    ]
+    assert kernel.run("%runs --stop later").done().printed.startswith(f"{name}: interrupted")
+    assert not kernel.ranks()
+    assert "interrupted" in panel(started)
+    assert name not in complete(kernel, "%runs --stop ")
+    cell = kernel.run("run.result()")
+    assert cell.error.ename == "KeyboardInterrupt"
+    assert re.search(rf"{name} .* interrupted", kernel.run("%runs").done().displayed)
+
+
+def test_a_failure_in_the_background(kernel: Kernel) -> None:
+    """The panel and the result say it, and one line."""
+    started = kernel.run("%%horovod -n -2 --background\nraise ValueError('on purpose')").done()
+    kernel.run("run = _").done()
+    cell = kernel.run("import time\nwhile not run.done: time.sleep(0.05)\ntime.sleep(0.5)").done()
+    assert re.search(r"sparkring: run \S+ \(.*\) in the background: RunFailed: rank \d .*failed", cell.printed)
+    assert "failed: ValueError: on purpose" in panel(started)
+    cell = kernel.run("run.result()")
+    assert cell.error.traceback == [f"RunFailed: {cell.error.evalue}"]
+    assert "on purpose" in cell.error.evalue
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("%%horovod --background --dry-run\n1", "--dry-run starts nothing"),
+        ("%%horovod --background\nnobody", "reads `nobody`"),
+        ("%%horovod --background --np 2.5\n1", "is not a whole number of ranks"),
+    ],
+)
+def test_what_is_wrong_beforehand_starts_no_run_in_the_background(kernel: Kernel, code: str, said: str) -> None:
+    cell = kernel.run(code)
+    assert said in cell.error.evalue
+    assert [output.output_type for output in cell.outputs] == ["error"]
+
+
+def test_a_run_in_the_background_leaves_the_warm_gang_alone(gang: Kernel) -> None:
+    gang.run("%%horovod\nkept = 5").done()
+    gang.run("%%horovod --background\nimport os, __main__\nhasattr(__main__, 'kept')").done()
+    assert gang.value("_.result().values") == "[False, False]"
+    assert gang.run("%%horovod\nkept").done().result == "ranks 0, 1: 5"
+    assert "on ranks of its own" in gang.run("%%ranks 0 --background\n1").error.evalue
+
+
+@pytest.mark.parametrize("how", ["unload", "shutdown"])
+def test_what_ends_a_run_in_the_background(
+    kernels: Callable[..., Kernel], wait_until: Callable[..., Any], how: str
+) -> None:
+    kernel = kernels()
+    kernel.run("%%horovod -n -2 --background\nimport time\ntime.sleep(1000)").done()
+    wait_until(kernel.ranks, "ranks are there")
+    pids = [int(line.split()[0]) for line in kernel.ranks()]
+    if how == "unload":
+        kernel.run("%unload_ext sparkring").done()
+        assert not kernel.ranks()
+    else:
+        kernel.close()
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they end with the kernel")
 
 
 # ── Other kernels ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -137,6 +137,20 @@ def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
     assert record.metrics[-1].step == -1 == record.ranks[0].metrics.step
 
 
+def test_thinned_metrics_can_be_compared_across_ranks():
+    """However often they are thinned, and wherever the halves meet: the steps that are kept are those of all ranks."""
+    size = 3
+    record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(size)))
+    for step in range(1, 5_001):
+        for rank in range(size):
+            record = apply(record, Metrics(float(step), rank, {"loss": 1.0}, step=step))
+    steps = [{m.step for m in record.metrics if m.rank == rank} for rank in range(size)]
+    assert len(record.metrics) <= module.METRICS_KEPT
+    assert len(set.union(*steps)) > module.METRICS_KEPT / size / 2
+    assert len(set.union(*steps) - set.intersection(*steps)) <= 2
+    assert min(set.union(*steps)) == 1
+
+
 def test_notices_are_bounded():
     """Only the last notices are kept."""
     record = replay([STARTED, *(Notice(0.0, str(n)) for n in range(100))])

@@ -18,7 +18,21 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
     frame = events.CodeFrame("<cell>", 3, "f", in_cell=True, source=(events.SourceLine(3, "1 / 0"),))
     failure = events.Failure("exception", "ZeroDivisionError: …", (frame,), "Traceback …", "advice", follows=True)
     found: list[events.Event] = [
-        events.RunStarted(1.0, run_id, title, "1 / 0", 2, "local", "plain", "all"),
+        events.RunStarted(
+            1.0,
+            run_id,
+            title,
+            "1 / 0",
+            2,
+            "local",
+            "plain",
+            "all",
+            captured=(
+                events.CapturedName("x", "numpy.ndarray", 1_200, "by value"),
+                events.CapturedName("l", "_thread.lock", None, "cannot", "is a lock", "make it there", False, via="f"),
+            ),
+            versions=(("python", "3.11.7"), ("torch", "2.1")),
+        ),
         events.MemberJoined(1.1, 0, "h"),
         events.RankStarted(1.2, 0, "h", 10),
         events.Output(1.3, 0, "stdout", b"one\nbad \xff\n"),
@@ -123,6 +137,16 @@ def test_every_event_survives_json():
         if isinstance(event, events.Output):
             found["data"] = event.data
         assert events.from_json({**found, "of a later version": 1}) == event
+
+
+def test_a_run_that_an_older_version_saved():
+    """It tells neither what was captured nor versions, and is read; so is what a later one tells of a name."""
+    started = events.to_json(story("x")[0])
+    older = {name: value for name, value in started.items() if name not in ("captured", "versions")}
+    found = events.from_json(older)
+    assert (found.captured, found.versions, found.run_id) == ((), (), "x")
+    started["captured"][0]["of a later version"] = 1
+    assert events.from_json(started) == story("x")[0]
 
 
 def test_the_folder_is_the_user_s_alone():

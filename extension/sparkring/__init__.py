@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkring.background import BackgroundRun as BackgroundRun
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
     from sparkring.place import World as World
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BackgroundRun",
     "HorovodRunner",
     "RunResult",
     "World",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BackgroundRun": "background",
     "HorovodRunner": "runner",
     "RunResult": "result",
     "last_result": "runner",

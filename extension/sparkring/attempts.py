@@ -46,14 +46,20 @@ class Attempts:
     """
 
     def __init__(
-        self, request: Request, wanted: Wanted, options: Options, recorder: Recorder, directory: Directory | None
+        self,
+        request: Request,
+        wanted: Wanted,
+        options: Options,
+        recorder: Recorder,
+        interrupts: Interrupts,
+        directory: Directory | None,
     ) -> None:
         self.request = request
         self.wanted = wanted
         self.options = options
         self.recorder = recorder
+        self.interrupts = interrupts
         self.directory = directory
-        self.interrupts = Interrupts()
         self._size = wanted.size
         self._began = time.monotonic()
         self._look_at = 0.0

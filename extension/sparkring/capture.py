@@ -10,36 +10,15 @@ import difflib
 import types
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from sparkring.errors import CaptureError
+from sparkring.events import CapturedName
 from sparkring.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.packing import Packed, pack
 from sparkring.travel import Namespace, by_reference, ipython_names, type_name, walk
 
 LARGE_BYTES = 10 * 1024**2  # from here on a name is worth a warning
-
-
-@dataclass(frozen=True)
-class CapturedName:
-    """One name of the notebook and how it reaches the ranks.
-
-    size_bytes: what the name adds to the payload; None if it could not be packed.
-    travels: modules and importable functions and classes go by reference, as their name.
-    problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
-    advice: what to do then.
-    required: the cell cannot run without it.
-    via: the name whose functions use this one, where the cell itself does not.
-    """
-
-    name: str
-    type_name: str
-    size_bytes: int | None
-    travels: Literal["by value", "by reference", "cannot"]
-    problem: str | None
-    advice: str | None
-    required: bool
-    via: str | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +118,12 @@ def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedNam
         required=want.required,
         via=want.via,
     )
+
+
+def captured_call(function: object, kwargs: dict[str, Any], packed: Packed) -> tuple[CapturedName, ...]:
+    """What pack_call() has packed: the function and its arguments."""
+    values = (function, *kwargs.values())
+    return tuple(_row(name, value, _Wanted(True), packed) for name, value in zip(packed.sizes, values, strict=True))
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], set[str]]:

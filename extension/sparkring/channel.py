@@ -229,6 +229,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a fixed port, just after the last gang
             self._sock.bind((host, port))
             self._sock.listen(128)
         except OSError:

@@ -9,6 +9,7 @@
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
     │   └── ResultError      … because a value could not be brought back
+    ├── StillRunning         a background run has not ended in the time that was given (also a TimeoutError)
     ├── PathError            a path is not usable as it is written
     ├── DataError            the data cannot be read or shared out
     └── CheckpointError      a checkpoint cannot be written or read
@@ -80,6 +81,10 @@ class RunTimeout(RunFailed, TimeoutError):
 
 class ResultError(RunFailed):
     """The cell ran, but the value of a rank could not be brought back; `values` holds the others'."""
+
+
+class StillRunning(SparkringError, TimeoutError):
+    """A background run has not ended in the time that its result was waited for; it goes on."""
 
 
 class PathError(SparkringError, ValueError):

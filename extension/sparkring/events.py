@@ -14,6 +14,8 @@ DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
 
+CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
+
 
 @dataclass(frozen=True)
 class SourceLine:
@@ -53,11 +55,34 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class CapturedName:
+    """One name of the notebook and how it reaches the ranks.
+
+    size_bytes: what the name adds to the payload; None if it could not be packed.
+    travels: modules and importable functions and classes go by reference, as their name.
+    problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
+    advice: what to do then.
+    required: the cell cannot run without it.
+    via: the name whose functions use this one, where the cell itself does not.
+    """
+
+    name: str
+    type_name: str
+    size_bytes: int | None
+    travels: Literal["by value", "by reference", "cannot"]
+    problem: str | None = None
+    advice: str | None = None
+    required: bool = True
+    via: str | None = None
+
+
+@dataclass(frozen=True)
 class RunStarted:
     """The run exists; `code` is what the user wrote, its first line the magic's own.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
-    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere.
+    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` is what went along,
+    of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
     """
 
     time: float
@@ -71,6 +96,8 @@ class RunStarted:
     ranks: tuple[int, ...] = ()
     warm: bool = False
     checkpoint_dir: str = ""
+    captured: tuple[CapturedName, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -387,14 +414,21 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(found: dict[str, Any]) -> Event:
     """The event that to_json() wrote, with Output's `data` put back. Unknown fields are passed over."""
     kind = _BY_NAME[found["type"]]
-    known = {f.name: found[f.name] for f in fields(kind) if f.name in found}
+    known = _known(kind, found)
     if kind is RankFailed:
         known["failure"] = failure_from_json(known["failure"])
+    if kind is RunStarted:
+        known["captured"] = tuple(CapturedName(**_known(CapturedName, each)) for each in found.get("captured", ()))
+        known["versions"] = tuple((name, version) for name, version in found.get("versions", ()))
     for name in ("ranks", "columns"):  # in JSON they are lists
         if name in known:
             known[name] = tuple(known[name])
     event: Event = kind(**known)
     return event
+
+
+def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
+    return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 
 CHECKPOINT_EVENTS: dict[str, type[CheckpointEvent]] = {

@@ -6,20 +6,29 @@ import signal
 import threading
 from typing import Any
 
+_SAYS = "sparkring: interrupted, "
+
 
 def interrupted(what: str) -> KeyboardInterrupt:
     """The KeyboardInterrupt to raise; IPython shows it without frames of ours."""
-    message = f"sparkring: interrupted, {what}"
+    message = f"{_SAYS}{what}"
     error: Any = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
     found: KeyboardInterrupt = error
     return found
 
 
-class Interrupts:
-    """While open, `seen` says whether there was an interrupt.
+def when(error: KeyboardInterrupt) -> str:
+    """What interrupted() was told; '' of any other KeyboardInterrupt."""
+    said = str(error)
+    return said.removeprefix(_SAYS) if said.startswith(_SAYS) else ""
 
-    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread.
+
+class Interrupts:
+    """While open, `seen` says whether there was an interrupt; request() is one that comes from elsewhere.
+
+    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread, and
+    request() is all there is.
     """
 
     def __init__(self) -> None:
@@ -35,5 +44,9 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _note(self, number: int, frame: object) -> None:
+    def request(self) -> None:
+        """Interrupt, from any thread: a Stop button's way."""
         self.seen = True
+
+    def _note(self, number: int, frame: object) -> None:
+        self.request()

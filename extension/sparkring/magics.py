@@ -17,8 +17,8 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
+from sparkring import background, runs, warm
 from sparkring import options as opts
-from sparkring import runs, warm
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.views import show_captured, show_table, summary, tell
@@ -43,6 +43,9 @@ rank; the first rank to fail ends all, and the error names it and the line of th
 
 Returns a RunResult: .value (rank 0's last expression), .values (by rank), .record, .logs(rank).
 It is in `_` afterwards.
+
+With --background the cell returns at once, with a BackgroundRun, and the notebook is free: .result()
+waits for the RunResult; .stop() ends the run, as `%runs --stop RUN` does, and the notebook's Stop does not.
 
 Options:
 {options}
@@ -154,21 +157,30 @@ class SparkringMagics(Magics):
 
     @line_magic
     def runs(self, line: str) -> None:
-        """List saved runs, newest first: `%runs`, or `%runs 50` for more than the last 20."""
-        words = line.split()
-        if words and not words[0].isdigit():
-            raise OptionsError(f"%runs takes how many to list, not {words[0]!r}: %runs 50")
+        """List saved runs, newest first: `%runs`, or `%runs 50` for more than the last 20.
+
+        `%runs --stop RUN` ends a run of this notebook that goes on in the background; RUN as in %logs.
+        """
+        wanted = opts.parse_runs(line)
+        if wanted.stop:
+            _stop(wanted.stop)
+            return
         rows = []
-        for path in runs.saved()[: int(words[0]) if words else 20]:
-            begun, ended = runs.first(path), runs.last(path)
+        mine = {each.run_id for each in background.going()}
+        for path in runs.saved()[: wanted.count]:
+            try:
+                begun, ended = runs.first(path), runs.last(path)
+            except OSError:  # removed meanwhile, to make room
+                continue
             took = summary.duration(ended.time - begun.time) if ended else ""
+            goes_on = "running" if path.name in mine else "running, or its kernel was killed"
             rows.append(
                 (
                     path.name,
                     begun.title,
-                    took,
+                    summary.duration(int(time.time() - begun.time)) if path.name in mine else took,
                     f"{begun.size} {begun.where}",
-                    ended.outcome if ended else "running, or its kernel was killed",
+                    ended.outcome if ended else goes_on,
                     summary.first_line(ended.message, 100) if ended else "",
                 )
             )
@@ -252,11 +264,13 @@ class SparkringMagics(Magics):
             raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {np}; leave -n out.")
         if ranks and options.survives:
             raise OptionsError("%%ranks runs on a warm gang, whose ranks are not started again: leave restarts out.")
+        if ranks and options.background:
+            raise OptionsError("%%ranks runs on a warm gang, and --background on ranks of its own: use %%horovod.")
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
         # A DataFrame's partitions come with a stage of their own, and ranks that may be lost are started again.
-        own = options.dry_run or options.data or options.survives
+        own = options.dry_run or options.data or options.survives or options.background
         gang = None if own else warm.find(options.np, tell)
         if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
             raise OptionsError(
@@ -266,16 +280,25 @@ class SparkringMagics(Magics):
         if options.dry_run:
             show_captured(runner.take_along(source, namespace, options, framework).names)
             return None
+        title, code = options.name or _title(cell), f"%%{magic} {line}\n{cell}"
+        if options.background:
+            return runner.start_cell(source, namespace, options, framework=framework, title=title, code=code)
         return runner.run_cell(
-            source,
-            namespace,
-            options,
-            framework=framework,
-            title=options.name or _title(cell),
-            code=f"%%{magic} {line}\n{cell}",
-            warm=gang,
-            ranks=ranks,
+            source, namespace, options, framework=framework, title=title, code=code, warm=gang, ranks=ranks
         )
+
+
+def _stop(name: str) -> None:
+    """Stop a run that goes on in the background; OptionsError if none of that name does."""
+    found = background.find(name)
+    if found is None:
+        going = ", ".join(each.run_id for each in background.going())
+        raise OptionsError(
+            f"no run called {name!r} goes on in the background of this notebook"
+            + (f"; these do: {going}." if going else ", nor does any other.")
+        )
+    found.stop()
+    print(f"{found.run_id}: {summary.closing(found.record, time.time())}")
 
 
 def _dataset(wanted: opts.ShardsWanted, value: Any) -> Dataset:
@@ -376,7 +399,8 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take the magics away, and end the gangs that they have started."""
+    """Take the magics away, and end the runs and gangs that they have started."""
+    background.stop_all()
     warm.stop()
     with contextlib.suppress(ValueError):
         shell.events.unregister("post_run_cell", _stop_after_reset)
@@ -403,6 +427,8 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
     found = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
     if found and (found[1] in _LAUNCH or found[1] == "ranks"):
         words = opts.completions(opts.launch_parser(found[1]), found[2])
+    elif found and found[1] == "runs":
+        words = opts.runs_completions(found[2], [each.run_id for each in background.going()])
     elif found and found[1] == "gang":
         words = opts.gang_completions(found[2], _CARRIED)
     elif found and found[1] == "shards":

@@ -29,7 +29,7 @@ class Options:
     `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
     `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
     although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
-    many.
+    many. `background`: the notebook does not wait for it.
     """
 
     np: int = -1
@@ -50,6 +50,7 @@ class Options:
     least: int = 0
     fresh: bool = False
     resume: bool = False
+    background: bool = False
 
     @property
     def size(self) -> int:
@@ -195,6 +196,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("--resume",), {"action": "store_true"}, "go on from a checkpoint although the cell or its data have changed"),
     (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
     (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
+    (
+        ("--background",),
+        {"action": "store_true"},
+        "leave the notebook free: the cell returns at once, with a BackgroundRun; never on the warm gang",
+    ),
     (("--dry-run",), {"action": "store_true"}, "show what would travel to the ranks, and start nothing"),
     (("--quiet",), {"action": "store_true"}, "show nothing but errors"),
 )
@@ -256,6 +262,7 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
             least=found["least"] or 0,
             fresh=found["fresh"],
             resume=found["resume"],
+            background=found["background"],
         ),
     )
 
@@ -269,6 +276,8 @@ def checked(who: str, found: Options) -> Options:
     """The options, if they go together. OptionsError says which do not."""
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
+    if found.background and found.dry_run:
+        raise OptionsError(f"{who}: --dry-run starts nothing, so there is nothing for --background: choose one.")
     if found.fresh and found.resume:
         raise OptionsError(f"{who}: --fresh begins anew, --resume goes on: choose one.")
     if found.least and not found.max_restarts:
@@ -365,6 +374,34 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
     if not found or max(found) >= size:
         raise OptionsError(f"%%ranks {first}: the gang has ranks 0 to {size - 1}.")
     return tuple(sorted(found)), rest
+
+
+@dataclass(frozen=True)
+class RunsWanted:
+    """What `%runs` is asked for: to list the last `count` saved runs, or, if it is not '', to stop the run `stop`."""
+
+    count: int = 20
+    stop: str = ""
+
+
+def parse_runs(line: str) -> RunsWanted:
+    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
+    words = _words("%runs", line)
+    if words[:1] == ["--stop"]:
+        if len(words) != 2:
+            raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
+        return RunsWanted(stop=words[1])
+    if words and not words[0].isdecimal():
+        raise OptionsError(f"%runs takes how many to list, not {words[0]!r}: %runs 50")
+    return RunsWanted(int(words[0])) if words else RunsWanted()
+
+
+def runs_completions(line: str, names: Sequence[str]) -> list[str]:
+    """What can stand at the end of `line`, a `%runs` line up to the cursor; `names` are runs that can be stopped."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words.pop()
+    choices = {(): ("--stop",), ("--stop",): names}.get(tuple(words), ())
+    return [shlex.quote(word) for word in choices if word.startswith(current)]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from sparkring.events import (
     AttemptEnded,
     AttemptStarted,
+    CapturedName,
     CheckpointDamaged,
     CheckpointFailed,
     CheckpointRemoved,
@@ -161,6 +162,8 @@ class RunRecord:
     warm: bool = False
     started: float = 0.0
     checkpoint_dir: str = ""
+    captured: tuple[CapturedName, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
     running_since: float = 0.0
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
@@ -204,6 +207,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
                 warm=event.warm,
                 checkpoint_dir=event.checkpoint_dir,
+                captured=event.captured,
+                versions=event.versions,
                 run_id=event.run_id,
                 title=event.title,
                 code=event.code,
@@ -240,12 +245,7 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case Metrics():
             told = replace(_heard(record.ranks[event.rank], event.time), metrics=event)
             kept = (*record.metrics, event)
-            if len(kept) > METRICS_KEPT:
-                # Thin out the older half rather than forget the beginning of a curve.
-                half = METRICS_KEPT // 2
-                kept = tuple(m for i, m in enumerate(kept[:half]) if i % 2 or m.ends_epoch) + kept[half:]
-                kept = kept[-METRICS_KEPT:]
-            return replace(_with_rank(record, told), metrics=kept)
+            return replace(_with_rank(record, told), metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
         case GpuUsed():
             rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
@@ -287,6 +287,34 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 failed_rank=event.failed_rank,
                 ended=event.time,
             )
+
+
+def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
+    """The metrics without every other step of the older half, rather than without the beginning of a curve.
+
+    Of all ranks the same steps go, so that they can be compared in those that stay.
+    """
+    older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
+    places = _places(older)
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    # Where the halves meet, some ranks' reports of a step may lie in the newer one, and stay.
+    split = {*_places(newer[: 2 * len({each.rank for each in older})])}
+    kept = (
+        each
+        for each, place in zip(older, places, strict=True)
+        if numbers[place] % 2 == 0 or each.ends_epoch or place in split
+    )
+    return (*kept, *newer)[-METRICS_KEPT:]
+
+
+def _places(metrics: Sequence[Metrics]) -> list[tuple[int | None, int]]:
+    """The epoch and step of each report, or where it names no step, the how-manieth of its rank it is."""
+    counted: dict[int, int] = {}
+    places = []
+    for each in metrics:
+        counted[each.rank] = counted.get(each.rank, 0) + 1
+        places.append((each.epoch, counted[each.rank] if each.step is None else each.step))
+    return places
 
 
 def as_shown(line: bytes) -> str:

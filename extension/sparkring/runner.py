@@ -9,24 +9,27 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sparkring import events, runs
+from sparkring import background, events, runs
 from sparkring.attempts import Attempts
-from sparkring.capture import LARGE_BYTES, Captured, capture
+from sparkring.background import BackgroundRun
+from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
-from sparkring.errors import CaptureError, OptionsError, ResultError, SparkringError
+from sparkring.errors import CaptureError, CheckpointError, OptionsError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.gang import Gang
-from sparkring.interrupts import Interrupts
+from sparkring.interrupts import Interrupts, when
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
 from sparkring.options import Logs, Options, checked, restarts
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
-from sparkring.turn import Request
+from sparkring.storage import locate
+from sparkring.turn import Request, Turn
+from sparkring.versions import versions
 from sparkring.views import View, open_view, summary, tell
 from sparkring.warm import WarmGang
 
@@ -58,6 +61,34 @@ def run_cell(
     It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones. CaptureError if something that it
     reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt if it does not end well.
     """
+    return _open_cell(source, namespace, options, framework, title, code, view, warm, ranks).to_the_end()
+
+
+def start_cell(
+    source: str,
+    namespace: dict[str, Any],
+    options: Options,
+    *,
+    framework: str,
+    title: str,
+    code: str,
+    view: View | None = None,
+) -> BackgroundRun:
+    """The same on fresh ranks, without waiting for them: what can be wrong before a launch is told at once."""
+    return _open_cell(source, namespace, options, framework, title, code, view).in_background()
+
+
+def _open_cell(
+    source: str,
+    namespace: dict[str, Any],
+    options: Options,
+    framework: str,
+    title: str,
+    code: str,
+    view: View | None,
+    warm: WarmGang | None = None,
+    ranks: Sequence[int] = (),
+) -> _Run:
     taking_part = ranks or range(options.size)
     captured = take_along(source, namespace, options, framework, warm, taking_part)
     request = Request(
@@ -80,16 +111,14 @@ def run_cell(
         options = replace(options, np=options.np or data.ranks())
     _look_ahead(captured, namespace, options.size)
     directory = _directory(options, code, [namespace.get(name.name) for name in captured.names])
-    try:
-        result = _run(request, options, title, code, large, view, data, warm, ranks, directory)
-    except ResultError:  # the cell ran all the same
+
+    def bring(result: RunResult) -> None:
+        pulled = {} if result.problems else result.pulled
+        namespace.update(pulled)
         if warm is not None:
-            warm.held.bound(captured.binds, taking_part)
-        raise
-    namespace.update(result.pulled)
-    if warm is not None:
-        warm.held.bound({*captured.binds, *result.pulled}, taking_part)
-    return result
+            warm.held.bound({*captured.binds, *pulled}, taking_part)
+
+    return _Run(request, options, title, code, captured.names, large, view, data, warm, ranks, directory, bring)
 
 
 def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
@@ -105,12 +134,24 @@ def _directory(options: Options, code: str, values: Iterable[Any] = ()) -> Direc
     """The directory of checkpoints, and what to go on from there. CheckpointError, PathError if that cannot work."""
     if not options.checkpoint_dir:
         return None
+    _not_taken(options.checkpoint_dir)
     from sparkring.checkpointing.directory import open_directory
-    from sparkring.checkpointing.parts import versions
+    from sparkring.checkpointing.parts import versions as versions_of
 
-    data = versions([value for value in values if hasattr(type(value), "_sparkring_look_ahead")])
+    data = versions_of([value for value in values if hasattr(type(value), "_sparkring_look_ahead")])
     size = options.size or every_slot()
     return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
+
+
+def _not_taken(directory: str) -> None:
+    """CheckpointError if a run saves in that directory, however it is written, in the background."""
+    location = locate(directory)
+    other = next((each for each in background.going() if each.saves_in(location)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{directory} is where run {other.run_id} saves, which goes on in the background: wait for it, stop it "
+            f"(%runs --stop {other.run_id}), or choose another directory."
+        )
 
 
 def take_along(
@@ -147,6 +188,10 @@ def run_function(
     framework: str,
 ) -> RunResult:
     """Run `function(**kwargs)` on a ring of ranks; errors as for run_cell()."""
+    return _open_function(function, kwargs, options, framework).to_the_end()
+
+
+def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options: Options, framework: str) -> _Run:
     if not callable(function):
         raise TypeError(f"run() takes a function, not {type(function).__name__}")
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
@@ -157,7 +202,8 @@ def run_function(
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     code = _source_of(function)
     directory = _directory(options, code, kwargs.values())
-    return _run(request, options, title, code, large, directory=directory)
+    captured = captured_call(function, kwargs, packed)
+    return _Run(request, options, title, code, captured, large, directory=directory)
 
 
 def spark(slots: int = 2) -> SparkSession:
@@ -199,6 +245,14 @@ class HorovodRunner:
         return run_function(main, kwargs, Options(np=self.num_processor, logs=self._logs), framework="horovod").value
 
 
+@overload
+def run(main: Callable[..., Any], *, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
+
+
+@overload
+def run(main: Callable[..., Any], *, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
+
+
 def run(
     main: Callable[..., Any],
     *,
@@ -212,14 +266,16 @@ def run(
     min_np: int = 0,
     fresh: bool = False,
     resume: bool = False,
+    background: bool = False,
     **kwargs: Any,
-) -> RunResult:
+) -> RunResult | BackgroundRun:
     """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
 
         sparkring.run(train, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
     np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
-    options of %%horovod (`--checkpoint-dir`, …) with the same meanings. Errors as for run_cell(); OptionsError.
+    options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
+    at once. Errors as for run_cell(); OptionsError.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
@@ -235,8 +291,10 @@ def run(
         least=min_np,
         fresh=fresh,
         resume=resume,
+        background=background,
     )
-    return run_function(main, kwargs, checked("run()", options), framework=framework)
+    opened = _open_function(main, kwargs, checked("run()", options), framework)
+    return opened.in_background() if background else opened.to_the_end()
 
 
 def _whole(np: Any) -> int:
@@ -253,78 +311,118 @@ def _logs(driver_log_verbosity: str) -> Logs:
     return logs[driver_log_verbosity]
 
 
-def _run(
-    request: Request,
-    options: Options,
-    title: str,
-    code: str,
-    large: dict[str, int],
-    view: View | None = None,
-    data: Data | None = None,
-    warm: WarmGang | None = None,
-    ranks: Sequence[int] = (),
-    directory: Directory | None = None,
-) -> RunResult:
-    size = options.size or every_slot()
-    where = "local" if options.np < 0 else "spark"
-    started = events.RunStarted(
-        time.time(),
-        runs.new_id(),
-        title,
-        code,
-        size,
-        where,
-        request.framework,
-        options.logs,
-        tuple(ranks),
-        warm is not None,
-        options.checkpoint_dir,
-    )
-    recorder = Recorder(view if view is not None else open_view(quiet=options.quiet), started)
-    if options.np == 0:
-        recorder.notice(f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks")
-    for name, size_bytes in large.items():
-        recorder.notice(
-            f"`{name}` ({summary.size(size_bytes)}) travels to every rank; "
-            "let ranks load or make large data themselves where they can"
-        )
-    try:
-        if warm is None:
-            here = request.framework != "barrier"
-            wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
-            if options.survives:
-                result = Attempts(request, wanted, options, recorder, directory).to_the_end()
-            else:
-                result = _cold(request, wanted, options, recorder)
-        else:
-            with Interrupts() as interrupts, warm.take(recorder) as gang:
-                turn = gang.submit(request._replace(checkpoints=Here(run_id=started.run_id)), ranks)
-                result = Drive(gang, turn, recorder, options, interrupts, warm=True).to_the_end()
-    except TurnLost as lost:
-        fail(recorder, lost)
-    except BaseException as error:  # raised again: the record and the view must not be left in the middle
-        if recorder.record.outcome is None:
-            said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
-            recorder.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", said)
-        raise
-    global last_result
-    last_result = result
-    if result.problems:
-        raise ResultError(
-            f"the cell ran, but {'; '.join(result.problems)}. The other values are in sparkring.last_result.values.",
-            record=result.record,
-            values=result.by_rank,
-        )
-    return result
+class _Run:
+    """One run, of which nothing is known that is wrong: it is shown where the cell stands, and yet to be carried out.
 
+    `bring` is told what it has brought.
+    """
 
-def _cold(request: Request, wanted: Wanted, options: Options, recorder: Recorder) -> RunResult:
-    """Run on a gang of its own, which ends with the turn."""
-    launcher = open_launcher(wanted, recorder.notice)
-    with Interrupts() as interrupts, Gang(launcher, wanted.size) as gang:
-        turn = gang.submit(request._replace(checkpoints=Here(run_id=recorder.record.run_id)))
-        gang.start()
-        return Drive(gang, turn, recorder, options, interrupts, warm=False).to_the_end()
+    def __init__(
+        self,
+        request: Request,
+        options: Options,
+        title: str,
+        code: str,
+        captured: tuple[events.CapturedName, ...],
+        large: dict[str, int],
+        view: View | None = None,
+        data: Data | None = None,
+        warm: WarmGang | None = None,
+        ranks: Sequence[int] = (),
+        directory: Directory | None = None,
+        bring: Callable[[RunResult], None] = lambda result: None,
+    ) -> None:
+        size = options.size or every_slot()
+        here = request.framework != "barrier"
+        self.wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
+        if options.background:
+            # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
+            open_launcher(self.wanted, tell)
+            # The notebook may change its arrays before ranks have them, those that are started again included.
+            request = request._replace(buffers=tuple(memoryview(bytes(each)) for each in request.buffers))
+        started = events.RunStarted(
+            time.time(),
+            runs.new_id(),
+            title,
+            code,
+            size,
+            "local" if options.np < 0 else "spark",
+            request.framework,
+            options.logs,
+            tuple(ranks),
+            warm is not None,
+            options.checkpoint_dir,
+            captured[: events.CAPTURED_KEPT],
+            versions(),
+        )
+        self.request = request
+        self.options = options
+        self.warm = warm
+        self.ranks = ranks
+        self.directory = directory
+        self.bring = bring
+        self.interrupts = Interrupts()
+        if view is None:
+            view = open_view(quiet=options.quiet, stop=self.interrupts.request, background=options.background)
+        self.recorder = Recorder(view, started)
+        if options.np == 0:
+            self.recorder.notice(f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks")
+        for name, size_bytes in large.items():
+            self.recorder.notice(
+                f"`{name}` ({summary.size(size_bytes)}) travels to every rank; "
+                "let ranks load or make large data themselves where they can"
+            )
+
+    def in_background(self) -> BackgroundRun:
+        """Carry it out in a thread of its own."""
+        location = None if self.directory is None else self.directory.location
+        return BackgroundRun(self.to_the_end, self.recorder, self.interrupts, location)
+
+    def to_the_end(self) -> RunResult:
+        """Carry it out; errors as for run_cell()."""
+        recorder = self.recorder
+        try:
+            result = self._on_ranks()
+        except TurnLost as lost:
+            fail(recorder, lost)
+        except BaseException as error:  # raised again: the record and the view must not be left in the middle
+            if recorder.record.outcome is None:
+                if isinstance(error, KeyboardInterrupt):
+                    recorder.close("interrupted", when(error))
+                else:
+                    said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
+                    recorder.close("failed", said)
+            raise
+        global last_result
+        last_result = result
+        self.bring(result)
+        if result.problems:
+            raise ResultError(
+                f"the cell ran, but {'; '.join(result.problems)}. The other values are in "
+                "sparkring.last_result.values.",
+                record=result.record,
+                values=result.by_rank,
+            )
+        return result
+
+    def _on_ranks(self) -> RunResult:
+        if self.warm is None and self.options.survives:
+            return Attempts(
+                self.request, self.wanted, self.options, self.recorder, self.interrupts, self.directory
+            ).to_the_end()
+        request = self.request._replace(checkpoints=Here(run_id=self.recorder.record.run_id))
+        if self.warm is not None:
+            with self.interrupts, self.warm.take(self.recorder) as gang:
+                return self._drive(gang, gang.submit(request, self.ranks))
+        launcher = open_launcher(self.wanted, self.recorder.notice)
+        with self.interrupts, Gang(launcher, self.wanted.size) as gang:
+            turn = gang.submit(request)
+            gang.start()
+            return self._drive(gang, turn)
+
+    def _drive(self, gang: Gang, turn: Turn) -> RunResult:
+        warm = self.warm is not None
+        return Drive(gang, turn, self.recorder, self.options, self.interrupts, warm=warm).to_the_end()
 
 
 def _source_of(function: Callable[..., Any]) -> str:

@@ -182,10 +182,13 @@ def find(name: str) -> Path | None:
     every = saved()
     if not name:
         return every[0] if every else None
-    for path in every:
-        if path.name.startswith(name) or path.name.endswith(name):
-            return path
-    return next((path for path in every if first(path).title == name), None)
+    by_id = (path for path in every if is_named(name, path.name))
+    return next(by_id, None) or next((path for path in every if first(path).title == name), None)
+
+
+def is_named(name: str, run_id: str) -> bool:
+    """Whether `name` stands for the run: its id, the beginning of it, or its end."""
+    return run_id.startswith(name) or run_id.endswith(name)
 
 
 def load(path: Path) -> RunRecord:
@@ -273,5 +276,8 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
 
 
 def _was_quick(path: Path) -> bool:
-    begun, ended = first(path), last(path)
+    try:
+        begun, ended = first(path), last(path)
+    except OSError:  # gone: another run, or kernel, prunes as well
+        return False
     return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S

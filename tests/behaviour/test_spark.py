@@ -50,6 +50,7 @@ with socket.socket() as taken:
     session = spark("local[2]", **{"spark.sparkring.driver.port": str(port)})
     attempt("taken port")
 attempt("free port")
+attempt("free port again")
 found["port"] = port
 session.stop()
 
@@ -134,6 +135,7 @@ def test_a_fixed_port(attempts):
     assert f"127.0.0.1:{attempts['port']}" in text
     assert "spark.sparkring.driver.port" in text
     assert attempts["free port"][2] == [0]
+    assert attempts["free port again"][2] == [0]
 
 
 def test_executors_with_another_python(attempts):
@@ -156,3 +158,18 @@ def test_every_slot_of_a_cluster_without_workers(driver, lonely_master):
         session.stop()
     """).wait()
     assert "FOUND -n 0 takes every task slot, and there is none" in text, text
+
+
+def test_a_module_that_spark_ships_is_there_on_the_ranks(driver, tmp_path):
+    """Also where the driver's own copy of it cannot be seen."""
+    (tmp_path / "shipped.py").write_text("value = 42\n")
+    text = driver(f"""
+        import sys
+        from pyspark import SparkFiles
+        session = spark("local[2]")
+        session.sparkContext.addPyFile({str(tmp_path / "shipped.py")!r})
+        sys.path.remove(SparkFiles.getRootDirectory())
+        print("FOUND", run("import shipped\\nshipped.value", 2).values)
+        session.stop()
+    """).wait()
+    assert "FOUND [42, 42]" in text, text

@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import sparkring
+from sparkring import events, runs
 from sparkring.errors import ResultError, RunFailed
 
 
@@ -199,3 +201,42 @@ def test_a_failed_run_is_saved_as_well(ring):
     with pytest.raises(RunFailed) as caught:
         ring.run("1 / (1 - rank)\nimport time\ntime.sleep(60)")
     assert runs.load(Path(caught.value.record.log_folder)) == caught.value.record
+
+
+# ── What is told of it ────────────────────────────────────────────────────────
+
+
+def test_the_record_says_what_went_along(ring):
+    """Names with their types and sizes, and the versions at the driver; the saved run says the same."""
+    namespace = notebook("import math\nnumbers = list(range(1000))\ndef double(x): return 2 * x")
+    record = ring.run("double(len(numbers)) + math.floor(0.5)", namespace=namespace).record
+    told = {name.name: (name.type_name, name.travels) for name in record.captured}
+    assert told == {
+        "numbers": ("list", "by value"), "double": ("function", "by value"), "math": ("module", "by reference"),
+    }  # fmt: skip
+    assert all(name.size_bytes for name in record.captured)
+    assert dict(record.versions)["python"] == sys.version.split()[0]
+    assert dict(record.versions)["sparkring"] == sparkring.__version__
+    assert dict(record.versions)["numpy"] == np.__version__
+    saved = runs.load(Path(record.log_folder))
+    assert (saved.captured, saved.versions) == (record.captured, record.versions)
+
+
+def test_the_record_says_with_what_a_function_was_called(ring):
+    """The function, and its arguments by name."""
+    train = notebook("def train(train, rate): return rate")["train"]
+    record = sparkring.run(train, np=ring.np(1), framework="plain", train=[1, 2], rate=0.5).record
+    told = [(name.name, name.type_name, name.travels) for name in record.captured]
+    assert told == [
+        ("train()", "function", "by value"), ("train", "list", "by value"), ("rate", "float", "by value"),
+    ]  # fmt: skip
+
+
+def test_of_very_many_names_the_first_are_told(ring):
+    """The line of a run's record stays short; all of them travel."""
+    namespace = notebook("\n".join(f"name{n} = {n}" for n in range(300)))
+    result = ring.run("sum([" + ", ".join(f"name{n}" for n in range(300)) + "])", namespace=namespace, n=1)
+    assert result.value == sum(range(300))
+    assert len(result.record.captured) == events.CAPTURED_KEPT
+    line = (Path(result.record.log_folder) / runs.EVENTS).read_text().partition("\n")[0]
+    assert len(line) < 50_000

@@ -1,16 +1,22 @@
+import base64
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
 from sparkring.events import (
     AttemptEnded,
     AttemptStarted,
+    CapturedName,
     CheckpointDamaged,
     CheckpointSaved,
     CodeFrame,
+    DataOpened,
     Failure,
     GpuUsed,
     MemberJoined,
@@ -24,20 +30,22 @@ from sparkring.events import (
     RankStarted,
     RunFinished,
 )
-from sparkring.views import html
+from sparkring.views import figure, html
 from sparkring.views.html import HtmlView, bundle, panel
 from sparkring.views.lines import plain
 from sparkring.views.markup import log_text
+from sparkring.views.sections import code, metrics
 from sparkring.views.tables import table_html
 
 NOW = 1_700_000_060.0
 _TAGS = {"div", "style", "b", "small", "span", "pre", "table", "caption", "thead", "tbody", "tr", "th", "td", "details",
          "summary", "mark", "figure", "figcaption", "svg", "path", "polyline", "polygon", "text", "g",
-         "title"}  # fmt: skip
-_SPOKEN = {"title", "aria-label"}  # the attributes that may hold a user's text
+         "title", "p", "code", "img"}  # fmt: skip
+_SPOKEN = {"title", "aria-label", "alt"}  # the attributes that may hold a user's text
 _OTHERS = {"class", "style", "align", "d", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "x", "y",
            "dy", "text-anchor", "points", "fill", "fill-opacity", "width", "height", "viewbox", "role",
-           "font-size", "font-weight", "transform"}  # fmt: skip
+           "font-size", "font-weight", "transform", "src", "data-sparkring-static"}  # fmt: skip
+_DRAWN = {"svg", "defs", "style", "g", "path", "use", "text", "rect", "clipPath"}
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -110,7 +118,14 @@ def hostile(replayed):
             RankFailed(3.0, 1, failure),
             *([RunFinished(4.0, "failed", payload, 1)] if final else []),
         ]
-        return replayed(*events, title=payload, code=f"%%horovod\n{payload}", framework=payload)
+        return replayed(
+            *events,
+            title=payload,
+            code=f"%%horovod\n{payload}",
+            framework=payload,
+            captured=(CapturedName(payload, payload, 1, "by value", payload, payload, True, payload),),
+            versions=((payload, payload),),
+        )
 
     return make
 
@@ -121,17 +136,39 @@ def check(page: str, allowed_tags: set[str] = _TAGS) -> Elements:
     for tag, attributes in found.tags:
         assert tag in allowed_tags
         assert set(attributes) <= _SPOKEN | _OTHERS
-        assert not any("evil" in value for name, value in attributes.items() if name not in _SPOKEN)
+        assert not any("evil" in value for name, value in attributes.items() if name not in {*_SPOKEN, "src"})
+        if tag == "img":
+            drawing(attributes["src"])
     assert not _HIDDEN.search(page)
     return found
 
 
+def not_drawn(*_):
+    raise RuntimeError("matplotlib has no fonts")
+
+
+def drawing(source: str) -> str:
+    """The text of a drawing that is embedded in a page: it has no elements but ours, and loads nothing."""
+    kind, data = source.split(",")
+    assert kind == "data:image/svg+xml;base64"
+    svg = base64.b64decode(data).decode()
+    root = ElementTree.fromstring(svg)
+    for element in root.iter():
+        assert element.tag.rpartition("}")[2] in _DRAWN
+        assert not any("evil" in name or "evil" in value for name, value in element.attrib.items())
+        assert not any(name.endswith("href") and value[0] != "#" for name, value in element.attrib.items())
+    return " ".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))
+
+
 @pytest.mark.parametrize("final", [True, False])
-def test_what_ranks_and_users_write_is_text(hostile, final):
-    for payload in payloads():
+def test_what_ranks_and_users_write_is_text(hostile, final, monkeypatch):
+    draw = figure._svg
+    for number, payload in enumerate(payloads()):
+        monkeypatch.setattr(figure, "_svg", draw if number % 10 == 0 else not_drawn)
         found = bundle(hostile(payload, final), now=NOW, final=final)
         page = check(found["text/html"])
         assert plain(payload.partition("\n")[0]) in page.text
+        check(code.html(hostile(payload, final), NOW, "tab") + metrics.html(hostile(payload, final), NOW, "tab"))
         assert not _HIDDEN.search(found["text/plain"].replace("\n", ""))
         found["text/html"].encode()  # what cannot be encoded cannot be saved
 
@@ -141,12 +178,14 @@ def test_tables_hold_text():
         check(table_html((payload, "x"), [(payload, "1")]))
 
 
-def test_text_stays_text_in_an_exported_notebook(hostile):
+def test_text_stays_text_in_an_exported_notebook(hostile, monkeypatch):
     import nbformat
     from nbconvert import HTMLExporter
 
     cells = []
-    for payload in payloads(40):
+    draw = figure._svg
+    for number, payload in enumerate(payloads(40)):
+        monkeypatch.setattr(figure, "_svg", draw if number % 10 == 9 else not_drawn)
         cell = nbformat.v4.new_code_cell("%%horovod")
         data = bundle(hostile(payload), now=NOW, final=True)
         cell.outputs = [nbformat.v4.new_output("display_data", data=data)]
@@ -156,7 +195,10 @@ def test_text_stays_text_in_an_exported_notebook(hostile):
     for tag, attributes in found.tags:
         assert "evil" not in tag
         assert not any("evil" in name for name in attributes)
-        assert not any("evil" in value for name, value in attributes.items() if name not in _SPOKEN)
+        assert not any("evil" in value for name, value in attributes.items() if name not in {*_SPOKEN, "src"})
+    pictures = [attributes["src"] for tag, attributes in found.tags if tag == "img"]
+    assert len(pictures) == 4
+    assert "evil39" in drawing(pictures[-1])
     assert "evil39" in found.text
 
 
@@ -227,7 +269,7 @@ def test_what_stays(replayed):
     assert "the last 12 of 20 epochs" in page.text
     assert "TensorFlow's start-up (1 line)" in page.text
     assert page.text.index("important") < page.text.index("oneDNN")
-    assert [tag for tag, _ in page.tags].count("svg") == 1
+    assert [tag for tag, _ in page.tags if tag in ("svg", "img")] == ["img"]
     assert "1  %%horovod -n -2\n" in page.text
 
 
@@ -320,6 +362,147 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
         assert "earlier lines: /runs/a1b2/rank-N.log" in page
         assert len(page) < 190_000
         assert f"{count - 1} " in Elements(page).text
+
+
+# ── The code, and what it ran with ────────────────────────────────────────────
+
+CAPTURED = (
+    CapturedName("lock", "_thread.lock", None, "cannot", "it is a `_thread.lock`", "Make it in the cell", False),
+    CapturedName("images", "numpy.ndarray", 1_200_000, "by value", via="batches"),
+    *(CapturedName(f"name{n}", "int", 5, "by value") for n in range(60)),
+)
+VERSIONS = (("python", "3.11.7"), ("torch", "2.1"))
+
+
+def test_what_a_cell_ran_with(replayed):
+    record = replayed(
+        DataOpened(2.0, 0, 0, "/data/digits", "parquet", ("a", "b"), "a > 3", "v7", rows=1000),
+        Metrics(2.0, 0, {"loss": 1.0}),
+        captured=CAPTURED,
+        versions=VERSIONS,
+    )
+    page = check(code.html(record, NOW, "tab")).text
+    assert page.startswith("1  %%horovod -n -2\n2  train()\n")
+    assert "lock_thread.lockcannotit is a `_thread.lock`. Make it in the cell" in page
+    assert "images (used by batches)numpy.ndarray1.20 MBby value" in page
+    assert "name59int" in page
+    assert all(word in page for word in ("/data/digits", "a, b", "a > 3", "version v7"))
+    assert "versions python 3.11.7 · torch 2.1" in page
+    assert "logs /runs/a1b2" in page
+    assert "TensorBoard %runs 2026-11-20_14-03-22_a1b2 --tensorboard" in page
+    final = Elements(code.html(record, NOW, "final"))
+    assert [tag for tag, _ in final.tags].count("details") == 2
+    assert "taken along from the notebook: the first 30" in final.text
+    assert "name59" not in final.text
+    assert "/data/digits" not in final.text, "it stands above, with how it was read"
+
+
+def test_of_a_run_that_tells_nothing_of_it(replayed):
+    page = code.html(replayed(), NOW, "tab")
+    assert "taken along" not in page
+    assert "versions" not in page
+    assert "TensorBoard" not in page
+    warm = check(code.html(replayed(captured=CAPTURED[:1], warm=True), NOW, "tab")).text
+    assert "what the ranks had already was not sent again" in warm
+
+
+def test_the_line_that_failed_is_marked_in_the_tab(replayed):
+    failure = Failure("exception", "ValueError: bad", (CodeFrame("<cell>", 2, "<module>", True),))
+    page = code.html(replayed(RankFailed(3.0, 1, failure), RunFinished(4.0, "failed", "", 1)), NOW, "tab")
+    assert "<mark>train()</mark>" in page
+
+
+# ── The figure ────────────────────────────────────────────────────────────────
+
+
+def measured(replayed, size=2, count=30, **more):
+    told = (
+        Metrics(2.0 + n, rank, {"loss": 1 / n + rank, "val_loss": 2 / n, "$auc$_<b>": n / 9}, step=n)
+        for n in range(1, count + 1)
+        for rank in range(size)
+    )
+    return replayed(*told, RunFinished(900.0, "finished"), size=size, **more)
+
+
+def picture(record) -> str:
+    """Where the only picture of a final view comes from."""
+    [found] = [attributes for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
+    assert "loss by step: from " in found["alt"]
+    return found["src"]
+
+
+def test_what_was_measured_stays_as_a_figure(replayed):
+    record = measured(replayed)
+    said = drawing(picture(record))
+    assert "loss 0.5333" in said
+    assert "val_loss 0.06667" in said
+    assert "$auc$_<b> 3.333" in said
+    assert "rank 1" in said, "its line ends well above the mean"
+    assert picture(measured(replayed)) == picture(record), "it is the same each time"
+    assert "<svg" not in metrics.html(record, NOW, "final")
+    assert "<img" not in metrics.html(record, NOW, "tab") + metrics.html(record, NOW, "stacked")
+
+
+def test_a_single_point_needs_no_figure(replayed):
+    assert "<img" not in metrics.html(measured(replayed, count=1), NOW, "final")
+
+
+@pytest.mark.parametrize("size", [1, 8, 70])
+def test_a_figure_is_small(replayed, size):
+    told = [
+        Metrics(2.0 + n, rank, {f"{kind}{name}": random.Random(f"{n} {rank} {name}").random() for kind in ("", "val_")
+                for name in "abcdefgh"}, step=n)
+        for n in range(1, 2_000 // size)
+        for rank in range(size)
+    ]  # fmt: skip
+    source = picture_of_many(replayed(*told, size=size))
+    assert len(source) < figure.FIGURE_BYTES
+
+
+def picture_of_many(record) -> str:
+    [found] = [attributes["src"] for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
+    return found
+
+
+def test_curves_stand_in_where_nothing_can_be_drawn(replayed, monkeypatch):
+    monkeypatch.setattr(figure, "_svg", not_drawn)
+    page = metrics.html(measured(replayed), NOW, "final")
+    assert "<img" not in page
+    assert page.count("<svg") == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(figure, "FIGURE_BYTES", 100)
+    assert metrics.html(measured(replayed), NOW, "final") == page
+
+
+def test_the_user_s_matplotlib_is_left_alone(replayed):
+    import matplotlib
+    from matplotlib import pyplot
+
+    plain_one = picture(measured(replayed))
+    mine = pyplot.figure()
+    before, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
+    with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black", "lines.linewidth": 9}):
+        assert picture(measured(replayed)) == plain_one, "it does not look as theirs do"
+        assert matplotlib.rcParams["axes.facecolor"] == "black"
+    assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == (before, backend)
+    assert pyplot.get_fignums() == [mine.number]
+    pyplot.close(mine)
+
+
+def test_matplotlib_is_imported_for_a_final_figure_only():
+    script = """
+import sys
+from sparkring.events import Metrics, RankStarted, RunStarted
+from sparkring.record import replay
+from sparkring.views.html import panel
+begun = [RunStarted(1.0, "id", "t", "c", 1, "local", "plain", "all"), RankStarted(1.0, 0, "h", 5)]
+told = [Metrics(2.0, 0, {"loss": 1 / n}, step=n) for n in range(1, 5)]
+panel(replay(begun + told), now=9.0, final=False), panel(replay(begun + told[:1]), now=9.0, final=True)
+assert "matplotlib" not in sys.modules
+assert "<img" in panel(replay(begun + told), now=9.0, final=True)
+assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 # ── When it is shown ──────────────────────────────────────────────────────────

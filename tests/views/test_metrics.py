@@ -1,8 +1,9 @@
 import math
+from dataclasses import replace
 
 import pytest
 
-from sparkring.events import Metrics
+from sparkring.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics
 from sparkring.views import metrics
 from sparkring.views.curves import chart, nice_ticks
 
@@ -31,6 +32,98 @@ def test_a_second_fit_begins_a_new_lap(replayed):
     table = metrics.table(replayed(*epochs(0, 2), *epochs(0, 2, begin=30.0), *epochs(1, 2)))
     assert [(row.lap, row.at) for row in table.rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert [table.label(row) for row in table.rows] == ["1st 1", "1st 2", "2nd 1", "2nd 2"]
+
+
+def steps(first, last, rank=0, begin=0.0, **more):
+    """What a rank logs step by step, a second each."""
+    for step in range(first, last + 1):
+        yield Metrics(begin + step, rank, {"loss": 1 / step + 0.5 * rank}, step=step, **more)
+
+
+def restarted(replayed):
+    """Two ranks, one slower than the other, are lost at step 10 and go on from step 8; a checkpoint every fourth."""
+    return replayed(
+        AttemptStarted(0.0, 1, 2),
+        *steps(1, 10),
+        *steps(1, 7, 1),
+        *(CheckpointSaved(step + 0.1, 0, "/ck", str(step), step, 9) for step in (4, 8)),
+        AttemptEnded(20.0, 1, "lost", 1),
+        AttemptStarted(30.0, 2, 2, "8", 8),
+        *(each for rank in (0, 1) for each in steps(9, 20, rank, 30.0)),
+        *(CheckpointSaved(30.1 + step, 0, "/ck", str(step), step, 9) for step in (12, 16, 20)),
+    )
+
+
+def test_only_steps_that_a_restart_made_again_say_so(replayed):
+    table = metrics.table(restarted(replayed))
+    labels = [table.label(row) for row in table.rows]
+    assert labels[7:14] == ["8", "1st 9", "1st 10", "2nd 9", "2nd 10", "11", "12"]
+    assert all("nd" not in label for label in labels[12:])
+    assert set(table.rows[10].by_rank["loss"]) == {0, 1}, "a rank that had not come so far is in the same attempt"
+    assert set(table.rows[8].by_rank["loss"]) == {0}
+
+
+def test_a_curve_goes_on_where_a_restart_did(replayed):
+    record = restarted(replayed)
+    table = metrics.table(record)
+    [[curve]] = metrics.curves(record, table)
+    assert metrics.curve_axis(table) == "step"
+    assert [point.x for point in curve.points] == [*range(1, 21)]
+    assert [[point.x for point in line] for line in curve.undone] == [[9, 10]]
+    assert metrics.marks(record, table) == [
+        (4, "checkpoint"), (8, "checkpoint"), (9, "restart"), (12, "checkpoint"), (16, "checkpoint"),
+        (20, "checkpoint"),
+    ]  # fmt: skip
+    svg = chart([curve], "step", metrics.marks(record, table))
+    assert "<title>restarts</title>" in svg
+    assert "<title>checkpoints</title>" in svg
+
+
+def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
+    saved = [CheckpointSaved(at, 0, "/ck", str(at), 777, 9, kind="keras") for at in (20.0, 35.0, 99.0)]
+    record = replayed(*epochs(0, 4), *saved)
+    assert metrics.marks(record, metrics.table(record)) == [(2, "checkpoint"), (3.5, "checkpoint"), (4, "checkpoint")]
+
+
+def test_marks_that_would_hide_each_other_are_one(replayed):
+    saved = [CheckpointSaved(n + 0.1, 0, "/ck", str(n), n, 9) for n in range(1, 1_001)]
+    record = replayed(*steps(1, 1_000), *saved)
+    assert 50 <= len(metrics.marks(record, metrics.table(record))) <= metrics.MARKED_PLACES + 1
+
+
+@pytest.mark.parametrize(("size", "lines"), [(1, 0), (2, 2), (8, 8), (9, 0)])
+def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
+    record = replayed(*(each for rank in range(size) for each in steps(1, 5, rank)), size=size)
+    [[curve]] = metrics.curves(record, metrics.table(record))
+    assert [line.rank for line in curve.ranks] == [*range(lines)]
+    svg = chart([curve], "step")
+    assert svg.count("<polyline") == 1 + lines
+    assert ("<polygon" in svg) == (size == 9)
+    if lines:
+        assert curve.ranks[1].points[-1] == (5, pytest.approx(0.7))
+        assert "<title>rank 1: loss 0.7</title>" in svg
+
+
+def test_ranks_that_agree_have_one_line(replayed):
+    same = [Metrics(step, rank, {"loss": 1 / step}, step=step) for step in range(1, 6) for rank in (0, 1)]
+    [[curve]] = metrics.curves(record := replayed(*same), metrics.table(record))
+    assert curve.ranks == ()
+
+
+def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
+    told = [Metrics(n, n % 2, {"loss": float(n % 2)}, step=n, epoch=1, steps=60) for n in range(60)]
+    [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
+    assert {point.value.mean for point in curve.points[1:]} == {0.5}
+    assert curve.last == 0.5
+
+
+def test_what_is_not_new_is_not_made_again(replayed):
+    record = replayed(*steps(1, 5))
+    found = metrics.table(record)
+    assert metrics.table(replace(record, title="other")) is found
+    longer = replayed(*steps(1, 6))
+    assert len(metrics.table(longer).rows) == 6
+    assert metrics.table(record) == found
 
 
 def test_fits_of_one_epoch_each_are_laps_and_a_report_after_the_epoch_is_none(replayed):
@@ -104,7 +197,7 @@ def test_few_epochs_have_curves_by_step(replayed):
 
 
 def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed):
-    spike = {5_000: 100.0}
+    spike = {8_900: 100.0}
     record = replayed(*(Metrics(1.0, 0, {"loss": spike.get(n, 1.0)}, step=n) for n in range(1, 9_000)))
     [[curve]] = metrics.curves(record, metrics.table(record))
     assert len(curve.points) <= metrics.CURVE_POINTS

@@ -7,6 +7,7 @@ import pytest
 import sparkring.views as views
 from sparkring.capture import CapturedName
 from sparkring.views.html import HtmlView
+from sparkring.views.panel import PanelView
 from sparkring.views.tables import table_html, table_text
 from sparkring.views.terminal import TerminalView
 
@@ -22,13 +23,19 @@ def kernel(monkeypatch):
 
 
 def test_a_kernel_shows_html_and_anything_else_text(kernel, monkeypatch):
-    assert isinstance(views.open_view(), HtmlView)
+    assert isinstance(views.open_view(), PanelView)
     import IPython
 
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace())
     assert isinstance(views.open_view(), TerminalView)
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
     assert isinstance(views.open_view(), TerminalView)
+
+
+@pytest.mark.parametrize(("name", "value"), [("DATABRICKS_RUNTIME_VERSION", "15.4"), ("SPARKRING_PANEL", "0")])
+def test_where_widgets_are_not_kept_or_not_wanted_the_panel_is_html(kernel, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert isinstance(views.open_view(), HtmlView)
 
 
 def test_quiet_shows_nothing(kernel, replayed, capsys):

@@ -33,11 +33,12 @@ class Quiet:
         """Pass over it."""
 
 
-def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None) -> View:
+def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
     """The view that suits where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
 
-    `stop` is what the panel's Stop button calls, in a thread of the kernel's. Databricks keeps no widgets, and where
-    SPARKRING_PANEL is 0 they are not wanted: there the panel is HTML only, and drawn anew every time.
+    `stop` ends the run, from whichever thread. Of a run in the `background`, refresh() and close() are called from a
+    thread of ours, but for the first time. Databricks keeps no widgets, and where SPARKRING_PANEL is 0 they are not
+    wanted: there the panel is HTML only, and drawn anew every time.
     """
     if quiet:
         return Quiet()
@@ -48,10 +49,10 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None) ->
             return HtmlView()
         from sparkring.views.panel import PanelView
 
-        return PanelView(stop)
+        return PanelView(stop, background=background)
     from sparkring.views.terminal import TerminalView
 
-    return TerminalView(sys.stdout)
+    return TerminalView(sys.stdout, progress=not background)
 
 
 def tell(text: str) -> None:

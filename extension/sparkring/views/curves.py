@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sparkring.views.markup import AMBER, BLUE, text
-from sparkring.views.metrics import Curve
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text
+from sparkring.views.metrics import Curve, Mark
 from sparkring.views.summary import number
 
 WIDTH, HEIGHT = 250, 120
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 8, 6, 18
-_COLOURS = (BLUE, AMBER)
+COLOURS = (BLUE, AMBER)  # of training and validation
 
 
-def chart(curves: Sequence[Curve], axis: str) -> str:
-    """One chart of curves that belong together; a band shows what the ranks' values lie between."""
-    values = [bound for curve in curves for point in curve.points for bound in (point.value.low, point.value.high)]
-    xs = [point.x for curve in curves for point in curve.points]
+def chart(curves: Sequence[Curve], axis: str, marks: Sequence[Mark] = ()) -> str:
+    """One chart of curves that belong together: the mean, and thin lines of few ranks, or a band of many.
+
+    `marks`: restarts are lines, checkpoints ticks. What a restart went back behind is dotted.
+    """
+    points = [point for curve in curves for line in (curve.points, *curve.undone) for point in line]
+    values = [bound for point in points for bound in (point.value.low, point.value.high)]
+    xs = [point.x for point in points] + [mark.x for mark in marks]
     ticks = nice_ticks(min(values), max(values))
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
     left, right = min(xs), max(xs)
@@ -41,30 +45,47 @@ def chart(curves: Sequence[Curve], axis: str) -> str:
         f'<text x="{middle}" y="{base}" text-anchor="middle">{text(axis)}</text>'
         f'<text x="{WIDTH - _RIGHT}" y="{base}" text-anchor="end">{number(right)}</text>'
     )
-    for curve, colour in zip(curves, _COLOURS, strict=False):
+    ticks_at = "".join(f"M{x(mark.x)} {HEIGHT - _BOTTOM}v-5" for mark in marks if mark.kind == "checkpoint")
+    lines_at = "".join(f"M{x(mark.x)} {_TOP}V{HEIGHT - _BOTTOM}" for mark in marks if mark.kind == "restart")
+    if ticks_at:
+        parts.append(f'<path d="{ticks_at}" stroke="{GREEN}" stroke-width="1.2"><title>checkpoints</title></path>')
+    if lines_at:
+        parts.append(f'<path d="{lines_at}" stroke="{RED}" stroke-dasharray="2 2"><title>restarts</title></path>')
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        dashes = ' stroke-dasharray="4 3"' if curve.name.startswith("val_") else ""
+        for rank in curve.ranks:
+            line = " ".join(f"{x(at)},{y(value)}" for at, value in rank.points)
+            said = text(f"rank {rank.rank}: {curve.name} {number(rank.points[-1][1])}")
+            parts.append(
+                f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-opacity=".65" stroke-width=".9"'
+                f"{dashes}><title>{said}</title></polyline>"
+            )
+        for undone in curve.undone:
+            line = " ".join(f"{x(point.x)},{y(point.value.mean)}" for point in undone)
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-dasharray="1 2"/>')
         line = " ".join(f"{x(point.x)},{y(point.value.mean)}" for point in curve.points)
-        if any(point.value.differs for point in curve.points):
+        if not curve.ranks and any(point.value.differs for point in curve.points):
             above = [f"{x(point.x)},{y(point.value.high)}" for point in curve.points]
             below = [f"{x(point.x)},{y(point.value.low)}" for point in reversed(curve.points)]
             parts.append(f'<polygon points="{" ".join(above + below)}" fill="{colour}" fill-opacity=".18"/>')
-        dashes = ' stroke-dasharray="4 3"' if curve.name.startswith("val_") else ""
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"{dashes}/>')
     return (
         f"<figure>{_caption(curves)}"
         f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{text(_words(curves, axis))}" font-size="10" fill="currentColor">{"".join(parts)}</svg></figure>'
+        f'aria-label="{text(words(curves, axis))}" font-size="10" fill="currentColor">{"".join(parts)}</svg></figure>'
     )
 
 
 def _caption(curves: Sequence[Curve]) -> str:
     named = [
         f'<b style="color:{colour}">{text(curve.name)}</b> {number(curve.last)}'
-        for curve, colour in zip(curves, _COLOURS, strict=False)
+        for curve, colour in zip(curves, COLOURS, strict=False)
     ]
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
 
 
-def _words(curves: Sequence[Curve], axis: str) -> str:
+def words(curves: Sequence[Curve], axis: str) -> str:
+    """What one chart shows, for those who do not see it."""
     return "; ".join(
         f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.last)}" for curve in curves
     )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from sparkring.events import Metrics
 from sparkring.record import RunRecord
 
 CURVE_POINTS = 100
+RANK_LINES = 8  # of more ranks a band is drawn
+STILL_THERE = 0.9  # a rank that reports so far into a curve counts to its end
+MARKED_PLACES = 100  # on the whole of the axis
 
 
 class Spread(NamedTuple):
@@ -26,27 +33,42 @@ class Spread(NamedTuple):
         return abs(self.high - self.low) > 1e-4 * max(abs(self.high), abs(self.low))
 
 
-@dataclass(frozen=True)
-class Row:
-    """An epoch or a step; `lap` counts from 1 how often the counting began anew (several fits, a restart)."""
+class Row(NamedTuple):
+    """An epoch or a step, as one `attempt` made it, which counts restarts.
 
+    `lap` counts from 1 how often the counting began anew within the attempt (several fits). `turn` counts from 1 how
+    often the epoch or step was made, 0 for one that was made once. `by_rank` has the values by name and rank, `time`
+    is that of the last report.
+    """
+
+    attempt: int
     lap: int
     at: int
-    values: dict[str, Spread]
+    by_rank: dict[str, dict[int, float]]
+    turn: int = 0
+    time: float = 0.0
+
+    @property
+    def values(self) -> dict[str, Spread]:
+        """Each metric over the ranks; of thousands of rows these are never asked for."""
+        return {name: spread(found.values()) for name, found in self.by_rank.items()}
 
 
 @dataclass(frozen=True)
 class Table:
-    """The last value of each metric in each epoch, or step where no epochs were reported."""
+    """The last value of each metric in each epoch, or step where no epochs were reported.
+
+    `laps`: the counting began anew, other than by a restart.
+    """
 
     by: Literal["epoch", "step"]
     names: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    laps: bool = False
 
     def label(self, row: Row) -> str:
-        """What to call a row: `3`, or `2nd 3` when the counting began anew."""
-        several = self.rows[-1].lap > 1
-        return f"{_ordinal(row.lap)} {row.at}" if several else str(row.at)
+        """What to call a row: `3`, or `2nd 3` where that was made more than once."""
+        return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
 
 
 class Point(NamedTuple):
@@ -56,13 +78,33 @@ class Point(NamedTuple):
     value: Spread
 
 
+class RankLine(NamedTuple):
+    """One rank's values on a curve: pairs of x and value."""
+
+    rank: int
+    points: tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the course of the run; `last` is its last value, which a point may blur."""
+    """One metric over the course of the run; `last` is its last value, which a point may blur.
+
+    `ranks` are there where the ranks' values differ and are few enough to be told apart. `undone` are the means of
+    what a restart went back behind: a line for each attempt that lost some.
+    """
 
     name: str
     points: tuple[Point, ...]
     last: float
+    ranks: tuple[RankLine, ...] = ()
+    undone: tuple[tuple[Point, ...], ...] = ()
+
+
+class Mark(NamedTuple):
+    """Something that happened at a place of the curves' horizontal axis."""
+
+    x: float
+    kind: Literal["checkpoint", "restart"]
 
 
 @dataclass(frozen=True)
@@ -85,36 +127,76 @@ class Progress:
 class _Place:
     """Where the reports of one rank have come to."""
 
+    attempt: int = 0
     lap: int = 1
     at: int | None = None
     ended: bool = False
     reports: int = 0
 
 
+_Key = tuple[int, int, int]  # attempt, lap, epoch or step
+_Made = TypeVar("_Made")
+
+
+def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
+    """Remember what was made last of these fields of a record: parts of a view ask anew, and often nothing is new."""
+
+    def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
+        last: list[tuple[list[Any], _Made]] = []
+
+        @functools.wraps(make)
+        def find(record: RunRecord) -> _Made:
+            values = [getattr(record, name) for name in fields]
+            for known, made in last:  # other threads may draw as well
+                if all(map(operator.is_, known, values)):
+                    return made
+            made = make(record)
+            last[:] = [(values, made)]
+            return made
+
+        return find
+
+    return remember
+
+
+@remembered("metrics", "attempts")
 def table(record: RunRecord) -> Table:
     """All metrics by epoch; by step, or by number of report, where no epochs were reported."""
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
-    cells: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
-    for key, metrics in _placed(record.metrics, by):
+    cells: dict[_Key, dict[str, dict[int, float]]] = {}
+    times: dict[_Key, float] = {}
+    for key, metrics in _placed(record, by):
         row = cells.setdefault(key, {})
+        times[key] = metrics.time
         for name, value in metrics.values.items():
-            names[name] = None
-            row.setdefault(name, {})[metrics.rank] = value
-    rows = tuple(
-        Row(lap, at, {name: spread(found.values()) for name, found in cells[lap, at].items()})
-        for lap, at in sorted(cells)
-        if cells[lap, at]
-    )
-    return Table(by, tuple(names), rows)
+            if name in row:
+                row[name][metrics.rank] = value
+            else:
+                names[name] = None
+                row[name] = {metrics.rank: value}
+    keys = sorted(key for key, row in cells.items() if row)
+    made, so_far = Counter(at for _, _, at in keys), Counter[int]()
+    rows = []
+    for key in keys:
+        attempt, lap, at = key
+        so_far[at] += 1
+        rows.append(Row(attempt, lap, at, cells[key], so_far[at] if made[at] > 1 else 0, times[key]))
+    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows))
 
 
-def _placed(reports: Sequence[Metrics], by: str) -> Iterator[tuple[tuple[int, int], Metrics]]:
-    """Each report with its lap and its epoch or step; one that names none belongs where its rank is."""
+def _placed(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics]]:
+    """Each report with its attempt, lap and epoch or step; one that names none belongs where its rank is."""
+    reports, restarts = record.metrics, [attempt.started for attempt in record.attempts[1:]]
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
-        place = places.setdefault(metrics.rank, _Place())
+        place = places.get(metrics.rank)
+        if place is None:
+            place = places[metrics.rank] = _Place()
+        attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
+        if attempt != place.attempt:  # all ranks begin anew together, those as well that had not come so far
+            place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
@@ -124,7 +206,7 @@ def _placed(reports: Sequence[Metrics], by: str) -> Iterator[tuple[tuple[int, in
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
             place.at, place.ended = at, metrics.ends_epoch
-        yield (place.lap, first if place.at is None else place.at), metrics
+        yield (attempt, place.lap, first if place.at is None else place.at), metrics
 
 
 def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
@@ -147,61 +229,185 @@ def last(record: RunRecord) -> dict[str, Spread]:
 def spread(values: Iterable[float]) -> Spread:
     """The mean of some values and what they lie between; not a number if one of them is not."""
     found = list(values)
-    if not all(math.isfinite(value) for value in found):
-        odd = next(value for value in found if not math.isfinite(value))
-        return Spread(odd, odd, odd)
+    if len(found) == 1:
+        return Spread(found[0], found[0], found[0])
+    if not math.isfinite(sum(found)):
+        odd = next((value for value in found if not math.isfinite(value)), None)
+        if odd is not None:
+            return Spread(odd, odd, odd)
     return Spread(math.fsum(found) / len(found), min(found), max(found))
 
 
 # ── Curves ────────────────────────────────────────────────────────────────────
 
 
+class _Measured(NamedTuple):
+    """One metric at a place of the horizontal axis."""
+
+    x: float
+    by_rank: dict[int, float]
+
+
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     """The curves, those of training and validation (`loss`, `val_loss`) together; none of two points only."""
     charts: dict[str, list[Curve]] = {}
-    points = _points(record, found)
+    measured, undone = _measured(record, found)
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
-        mine = [point for point in points.get(name, ()) if math.isfinite(point.value.mean)]
+        mine = _finite(measured.get(name, ()))
         if len(mine) > 2:
-            curve = Curve(name, tuple(_thinned(mine)), mine[-1].value.mean)
+            lost = [_finite(part.get(name, ())) for part in undone.values()]
+            curve = _curve(name, mine, [part for part in lost if len(part) > 1])
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
 
 
-def _points(record: RunRecord, found: Table) -> dict[str, list[Point]]:
-    points: dict[str, list[Point]] = {}
-    if len(found.rows) > 2:
-        several = found.rows[-1].lap > 1
-        for number, row in enumerate(found.rows, 1):
-            for name, value in row.values.items():
-                points.setdefault(name, []).append(Point(number if several else row.at, value))
-        return points
-    # Few epochs: within them, as one rank saw it. What is measured once per epoch has no curve then.
-    rank = min((metrics.rank for metrics in record.metrics), default=0)
-    before = {(row.lap, row.at): number for number, row in enumerate(found.rows)}
-    for place, metrics in _placed(record.metrics, found.by):
-        if metrics.rank == rank and metrics.step is not None and place in before:
-            x = before[place] * (metrics.steps or 0) + metrics.step
-            for name, number_ in metrics.values.items():
-                points.setdefault(name, []).append(Point(x, Spread(number_, number_, number_)))
-    return points
+_ByName = dict[str, list[_Measured]]
+
+
+def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
+    """What was measured where; and by attempt, what a later one went back behind."""
+    measured: _ByName = {}
+    undone: dict[int, _ByName] = {}
+    if len(found.rows) <= 2:
+        return _within_epochs(record, found), undone
+    xs, kept = _xs(found), _kept(found)
+    for row, x, keep in zip(found.rows, xs, kept, strict=True):
+        where = measured if keep else undone.setdefault(row.attempt, {})
+        for name, by_rank in row.by_rank.items():
+            where.setdefault(name, []).append(_Measured(x, by_rank))
+    return measured, undone
+
+
+def _xs(found: Table) -> list[int]:
+    """Where each row stands: at its epoch or step, or where these were counted several times, at its own number."""
+    return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
+
+
+def _kept(found: Table) -> list[bool]:
+    """Which rows no later attempt went back behind."""
+    if found.laps or not found.rows[-1].attempt:
+        return [True] * len(found.rows)
+    kept, lowest = [], math.inf
+    for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
+        if later is not None and later.attempt != row.attempt:
+            lowest = min(lowest, later.at)  # the first epoch or step of that attempt
+        kept.append(row.at < lowest)
+    return kept[::-1]
+
+
+def _within_epochs(record: RunRecord, found: Table) -> _ByName:
+    """Few epochs: within them, step by step. What is measured once per epoch has no curve then."""
+    values: dict[str, dict[float, dict[int, float]]] = {}
+    for x, metrics in _steps(record, found):
+        for name, value in metrics.values.items():
+            values.setdefault(name, {}).setdefault(x, {})[metrics.rank] = value
+    return {name: [_Measured(x, by_rank) for x, by_rank in sorted(places.items())] for name, places in values.items()}
+
+
+def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics]]:
+    """The reports that name a step, and its place in all epochs together."""
+    before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
+    for place, metrics in _placed(record, found.by):
+        if metrics.step is not None and place in before:
+            yield before[place] * (metrics.steps or 0) + metrics.step, metrics
 
 
 def curve_axis(found: Table) -> str:
     """What the curves' horizontal axis counts."""
     if len(found.rows) <= 2:
         return "step"
-    return found.by if found.rows[-1].lap == 1 else f"{found.by}s in all"
+    return f"{found.by}s in all" if found.laps else found.by
 
 
-def _thinned(points: list[Point]) -> Iterator[Point]:
-    """At most CURVE_POINTS points, each standing for as many neighbours, whose spread it keeps."""
-    stride = -(-len(points) // CURVE_POINTS)
-    for begin in range(0, len(points), stride):
-        some = points[begin : begin + stride]
-        mean = math.fsum(point.value.mean for point in some) / len(some)
-        low, high = min(point.value.low for point in some), max(point.value.high for point in some)
-        yield Point(some[-1].x, Spread(mean, low, high))
+def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
+    return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
+
+
+def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]]) -> Curve:
+    points, by_rank = _thinned(measured)
+    newest: dict[int, float] = {}
+    for each in measured[int(STILL_THERE * len(measured)) :]:
+        newest.update(each.by_rank)
+    last = spread(newest.values()).mean
+    return Curve(name, points, last, _rank_lines(by_rank), tuple(_thinned(part)[0] for part in undone))
+
+
+_Lines = dict[int, list[tuple[float, float]]]
+
+
+def _rank_lines(by_rank: _Lines) -> tuple[RankLine, ...]:
+    """The ranks' lines, if they can be told apart: several, not too many, and not all the same."""
+    if not 1 < len(by_rank) <= RANK_LINES:
+        return ()
+    at: dict[float, list[float]] = {}
+    for points in by_rank.values():
+        for x, value in points:
+            at.setdefault(x, []).append(value)
+    if not any(spread(values).differs for values in at.values()):
+        return ()
+    return tuple(RankLine(rank, tuple(by_rank[rank])) for rank in sorted(by_rank))
+
+
+def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
+    """At most CURVE_POINTS points, each standing for as many neighbours, whose spread it keeps; and each rank's.
+
+    Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
+    """
+    stride = -(-len(measured) // CURVE_POINTS)
+    last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
+    points: list[Point] = []
+    by_rank: _Lines = {}
+    for begin in range(0, len(measured), stride):
+        some = measured[begin : begin + stride]
+        x, values = some[-1].x, dict[int, list[float]]()
+        for each in some:
+            for rank, number in each.by_rank.items():
+                values.setdefault(rank, []).append(number)
+        for rank, before in by_rank.items():
+            if rank not in values and last[rank] >= min(begin, STILL_THERE * len(measured)):
+                values[rank] = [before[-1][1]]
+        means = {rank: math.fsum(found) / len(found) for rank, found in values.items()}
+        mean = math.fsum(means.values()) / len(means)
+        points.append(Point(x, Spread(mean, min(map(min, values.values())), max(map(max, values.values())))))
+        for rank, number in means.items():
+            by_rank.setdefault(rank, []).append((x, number))
+    return tuple(points), by_rank
+
+
+def marks(record: RunRecord, found: Table) -> list[Mark]:
+    """Where on the curves checkpoints were saved, and where restarts went on."""
+    by_time = _by_time(record, found)
+    if not by_time:
+        return []
+    marked = []
+    for each in record.checkpoints:
+        if each.attempt or not record.attempts:  # else an earlier run saved it
+            exact = found.by == "step" and len(found.rows) > 2 and not found.laps and each.saved.kind == "sparkring"
+            marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
+    for attempt in record.attempts[1:]:
+        first = bisect.bisect_left(by_time, (attempt.started, -math.inf))
+        if first < len(by_time):
+            marked.append(Mark(by_time[first][1], "restart"))
+    low, high = min(x for _, x in by_time), max(x for _, x in by_time)
+    within = [mark for mark in marked if low <= mark.x <= high]
+    apart = {(round(MARKED_PLACES * (mark.x - low) / ((high - low) or 1)), mark.kind): mark for mark in within}
+    return sorted(apart.values())
+
+
+def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
+    """Which place of the horizontal axis was reached when."""
+    if len(found.rows) > 2:
+        return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
+    return sorted((metrics.time, x) for x, metrics in _steps(record, found))
+
+
+def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
+    """The place that was reached at `time`, between two reports in proportion."""
+    after = bisect.bisect_left(by_time, (time, -math.inf))
+    if after in (0, len(by_time)):
+        return by_time[min(after, len(by_time) - 1)][1]
+    (began, low), (ended, high) = by_time[after - 1 : after + 1]
+    return low if high < low else low + (high - low) * (time - began) / ((ended - began) or 1)
 
 
 # ── Progress ──────────────────────────────────────────────────────────────────

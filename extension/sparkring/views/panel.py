@@ -128,10 +128,12 @@ def _open_page() -> Page:
 class PanelView:
     """Keeps the panel up to date many times a second, and the static view every few seconds; how it ended always."""
 
-    def __init__(self, stop: Stop | None = None) -> None:
+    def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        self._static = HtmlView(after_s=STATIC_AFTER_S, pause_s=STATIC_PAUSE_S)
+        # Without a page that draws it, the static view would jump. In the background its place is made at once, since
+        # later the kernel runs another cell.
+        self._static = HtmlView(after_s=0.0 if background else STATIC_AFTER_S, pause_s=STATIC_PAUSE_S)
         self._page: Page | None = None
         self._due: float | None = None
 

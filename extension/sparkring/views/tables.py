@@ -13,7 +13,7 @@ from sparkring.views.markup import STYLE, text
 from sparkring.views.summary import size
 
 if TYPE_CHECKING:
-    from sparkring.capture import CapturedName
+    from sparkring.events import CapturedName
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
@@ -33,14 +33,22 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
     display({"text/html": table_html(headers, rows), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
 
 
+CAPTURED = ("name", "type", "size", "travels", "")
+
+
 def show_captured(names: Iterable[CapturedName]) -> None:
-    """Show what a cell takes along: name, type, size, how it travels, and why it cannot."""
-    rows = []
+    """Show what a cell takes along."""
+    show_table(CAPTURED, captured_rows(names), empty="the cell takes nothing from the notebook")
+
+
+def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
+    """What a cell takes along: name, type, size, how it travels, and why it cannot."""
+    rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name
         problem = ". ".join(part.rstrip(".") for part in (name.problem, name.advice) if part)
         rows.append((shown, name.type_name, size(name.size_bytes), name.travels, problem))
-    show_table(("name", "type", "size", "travels", ""), rows, empty="the cell takes nothing from the notebook")
+    return rows
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

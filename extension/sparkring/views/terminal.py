@@ -19,12 +19,16 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class TerminalView:
-    """Prints lines as they come; on a terminal in colour, with a last line that shows how far it is."""
+    """Prints lines as they come; on a terminal in colour, with a last line that shows how far it is.
 
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    Without that `progress` a prompt can stand there meanwhile.
+    """
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
         self._stream = stream
         self._clock = clock
         self._is_terminal = stream.isatty()
+        self._shows_progress = progress and self._is_terminal
         self._lines = 0
         self._noise = 0
         self._notice: Notice | None = None
@@ -99,7 +103,7 @@ class TerminalView:
 
     def _progress(self, record: RunRecord) -> str:
         """The last line, without its end; the one that stands there will do for a while."""
-        if not self._is_terminal or record.outcome is not None:
+        if not self._shows_progress or record.outcome is not None:
             return ""
         began = self._clock()
         if self._progress_due is None:

@@ -38,7 +38,7 @@ def task_for(
         import sys
         import tempfile
 
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, SparkFiles
 
         context = BarrierTaskContext.get()
         tasks = len(context.getTaskInfos())
@@ -81,6 +81,9 @@ def task_for(
         path = os.path.join(folder, "sparkring.zip")
         with open(path, "wb") as file:
             file.write(archive)
+        # What addPyFile() has brought to this executor: Spark puts it on the path of its own workers only.
+        root = SparkFiles.getRootDirectory()
+        shipped = [entry for entry in sys.path if entry.startswith(root)]
         held = context.resources().get("gpu")
         # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
         shared = {
@@ -91,7 +94,7 @@ def task_for(
         found = {
             **ticket,
             "member": context.partitionId(),
-            "first": [path],
+            "first": [path, *shipped],
             "cleanup": folder,
             "gpus": held.addresses[:gpus] if held else [],
             "context": pickle.dumps((vars(context), shared)).hex(),

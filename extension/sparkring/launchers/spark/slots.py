@@ -151,9 +151,10 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
             if made_here(context)
             else "add executors or cores (executors that are just starting count in a moment)"
         )
+        fewer = f"Use -n {found.total}, {'' if here else 'or '}" if found.total else "There are no executors: "
         raise SlotsError(
-            f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). Use -n "
-            f"{max(found.total, 1)}, {'' if here else 'or '}{more}{or_here(size, here)}."
+            f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). "
+            f"{fewer}{more}{or_here(size, here)}."
         )
 
 

@@ -1,26 +1,60 @@
-"""The cell, as it was run."""
+"""The cell, as it was run, and what it ran with."""
 
 from __future__ import annotations
 
+from sparkring.events import CAPTURED_KEPT
 from sparkring.record import RunRecord
-from sparkring.views import summary
+from sparkring.views import reading, summary
 from sparkring.views.markup import details, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import LINE_CHARACTERS, block
+from sparkring.views.summary import first_line
+from sparkring.views.tables import CAPTURED, bare_table, captured_rows
 
 CODE_LINES = 400
+NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The lines with their numbers, the one that failed marked."""
+    """The lines with their numbers, the one that failed marked; names, versions, data, and where more is."""
+    cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
+    if form != "tab":
+        return details("The cell", cell) + details("What it ran with", rest)
+    return f'<div class="sr-cell">{cell}</div>{rest}' if cell or rest else ""
+
+
+def _cell(record: RunRecord) -> str:
     code = record.code.rstrip().splitlines()[:CODE_LINES]
-    if not code:
-        return ""
     failed, width = summary.failed_line(record), len(str(len(code)))
     shown = []
     for at, line in enumerate(code, 1):
         said = text(line[:LINE_CHARACTERS])
         said = f"<mark>{said}</mark>" if at == failed else said
         shown.append(f"<span><b><small>{at:>{width}}</small></b>  {said}\n</span>")
-    body = block(shown, width - 1)
-    return body if form == "tab" else details("The cell", body)
+    return block(shown, width - 1)
+
+
+def _captured(record: RunRecord, form: Form) -> str:
+    names = record.captured[: NAMES_FINAL if form == "final" else CAPTURED_KEPT]
+    if not names:
+        return ""
+    note = "taken along from the notebook"
+    if len(names) < len(record.captured) or len(names) == CAPTURED_KEPT:
+        note += f": the first {len(names)}"
+    if record.warm:
+        note += "; what the ranks had already was not sent again"
+    return bare_table(CAPTURED, captured_rows(names), note)
+
+
+def _facts(record: RunRecord, now: float, form: Form) -> str:
+    """A line each. What data was read stands in a place of its own in the final view."""
+    read = [reading.data_words(found) for found in reading.data_sets(record, now)] if form == "tab" else []
+    told = [("data", words) for words in read[-reading.NAMED :]]
+    told.append(("versions", " · ".join(f"{name} {version}" for name, version in record.versions)))
+    told.append(("logs", record.log_folder))
+    if record.metrics and record.run_id:
+        told.append(("TensorBoard", f"%runs {record.run_id} --tensorboard"))
+    return "".join(
+        f'<div class="sr-fact"><small>{name}</small> {f"<code>{said}</code>" if name == "TensorBoard" else said}</div>'
+        for name, said in ((name, text(first_line(words, 600))) for name, words in told if words)
+    )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from sparkring.record import RunRecord
 from sparkring.views import metrics, summary
 from sparkring.views.curves import chart
+from sparkring.views.figure import figure
 from sparkring.views.markup import details, text
-from sparkring.views.metrics import Spread, Table
+from sparkring.views.metrics import Curve, Mark, Spread, Table
 from sparkring.views.sections import Form
 from sparkring.views.summary import counted
 
@@ -19,7 +20,16 @@ _RIGHT = ' class="sr-n" align="right"'
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last rows, and where there is room the curves."""
+    """The last rows, and where there is room the curves; in the panel each rank's last values as well."""
+    return _tab(record) if form == "tab" else _html(record, form)
+
+
+@metrics.remembered("metrics", "attempts", "checkpoints")
+def _tab(record: RunRecord) -> str:
+    return _html(record, "tab")
+
+
+def _html(record: RunRecord, form: Form) -> str:
     table = metrics.table(record)
     if not table.rows:
         return ""
@@ -33,7 +43,9 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     shown = _table(
         (table.by, *table.names), labelled, note if form != "stacked" and len(rows) < len(table.rows) else ""
     )
-    return f'<div class="sr-measured"><div>{shown}</div>{_charts(record, table) if form != "stacked" else ""}</div>'
+    charts = _charts(record, table, form) if form != "stacked" else ""
+    by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
+    return f'<div class="sr-measured"><div>{shown}{by_rank}</div>{charts}</div>'
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
@@ -52,19 +64,45 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
     return f'<table class="sr-table">{note}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
 
 
-def _charts(record: RunRecord, table: Table) -> str:
+def _charts(record: RunRecord, table: Table, form: Form) -> str:
     found = metrics.curves(record, table)[:CHARTS]
-    axis = metrics.curve_axis(table)
-    return f'<div class="sr-charts">{"".join(chart(curves, axis) for curves in found)}</div>' if found else ""
+    if not found:
+        return ""
+    axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
+    drawn = figure(found, axis, marks) if form == "final" else ""
+    shown = drawn or "".join(chart(curves, axis, marks) for curves in found)
+    return f'<div class="sr-charts{" sr-drawn" if drawn else ""}">{shown}{_legend(found, marks)}</div>'
+
+
+def _legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
+    """What lines and marks are that do not say it themselves."""
+    curves = [curve for chart in found for curve in chart]
+    band = any(point.value.differs for curve in curves if not curve.ranks for point in curve.points)
+    kinds = {mark.kind for mark in marks}
+    said = [
+        "thick: mean; thin: each rank" if any(curve.ranks for curve in curves) else "",
+        "band: lowest to highest" if band else "",
+        "dotted: undone by a restart" if any(curve.undone for curve in curves) else "",
+        "red: restart" if "restart" in kinds else "",
+        "green tick: checkpoint" if "checkpoint" in kinds else "",
+    ]
+    told = " · ".join(filter(None, said))
+    return f"<p><small>{told}</small></p>" if told else ""
 
 
 def by_rank_html(record: RunRecord) -> str:
     """Each rank's last metrics, where they are not the same everywhere."""
-    table, found = metrics.table(record), metrics.last_by_rank(record)
+    return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
+
+
+def _by_rank(record: RunRecord, table: Table) -> str:
+    found = metrics.last_by_rank(record)
     if not any(value.differs for value in metrics.last(record).values()):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])
         for rank, values in list(found.items())[:RANKS_MEASURED]
     ]
-    return details("Last metrics by rank", _table(("rank", *table.names), rows))
+    many = len(found) > RANKS_MEASURED
+    note = f"the first {RANKS_MEASURED} of {counted(len(found), 'rank')}" if many else ""
+    return _table(("rank", *table.names), rows, f"<caption><small>{note}</small></caption>" if note else "")

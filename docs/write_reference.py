@@ -1,0 +1,125 @@
+"""Writes docs/reference.md from the magics' own help and the docstrings: `make docs`, or with another file's name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sparkring
+from sparkring import errors
+from sparkring.checkpointing.store import Store
+from sparkring.data import petastorm, tfrecord
+from sparkring.data.shards import Shards
+
+FILE = Path(__file__).with_name("reference.md")
+HEAD = """# Reference
+
+Made by `make docs` from the magics' own help (`%%horovod?` shows the same) and from the docstrings: change it there.
+
+[Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
+[TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
+"""
+PETASTORM = ("make_reader", "make_batch_reader", "make_spark_converter", "SparkDatasetConverter", "check_transform")
+MADE_BY_USERS = {"HorovodRunner"}  # other classes' objects are what functions give
+# Methods without an underscore for the package's own other modules.
+INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
+SETTINGS = {
+    "SPARKRING_HOME": "Where runs are saved, in its folder `runs`. Default: `sparkring` in your data folder.",
+    "SPARKRING_CACHE": "Where Spark DataFrames are written for `shards(…)`, in its folder `dataframes`. Default: "
+    "`sparkring` in your cache folder; on Databricks `dbfs:/tmp/sparkring/<you>`.",
+    "SPARKRING_DBFS_ROOT": "The folder that stands for `dbfs:/`. Default: the mount `/dbfs` where there is one, else "
+    "`sparkring/dbfs` in your data folder.",
+    "SPARKRING_PANEL": "0: no live panel in the notebook; its static view is drawn anew while the cell runs.",
+    "SPARKRING_RANK": 'Set on the ranks, by `%%barrier` and under `framework="plain"`.',
+    "SPARKRING_SIZE": "The same: how many ranks there are.",
+    "spark.sparkring.driver.port": "A setting of the SparkSession: the port at which the driver waits for the ranks' "
+    "members. Default: any free one.",
+}
+
+
+def reference() -> str:
+    """The whole page."""
+    settings = "\n".join(f"| `{name}` | {what} |" for name, what in SETTINGS.items())
+    parts = [
+        HEAD,
+        "## Magics\n",
+        *(_entry(f"{mark}{name}", "", function) for mark, name, function in _magics()),
+        "## Python\n",
+        *(_described(f"sparkring.{name}", getattr(sparkring, name)) for name in _public()),
+        "## Shards\n\nWhat `sparkring.shards(…)` gives.\n",
+        *_members(Shards),
+        "## Checkpoints\n\nWhat `sparkring.checkpoints(…)` gives.\n",
+        *_members(Store),
+        f"## Petastorm\n\n{_text(petastorm)}",
+        *(_described(name, getattr(petastorm, name)) for name in PETASTORM),
+        f"## TFRecord\n\n{_text(tfrecord)}",
+        *(_described(name, getattr(tfrecord, name)) for name in ("write_tfrecord", "tfrecords", "Records")),
+        f"## Errors\n\n{_text(errors)}",
+        f"## Settings\n\nVariables of the environment, and a setting of the session.\n\n| | |\n|---|---|\n{settings}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _magics() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """What `%load_ext sparkring` adds to IPython: cell magics, then line magics, in the order of their names."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    with tempfile.TemporaryDirectory() as folder:
+        shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}), ipython_dir=folder)
+        before = {kind: set(known) for kind, known in shell.magics_manager.magics.items()}
+        sparkring.load_ipython_extension(shell)
+        for kind, mark in (("cell", "%%"), ("line", "%")):
+            found = shell.magics_manager.magics[kind]
+            yield from ((mark, name, found[name]) for name in sorted(set(found) - before[kind]))
+
+
+def _public() -> list[str]:
+    return [name for name in sparkring.__all__ if name != "load_ipython_extension"]
+
+
+def _described(name: str, thing: Any) -> str:
+    """A function, or a class and what it offers."""
+    if not inspect.isclass(thing):
+        return _entry(name, _signature(thing), thing)
+    takes = _signature(thing) if thing.__name__ in MADE_BY_USERS else ""
+    return "\n".join([_entry(name, takes, thing), *_members(thing)])
+
+
+def _members(owner: type) -> list[str]:
+    """The methods and properties of a class that say what they are."""
+    found = []
+    for name, member in vars(owner).items():
+        told = inspect.getdoc(member)
+        if name.startswith("_") or name in INSIDE or not told:
+            continue
+        if not (inspect.isfunction(member) or isinstance(member, property)):
+            continue
+        takes = _signature(member) if inspect.isfunction(member) else ""
+        found.append(_entry(f".{name}", takes, member, level=4))
+    return found
+
+
+def _signature(function: Any) -> str:
+    """Names and defaults; of what type they are is told in words."""
+    found = inspect.signature(function)
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
+    bare = bare[1:] if bare and bare[0].name == "self" else bare
+    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def _entry(name: str, takes: str, thing: Any, level: int = 3) -> str:
+    called = f"{name.lstrip('.')}{takes}\n\n" if takes else ""
+    return f"{'#' * level} `{name}`\n\n{_text(thing, called)}"
+
+
+def _text(thing: Any, first: str = "") -> str:
+    return f"```text\n{first}{inspect.getdoc(thing) or ''}\n```\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1] if len(sys.argv) > 1 else FILE).write_text(reference(), encoding="utf-8")

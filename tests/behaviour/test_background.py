@@ -1,0 +1,330 @@
+"""Runs that the notebook does not wait for."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparkring
+from sparkring import runner
+from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
+from sparkring.runs import last, load, saved
+
+# Goes on until the file `go` is there; the notebook has its path.
+WAITS = """
+import time
+from pathlib import Path
+print("up", flush=True)
+while not Path(go).exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def go(tmp_path) -> Path:
+    """The file that the ranks wait for."""
+    return tmp_path / "go"
+
+
+def up(run) -> bool:
+    """Whether all ranks have said so."""
+    return all(rank.line_count for rank in run.record.ranks)
+
+
+def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
+    """It is there before the ranks are done; what it brings arrives when they are."""
+    namespace = {"go": str(go)}
+    run = ring.in_background(WAITS + "found = 40 + rank\nfound + 1", namespace=namespace, pull=("found",))
+    wait_until(lambda: up(run), "both ranks are up")
+    with pytest.raises(StillRunning, match=rf"run {run.run_id} is not over after 0.05 s.*2 running"):
+        run.result(0.05)
+    assert not run.done
+    assert run.record.outcome is None
+    assert "found" not in namespace
+    go.touch()
+    result = run.result()
+    assert run.done
+    assert result.values == [41, 42]
+    assert namespace["found"] == 40
+    assert sparkring.last_result is result
+    assert run.result() is result
+    assert run.record.outcome == "finished"
+    assert ring.view.closed == 1
+    assert load(saved()[0]).outcome == "finished"
+
+
+def test_a_failure_is_told_and_kept(ring, capsys, wait_until):
+    """Who does not ask for the result hears of it in one line; who does has the error itself."""
+    run = ring.in_background("if rank == 1:\n    raise ValueError('no')")
+    told = ""
+
+    def heard() -> str:
+        nonlocal told
+        told += capsys.readouterr().err
+        return told
+
+    wait_until(lambda: "\n" in heard(), "a line is told")
+    assert re.fullmatch(rf"sparkring: run {run.run_id} \(test\) in the background: RunFailed: rank 1 .*\n", told)
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="ValueError: no") as caught:
+            run.result()
+    assert caught.value.record.failed_rank == 1
+    assert run.record.outcome == "failed"
+    assert "rank 1 failed: ValueError: no" in repr(run)
+
+
+def test_stop_leaves_nothing(ring, wait_until):
+    """When stop() returns, the run has ended like one that was interrupted."""
+    run = ring.in_background("import time\nprint('up', flush=True)\ntime.sleep(1000)")
+    wait_until(lambda: up(run), "both ranks are up")
+    run.stop()
+    assert run.done
+    assert (run.record.outcome, run.record.message) == ("interrupted", "2 ranks ended")
+    assert [rank.state for rank in run.record.ranks] == ["stopped", "stopped"]
+    with pytest.raises(KeyboardInterrupt, match="interrupted, 2 ranks ended"):
+        run.result()
+    run.stop()
+
+
+def test_stop_before_the_ranks_are_up(ring):
+    run = ring.in_background("import time\ntime.sleep(1000)")
+    run.stop(wait=False)
+    with pytest.raises(KeyboardInterrupt):
+        run.result()
+    assert run.record.outcome == "interrupted"
+
+
+def test_several_at_once(ring, go, wait_until):
+    """Two in the background, one in the foreground: each has its ranks, its values and its logs."""
+    gates = [go.with_name(f"go-{index}") for index in range(2)]
+    namespaces = [{"go": str(gate), "mine": index} for index, gate in enumerate(gates)]
+    cell = WAITS + "print('this is', mine, flush=True)\nmine += 10\nmine"
+    both = [ring.in_background(cell, 1, namespace=each, pull=("mine",)) for each in namespaces]
+    wait_until(lambda: all(map(up, both)), "all ranks are up")
+    here = ring.run("print('in front')\n'front'", 1)
+    assert here.value == "front"
+    assert not any(run.done for run in both)
+    assert sparkring.last_result is here
+    gates[1].touch()
+    assert both[1].result().value == 11
+    assert sparkring.last_result is both[1].result()
+    assert not both[0].done
+    gates[0].touch()
+    assert both[0].result().value == 10
+    assert [each["mine"] for each in namespaces] == [10, 11]
+    assert [run.result().logs(0) for run in both] == ["up\nthis is 0\n", "up\nthis is 1\n"]
+    assert len({here.record.run_id, *(run.run_id for run in both)}) == 3
+
+
+def test_two_rings_of_horovod(ring):
+    """Each has its own meeting point."""
+    cell = """
+        import torch
+        import horovod.torch as hvd
+        hvd.init()
+        hvd.allreduce(torch.tensor([float(add + rank)]), op=hvd.Sum, name="total").item()
+    """
+    both = [ring.in_background(cell, namespace={"add": add}, framework="horovod") for add in (10, 20)]
+    assert [run.result().values for run in both] == [[21.0] * 2, [41.0] * 2]
+
+
+def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_until):
+    """Its rows come with it, and Spark has slots for both."""
+    namespace = {"go": str(go), "digits": spark.range(6).repartition(2)}
+    cell = WAITS + "context.barrier()\nsum(row.id for row in rows)"
+    run = tasks.in_background(cell, 0, namespace=namespace, framework="barrier", data="digits")
+    wait_until(lambda: up(run), "both ranks are up")
+    assert spark.range(100).selectExpr("sum(id)").first()[0] == 4950
+    assert not run.done
+    go.touch()
+    assert sum(run.result().values) == 15
+
+
+def test_ranks_have_what_was_there_when_it_started(local):
+    """The notebook may change what it has at once."""
+    namespace = {"x": np.ones(200_000), "y": [1]}
+    run = local.in_background("x.sum(), y", 1, namespace=namespace)
+    namespace["x"][:] = 7
+    namespace["y"].append(2)
+    assert run.result().value == (200_000.0, [1])
+
+
+def test_lost_ranks_come_back(ring, tmp_path):
+    """Restarts are as in the foreground, with the arrays that were there when it started."""
+    namespace = {"first": str(tmp_path / "first"), "x": np.ones(200_000)}
+    run = ring.in_background(
+        """
+        import os, signal
+        from pathlib import Path
+        if rank == 0 and not Path(first).exists():
+            Path(first).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        x.sum()
+        """,
+        namespace=namespace,
+        max_restarts=1,
+    )
+    namespace["x"][:] = 7
+    assert run.result().values == [200_000.0, 200_000.0]
+    assert [attempt.failed_rank for attempt in run.record.attempts] == [0, None]
+
+
+def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
+    monkeypatch.setattr("sparkring.attempts.PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.attempts.LONGEST_PAUSE_S", 1000.0)
+    run = local.in_background("import os\nos._exit(3)", max_restarts=1)
+    wait_until(lambda: run.record.attempts and run.record.attempts[-1].ended, "the first attempt has ended")
+    run.stop()
+    assert (run.record.outcome, run.record.message) == ("interrupted", "between two attempts")
+
+
+def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
+    """However it is written; when the first is over, the next goes on from there."""
+    cell = WAITS + "from sparkring import checkpoints\nstore = checkpoints()\nstate = {'step': 0}\n"
+    cell += "begun = store.restore(state)\nstate['step'] = begun + 1\nstore.save(begun + 1, state)\nbegun"
+    namespace, folder = {"go": str(go)}, tmp_path / "saved"
+    run = local.in_background(cell, 1, namespace=namespace, checkpoint_dir=str(folder))
+    for start in (local.run, local.in_background):
+        with pytest.raises(CheckpointError, match=f"is where run {run.run_id} saves"):
+            start(cell, 1, namespace=namespace, checkpoint_dir=f"file:{folder}/")
+    go.touch()
+    assert run.result().value == 0
+    assert local.run(cell, 1, namespace=namespace, checkpoint_dir=str(folder)).value == 1
+
+
+def test_what_is_wrong_beforehand_is_told_at_once(local):
+    """No run was begun."""
+    with pytest.raises(CaptureError, match="reads `nobody`"):
+        local.in_background("nobody")
+    with pytest.raises(PathError, match="dbfs:/folder"):
+        local.in_background("rank", checkpoint_dir="dbfs://folder")
+    assert saved() == []
+
+
+def test_slots_that_are_not_there_are_told_at_once(tasks):
+    with pytest.raises(SlotsError, match="needs 99 task slots"):
+        tasks.in_background("rank", 99)
+    assert saved() == []
+
+
+def test_ranks_that_cannot_be_started(local, monkeypatch):
+    """What is found only then is the run's end."""
+    monkeypatch.setattr("sparkring.launchers.local.sys.executable", "/no/such/python")
+    run = local.in_background("rank")
+    with pytest.raises(LaunchError, match="could not be started"):
+        run.result()
+    assert run.record.outcome == "failed"
+
+
+def test_a_function_in_the_background():
+    """sparkring.run() takes it as a keyword."""
+    run = sparkring.run(lambda add: add + 1, np=-1, framework="plain", background=True, add=41)
+    assert isinstance(run, sparkring.BackgroundRun)
+    assert run.result().value == 42
+
+
+@pytest.mark.parametrize("options", [{}, {"max_restarts": 1}], ids=["once", "again"])
+def test_stop_from_another_thread(ring, monkeypatch, options):
+    """What a view is given to stop a run with ends it like an interrupt, also while the notebook waits for it."""
+    before, stops = signal.getsignal(signal.SIGINT), []
+
+    def open_view(*, quiet, stop, background):
+        stops.append(stop)
+        return ring.view
+
+    monkeypatch.setattr(runner, "open_view", open_view)
+
+    def press(record):
+        if record.recent_count and stops:
+            threading.Thread(target=stops.pop()).start()
+
+    ring.view.on_refresh = press
+    cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
+    np = ring.np(2)
+    with pytest.raises(KeyboardInterrupt, match="interrupted, 2 ranks ended"):
+        runner.run_cell(cell, {}, runner.Options(np=np, **options), framework="plain", title="test", code=cell)
+    assert ring.view.record.outcome == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
+    stops = []
+    monkeypatch.setattr(runner, "open_view", lambda *, quiet, stop, background: stops.append(stop) or view)
+    view = type(shared_gang.view)()
+    view.on_refresh = lambda record: record.recent_count and stops and stops.pop()()
+    cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
+    gang = shared_gang.gang
+    with pytest.raises(KeyboardInterrupt, match="The gang goes on"):
+        runner.run_cell(
+            cell, {}, runner.Options(np=gang.wanted.np), framework="plain", title="test", code=cell, warm=gang
+        )
+    assert shared_gang.values("rank") == [0, 1, 2]
+
+
+# ── The end of the process ────────────────────────────────────────────────────────────────────────────────────────────
+
+STARTED = """
+from sparkring.runner import start_cell
+{start}
+def begin(source):
+    return start_cell(chr(10) + source, {{}}, Options(np={np}, background=True), framework="plain", title="test",
+                      code=source, view=view)
+run = begin('import os, time; print("up", os.getpid(), flush=True); time.sleep(1000)')
+"""
+WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+def test_the_end_of_the_process_ends_it(driver, where):
+    """Without a word, and its record says so."""
+    script = STARTED.format(**where) + "while len(view.record.recent) < 2: time.sleep(0.02)\n"
+    found = driver(script)
+    text = found.wait()
+    assert found.process.returncode == 0, text
+    assert last(saved()[0]).outcome == "interrupted"
+
+
+@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
+def test_a_killed_process_takes_it_along(driver, where, wait_until):
+    found = driver(STARTED.format(**where) + "run.result()\n")
+    for rank in (0, 1):
+        found.until_said(rf"^\[{rank}\] up \d+$")
+    found.process.kill()
+    found.wait()
+    wait_until(lambda: not found.family(), "members, and Spark, have ended")
+
+
+def test_an_interrupt_leaves_it_alone(driver):
+    """Ctrl-C is for what the main thread does, and be it that it waits for the result."""
+    found = driver(
+        STARTED.format(**WHERE[0])
+        + """
+for what in (lambda: time.sleep(1000), run.result, lambda: run_cell(
+    chr(10) + 'import time; print("in front", flush=True); time.sleep(1000)', {}, Options(np=-1), framework="plain",
+    title="front", code="", view=View())):
+    try:
+        print("waiting", flush=True)
+        what()
+    except KeyboardInterrupt as error:
+        print("KeyboardInterrupt:", error, flush=True)
+print("still", run.record.outcome, [rank.state for rank in run.record.ranks], flush=True)
+run.stop()
+"""
+    )
+    for rank in (0, 1):
+        found.until_said(rf"^\[{rank}\] up \d+$")
+    for number in range(3):
+        found.until_said(rf"(?s)(waiting.*){{{number + 1}}}")
+        if number == 2:
+            found.until_said(r"^\[0\] in front$")
+        found.process.send_signal(signal.SIGINT)
+        found.until_said(rf"(?s)(KeyboardInterrupt: .*){{{number + 1}}}")
+    text = found.wait()
+    assert "KeyboardInterrupt: sparkring: interrupted, the run goes on: .stop() or `%runs --stop" in text
+    assert "KeyboardInterrupt: sparkring: interrupted, 1 rank ended" in text
+    assert "still None ['running', 'running']" in text

@@ -1,0 +1,173 @@
+"""Lines, names and ends of runs in the background that need no ranks."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from sparkring import background, runs
+from sparkring.errors import OptionsError
+from sparkring.events import RunStarted
+from sparkring.interrupts import Interrupts, interrupted, when
+from sparkring.options import Options, RunsWanted, parse, parse_runs, runs_completions
+from sparkring.record import RunRecord
+from sparkring.recorder import Recorder
+from sparkring.result import RunResult
+from sparkring.runner import run
+from sparkring.views import Quiet
+from sparkring.views.terminal import TerminalView
+
+
+def started(title: str, work) -> background.BackgroundRun:
+    """A run that does `work(interrupts)`, and nothing else."""
+    recorder = Recorder(Quiet(), RunStarted(1.0, runs.new_id(), title, "", 1, "local", "plain", "all"))
+    interrupts = Interrupts()
+
+    def to_the_end() -> RunResult:
+        try:
+            return work(interrupts)
+        finally:
+            recorder.close("finished")
+
+    return background.BackgroundRun(to_the_end, recorder, interrupts)
+
+
+def until_stopped(interrupts: Interrupts) -> RunResult:
+    while not interrupts.seen:
+        time.sleep(0.01)
+    raise interrupted("at once")
+
+
+def test_the_option():
+    assert parse("horovod", "-n -2 --background") == Options(np=-2, background=True)
+    with pytest.raises(OptionsError, match="--dry-run starts nothing"):
+        parse("torchrun", "--background --dry-run")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", RunsWanted()),
+        ("50", RunsWanted(50)),
+        ("--stop 2026", RunsWanted(stop="2026")),
+        ("--stop 'my run'", RunsWanted(stop="my run")),
+    ],
+)
+def test_lines_of_runs(line, expected):
+    assert parse_runs(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("some", "how many to list, not 'some'"), ("--stop", "takes one run"), ("--stop a b", "one run")],
+)
+def test_lines_of_runs_that_make_no_sense(line, words):
+    with pytest.raises(OptionsError, match=words):
+        parse_runs(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (" ", ["--stop"]),
+        (" --s", ["--stop"]),
+        (" --stop ", ["2026_a", "2026_b"]),
+        (" --stop 2026_b", ["2026_b"]),
+        (" --stop x", []),
+        (" --stop 2026_a ", []),
+        (" 50 ", []),
+    ],
+)
+def test_tab_offers_what_can_be_stopped(line, expected):
+    assert runs_completions(line, ["2026_a", "2026_b"]) == expected
+
+
+def test_a_run_is_found_by_its_id_or_its_name():
+    """As in %logs; and when it is over, no more."""
+    one, other = started("one", until_stopped), started("other", until_stopped)
+    assert background.going() == [other, one]
+    assert background.find(one.run_id) is one
+    assert background.find(one.run_id[-6:]) is one
+    assert background.find("other") is other
+    assert background.find("2026" if one.run_id.startswith("2026") else one.run_id[:4]) is other
+    assert background.find("no-such") is None
+    one.stop()
+    assert background.find("one") is None
+    background.stop_all()
+    assert background.going() == []
+    assert other.done
+
+
+def test_an_error_holds_nothing_of_the_run():
+    """What was sent to the ranks may be large, and a notebook keeps its errors for long."""
+
+    class Large:
+        alive = 0
+
+        def __init__(self) -> None:
+            Large.alive += 1
+
+        def __del__(self) -> None:
+            Large.alive -= 1
+
+    def work(interrupts: Interrupts) -> RunResult:
+        large = Large()
+        try:
+            raise OSError(f"{Large.alive} of {type(large).__name__}")
+        except OSError as error:
+            raise ValueError("in the end") from error
+
+    run = started("large", work)
+    with pytest.raises(ValueError, match="in the end") as caught:
+        run.result()
+    assert str(caught.value.__cause__) == "1 of Large"
+    assert Large.alive == 0
+
+
+def test_out_says_what_the_panel_does_not():
+    """Where it is the whole that is shown; elsewhere it says how it stands."""
+    from IPython.lib.pretty import pretty
+
+    run = started("cell", until_stopped)
+    assert pretty(run) == (f"run {run.run_id} in the background: .result() waits for what it brings, .stop() ends it")
+    assert pretty([run]).startswith(f"[BackgroundRun({run.run_id}: 0 of 1 rank has dialled home")
+    run.stop()
+    done = started("cell", lambda interrupts: RunResult({0: 42}, {}, RunRecord(size=1)))
+    result = done.result()
+    assert pretty(done) == pretty(result)
+
+
+def test_what_an_interrupt_was_told():
+    assert when(interrupted("2 ranks ended")) == "2 ranks ended"
+    assert when(KeyboardInterrupt()) == ""
+
+
+def test_a_run_that_goes_while_another_makes_room(monkeypatch):
+    """Two runs may end at once, and both remove old ones."""
+    gone = runs.home() / "2026-01-01_00-00-00_gone"
+    gone.parent.mkdir(parents=True)
+    (gone.parent / "other").mkdir()
+    monkeypatch.setattr(runs, "saved", lambda: [gone, gone])
+    runs.prune(keep=0)
+
+
+def test_a_terminal_is_left_to_the_prompt():
+    """Lines are printed; a last line that is written again and again would be in the way of what is typed."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for progress in (True, False):
+        stream = Terminal()
+        view = TerminalView(stream, progress=progress)
+        view.refresh(RunRecord(run_id="x", size=1, started=1.0))
+        assert bool(stream.getvalue()) is progress
+
+
+def test_not_everything_can_be_run():
+    with pytest.raises(TypeError, match="run\\(\\) takes a function"):
+        run(3, background=True)  # type: ignore[call-overload]
+    assert runs.saved() == []

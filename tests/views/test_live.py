@@ -1,0 +1,158 @@
+"""What a page is told of a run: each thing once, as text, and little of what has not changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkring import events
+from sparkring.record import RECENT_LINES, RunRecord, apply, replay
+from sparkring.views.live import SECTIONS, STATE_PAUSE_S, Feed, state_message, whole
+
+BEGAN = 1_000.0
+STARTED = events.RunStarted(BEGAN, "run-1", "title", "%%horovod -n -2\nprint(1)", 2, "local", "horovod", "all")
+UP = [events.RankStarted(BEGAN + 1, rank, "here", 100 + rank) for rank in range(2)]
+
+
+def printed(rank: int, text: str, time: float = BEGAN + 2, stream: events.Stream = "stdout") -> events.Output:
+    return events.Output(time, rank, stream, text.encode())
+
+
+def of_kind(news, kind):
+    return [message for message in news if message["kind"] == kind]
+
+
+def texts(news):
+    return [text for message in of_kind(news, "lines") for text in message["text"]]
+
+
+@pytest.fixture
+def running() -> RunRecord:
+    return replay([STARTED, *UP])
+
+
+def test_each_line_is_told_once(running):
+    feed = Feed()
+    record = apply(running, printed(0, "one\ntwo\n"))
+    assert texts(feed.news(record, BEGAN + 2)) == ["one", "two"]
+    record = apply(record, printed(1, "three\n"))
+    assert texts(feed.news(record, BEGAN + 2)) == ["three"]
+    assert of_kind(feed.news(record, BEGAN + 2), "lines") == []
+
+
+def test_lines_are_numbered_so_that_a_page_sees_what_it_missed(running):
+    feed = Feed()
+    feed.news(apply(running, printed(0, "one\n")), BEGAN + 2)
+    flood = "".join(f"{number}\n" for number in range(3 * RECENT_LINES))
+    (told,) = of_kind(feed.news(apply(running, printed(0, flood)), BEGAN + 2), "lines")
+    assert told["start"] + told["count"] == 3 * RECENT_LINES
+    assert told["count"] == len(told["text"]) == RECENT_LINES
+    assert told["text"][-1] == str(3 * RECENT_LINES - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.text(max_size=40)), max_size=30), st.data())
+def test_however_often_it_is_asked_a_page_has_all_lines_in_order(said, data):
+    record, feed, told = replay([STARTED, *UP]), Feed(), []
+    for rank, text in said:
+        line = text.replace("\n", " ").replace("\r", " ").encode("utf-8", "replace").decode()
+        record = apply(record, printed(rank, f"{line}\n"))
+        if data.draw(st.booleans()):
+            told += feed.news(record, BEGAN + 3)
+    told += feed.news(record, BEGAN + 3)
+    assert texts(told) == texts(whole(record, BEGAN + 3))
+    ends = [message["start"] + message["count"] for message in of_kind(told, "lines")]
+    assert ends == sorted(ends)
+
+
+def test_a_line_is_text_and_its_colours_are_html_of_ours(running):
+    record = apply(running, printed(0, "\x1b[31m<b onclick=alert(1)>\x1b[0m\u202e\n<script>plain</script>\n"))
+    (told,) = of_kind(whole(record, BEGAN + 2), "lines")
+    assert told["text"] == ["<b onclick=alert(1)>\\u202e", "<script>plain</script>"]
+    assert list(told["html"]) == [0]
+    assert "&lt;b onclick=alert(1)&gt;" in told["html"][0]
+
+
+def test_a_line_whose_end_is_still_to_come_is_pending(running):
+    feed = Feed()
+    record = apply(running, printed(0, " 10%|#\r 20%|##"))
+    (told,) = of_kind(feed.news(record, BEGAN + 2), "lines")
+    assert (told["text"], told["pending"]["text"]) == ([], [" 20%|##"])
+    record = apply(record, printed(0, "\n"))
+    (told,) = of_kind(feed.news(record, BEGAN + 2), "lines")
+    assert (told["text"], told["pending"]["text"]) == ([" 20%|##"], [])
+
+
+def test_tensorflows_greeting_is_marked(running):
+    line = "2026-11-20 10:00:00.123456: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.\n"
+    record = apply(apply(running, printed(0, line, stream="stderr")), printed(0, "mine\n"))
+    (told,) = of_kind(whole(record, BEGAN + 2), "lines")
+    assert (told["noise"], told["stream"]) == ([0], "eo")
+
+
+def test_what_logs_leaves_out_is_not_told():
+    record = replay(
+        [replace(STARTED, logs="callbacks"), *UP, printed(0, "no\n"), events.Message(BEGAN + 2, 1, "yes\nand")]
+    )
+    (told,) = of_kind(whole(record, BEGAN + 2), "lines")
+    assert (told["text"], told["rank"], told["count"]) == (["yes", "and"], [1, 1], 1)
+
+
+def test_the_state_is_told_when_it_changes_and_not_too_often(running):
+    feed = Feed()
+    assert len(of_kind(feed.news(running, BEGAN + 2), "state")) == 1
+    assert of_kind(feed.news(running, BEGAN + 2 + 2 * STATE_PAUSE_S), "state") == []
+    record = apply(running, events.Metrics(BEGAN + 3, 1, {"loss": 0.5}, step=7, epoch=1))
+    soon = BEGAN + 2 + 2.5 * STATE_PAUSE_S
+    assert of_kind(feed.news(record, soon), "state") == []  # it has looked a moment ago
+    (told,) = of_kind(feed.news(record, soon + STATE_PAUSE_S), "state")
+    assert told["ranks"]["step"] == [None, 7]
+    assert told["last"] == ["loss 0.5"]
+
+
+def test_how_it_ended_is_told_at_once(running):
+    feed = Feed()
+    feed.news(running, BEGAN + 2)
+    failure = events.Failure("signal", "killed by SIGKILL")
+    record = replay(
+        [
+            events.RankFailed(BEGAN + 2, 1, failure),
+            events.RankFailed(BEGAN + 2, 0, events.Failure("exception", "HorovodInternalError", follows=True)),
+            events.RunFinished(BEGAN + 2, "failed", "", 1),
+        ],
+        running,
+    )
+    (told,) = of_kind(feed.news(record, BEGAN + 2), "state")
+    assert (told["state"], told["outcome"]) == ("failed", "rank 1 failed: killed by SIGKILL")
+    assert told["ranks"]["state"] == "yx"
+    assert told["ranks"]["failure"][1] == "killed by SIGKILL"
+
+
+def test_a_section_is_told_when_it_has_changed(running):
+    feed = Feed()
+    (told,) = of_kind(feed.news(running, BEGAN + 2), "sections")
+    assert list(told["html"]) == ["code"]
+    record = apply(running, events.Metrics(BEGAN + 3, 0, {"loss": 0.5}, step=1))
+    (told,) = of_kind(feed.news(record, BEGAN + 60), "sections")
+    assert list(told["html"]) == ["metrics"]
+    assert set(told["html"]) <= set(SECTIONS)
+
+
+def test_messages_are_json(running):
+    record = apply(running, events.Metrics(BEGAN + 3, 0, {"loss": float("nan")}, step=1, steps=10, epoch=1, epochs=2))
+    for message in whole(apply(record, printed(0, "x\n")), BEGAN + 4):
+        json.dumps(message, allow_nan=False)
+
+
+def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
+    ranks = 1_024
+    record = replay(
+        [
+            replace(STARTED, size=ranks),
+            *(events.RankStarted(BEGAN + 1, rank, f"host-{rank % 16}", rank) for rank in range(ranks)),
+        ]
+    )
+    assert len(json.dumps(state_message(record, BEGAN + 2))) < 64_000
