@@ -31,6 +31,7 @@ import death  # noqa: E402
 import horde  # noqa: E402
 import latency  # noqa: E402
 import loading  # noqa: E402
+import panel  # noqa: E402
 import reading  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[Effort], list[Row]]] = {
     "tfrecord": reading.tfrecord,
     "checkpoints": checkpoints.files,
     "restarts": checkpoints.runs,
+    "panel": panel.live,
 }
 PACKAGES = (
     "sparkring",

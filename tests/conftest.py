@@ -135,6 +135,12 @@ class Lasting:
 lasting = Lasting()
 
 
+@pytest.fixture(scope="session")
+def lasting_processes() -> list[psutil.Process]:
+    """For fixtures of a session or a module: what they put here, and all below it, is not left behind by a test."""
+    return lasting.processes
+
+
 def traces() -> Traces:
     """Everything that a test could leave behind, as it is now."""
     me = psutil.Process()

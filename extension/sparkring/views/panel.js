@@ -273,8 +273,10 @@ class LogView {
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "What the ranks print" }, this.spacer);
     this.box.addEventListener("scroll", () => {
+      if (this.box.scrollTop === this.placed) return; // by ourselves
+      this.placed = null;
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
-      if (atEnd !== this.follow && performance.now() - (this.placed || 0) > 50) this.setFollow(atEnd);
+      if (atEnd !== this.follow) this.setFollow(atEnd);
       this.panel.schedule();
     });
     this.box.addEventListener("keydown", (event) => {
@@ -377,8 +379,8 @@ class LogView {
   }
 
   place(top) {
-    this.placed = performance.now();
     this.box.scrollTop = top;
+    this.placed = this.box.scrollTop; // as far as there is something to scroll
   }
 
   fits(line) {

@@ -1,0 +1,237 @@
+"""The live panel in a real JupyterLab and a real browser: how soon, how smooth, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import US, Effort, Goal, Measured, Row, Turns, say
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # lab.py, which the tests use as well
+
+PLAIN = "print in JupyterLab"
+LINES_PER_S, SECONDS = 1_000, 10
+SOON, LEAN, PROMPT, CHEAP, SMALL = Goal(0.15), Goal(150), Goal(0.2), Goal(5), Goal(200)
+
+# The time that the kernel's thread spends on views, as it is spent.
+SETUP = """%load_ext sparkring
+import json, time
+from sparkring.views.panel import PanelView
+
+def watched(method):
+    def call(self, record):
+        begun = time.thread_time()
+        try:
+            return method(self, record)
+        finally:
+            spent.append(time.thread_time() - begun)
+    return call
+
+PanelView.refresh, PanelView.close = watched(PanelView.refresh), watched(PanelView.close)
+spent = []
+print("ready")
+"""
+STEADY = f"""%%horovod -n -2 --name steady
+import time
+begun = time.time()
+for number in range({LINES_PER_S * SECONDS // 2}):
+    late = begun + number / {LINES_PER_S // 2} - time.time()
+    if late > 0:
+        time.sleep(late)
+    print(f"at {{time.time():.4f}} by {{rank}}")
+"""
+SPENT = "print(json.dumps(sum(spent)))"
+BURST = """%%horovod -n -1 --name burst
+for number in range(LINES):
+    print("line", number, "of a burst, with some words to it")
+"""
+PLAIN_BURST = """for number in range(LINES):
+    print("line", number, "of a burst, with some words to it")
+"""
+ORDINARY = """%%horovod -n -2 --name ordinary
+import random
+import sparkring
+for epoch in range(1, 13):
+    for step in range(1, 13):
+        print(f"{step}/12 [{'=' * step}{'.' * (12 - step)}] - loss: {1 / (epoch + step / 12):.4f} - rank {rank}")
+    values = {name: 1 / epoch + 0.01 * random.random() for name in ("loss", "accuracy", "val_loss", "val_accuracy")}
+    sparkring.log(epoch=epoch, epochs=12, **values)
+"""
+AT_SETUP, AT_STEADY, AT_SPENT, AT_BURST, AT_PLAIN, AT_ORDINARY = range(6)
+
+# After each frame: how long it was since the last one, and the last line that is on the screen by then.
+WATCH = """() => {
+  const seen = window.seen = { frames: [], lines: [], clicks: [], on: true };
+  const now = () => performance.timeOrigin + performance.now();
+  let before = performance.now();
+  const frame = (at) => {
+    seen.frames.push(at - before);
+    before = at;
+    setTimeout(() => {
+      let last = -1;
+      for (const row of document.querySelectorAll('.sr-panel .sr-row')) last = Math.max(last, Number(row.dataset.line));
+      if (last > (seen.lines.at(-1)?.[1] ?? -1)) seen.lines.push([now() / 1000, last]);
+    });
+    if (seen.on) requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+  addEventListener('click', (event) => requestAnimationFrame(() => setTimeout(() =>
+    seen.clicks.push((performance.now() - event.timeStamp) / 1000))), true);
+}"""
+
+
+def live(effort: Effort) -> list[Row]:
+    with _lab() as (lab, browser):
+        lines = 100_000 if effort.quick else 2_000_000
+        turns = Turns(
+            effort.runs if effort.quick else min(effort.runs, 3),
+            {
+                US: lambda: {**_steady(lab, browser), **_burst(lab, browser, lines), **_ordinary(lab, browser)},
+                PLAIN: lambda: _plain_burst(lab, browser, lines),
+            },
+        )
+    steady, burst = f"panel, {LINES_PER_S:,} lines/s", f"panel, {lines:,} lines at once"
+    return [
+        turns.row(f"{steady}: print to pixels, median", "s", "median", goal=SOON),
+        turns.row(f"{steady}: print to pixels, 95th percentile", "s", "p95"),
+        turns.row(f"{steady}: kernel's time for views", "% of a core", "spent", goal=CHEAP),
+        turns.row(f"{burst}: lines", "lines/s", "speed", PLAIN, goal=Goal(200_000, at_least=True)),
+        turns.row(f"{burst}: page's memory grows by", "MB", "grown", PLAIN, goal=LEAN),
+        turns.row(f"{burst}: frame time, 99th percentile", "s", "frame_p99", PLAIN),
+        turns.row(f"{burst}: frame time, longest", "s", "frame_max", PLAIN),
+        turns.row(f"{burst}: answers a click in, slowest", "s", "click", goal=PROMPT),
+        turns.row("saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
+    ]
+
+
+@contextlib.contextmanager
+def _lab() -> Iterator[tuple[Any, Any]]:
+    import lab as labs
+    from playwright.sync_api import expect
+
+    path = labs.chromium()
+    if path is None:
+        raise RuntimeError(f"there is no browser: none of {', '.join(labs.CHROMIUMS)} is on PATH")
+    expect.set_options(timeout=300_000)
+    say("starting JupyterLab …")
+    with (
+        tempfile.TemporaryDirectory(prefix="panel-") as folder,
+        labs.jupyterlab(Path(folder) / "lab") as lab,
+        labs.browser(path, ["--enable-precise-memory-info"]) as browser,
+    ):
+        yield lab, browser
+
+
+@contextlib.contextmanager
+def _notebook(lab: Any, browser: Any, lines: int = 0) -> Iterator[Any]:
+    """A notebook with a kernel of its own, ready to run the cells."""
+    from lab import Opened
+
+    setup = f"{SETUP}\nLINES = {lines}"
+    found = Opened(browser, lab)("panel", setup, STEADY, SPENT, BURST, PLAIN_BURST, ORDINARY)
+    try:
+        found.run(AT_SETUP, wait=True)
+        yield found
+    finally:
+        for session in lab.ask("/api/sessions"):
+            lab.ask(f"/api/sessions/{session['id']}", "DELETE")
+        found.page.close()
+
+
+# ── A thousand lines a second ─────────────────────────────────────────────────
+
+
+def _steady(lab: Any, browser: Any) -> Measured:
+    with _notebook(lab, browser) as notebook:
+        notebook.page.evaluate(WATCH)
+        notebook.run(AT_STEADY, wait=True)
+        notebook.page.wait_for_timeout(500)
+        shown = notebook.page.evaluate("window.seen.lines")
+        with notebook.page.expect_download() as download:
+            notebook.panel(AT_STEADY).get_by_role("button", name="download").click()
+        printed = [float(at) for at in re.findall(r"at ([\d.]+) by", Path(download.value.path()).read_text())]
+        notebook.run(AT_SPENT, wait=True)
+        spent = json.loads(notebook.cell(AT_SPENT).locator(".jp-OutputArea-output").inner_text())
+    if len(printed) != LINES_PER_S * SECONDS:
+        raise RuntimeError(f"the page has {len(printed)} of {LINES_PER_S * SECONDS} lines")
+    took, frame = [], 0
+    for number, at in enumerate(printed):
+        while shown[frame][1] < number:
+            frame += 1
+        took.append(shown[frame][0] - at)
+    return {
+        "median": statistics.median(took),
+        "p95": statistics.quantiles(took, n=20)[-1],
+        "spent": 100 * spent / (max(printed) - min(printed)),
+    }
+
+
+# ── The burst ─────────────────────────────────────────────────────────────────
+
+
+def _burst(lab: Any, browser: Any, lines: int) -> Measured:
+    with _notebook(lab, browser, lines) as notebook:
+        tile = notebook.panel(AT_BURST).locator(".sr-tiles button").first
+
+        def meanwhile() -> None:
+            if tile.count() and tile.is_visible():
+                tile.click()
+
+        found = _measured(notebook, AT_BURST, lines, meanwhile)
+        clicks = notebook.page.evaluate("window.seen.clicks")[1:]  # the first one put the cursor into the cell
+        return {**found, "click": max(clicks)}
+
+
+def _plain_burst(lab: Any, browser: Any, lines: int) -> Measured:
+    with _notebook(lab, browser, lines) as notebook:
+        return _measured(notebook, AT_PLAIN, lines, lambda: None)
+
+
+def _measured(notebook: Any, at: int, lines: int, meanwhile: Any) -> Measured:
+    """Run the cell, and see what becomes of the page; `meanwhile` is done twice a second."""
+    session = notebook.page.context.new_cdp_session(notebook.page)
+    session.send("Performance.enable")
+
+    def held() -> float:
+        found = session.send("Performance.getMetrics")["metrics"]
+        return next(each["value"] for each in found if each["name"] == "JSHeapUsedSize")
+
+    session.send("HeapProfiler.collectGarbage")
+    before = most = held()
+    notebook.page.evaluate(WATCH)
+    begun = time.perf_counter()
+    notebook.run(at)
+    while not re.search(r"\d", notebook.prompt(at).inner_text()):
+        notebook.page.wait_for_timeout(500)
+        meanwhile()
+        most = max(most, held())
+    seconds = time.perf_counter() - begun
+    notebook.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    notebook.page.wait_for_timeout(1000)
+    meanwhile()
+    session.send("HeapProfiler.collectGarbage")
+    frames = sorted(each / 1000 for each in notebook.page.evaluate("window.seen.frames"))
+    return {
+        "speed": lines / seconds,
+        "grown": (max(most, held()) - before) / 1e6,
+        "frame_p99": frames[int(0.99 * (len(frames) - 1))],
+        "frame_max": frames[-1],
+    }
+
+
+# ── What is saved ─────────────────────────────────────────────────────────────
+
+
+def _ordinary(lab: Any, browser: Any) -> Measured:
+    with _notebook(lab, browser) as notebook:
+        notebook.run(AT_ORDINARY, wait=True)
+        notebook.save()
+        return {"saved": notebook.path.stat().st_size / 1000}

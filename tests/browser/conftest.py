@@ -1,0 +1,77 @@
+"""JupyterLab in a real browser, for tests of what a user sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+sys.path.append(str(Path(__file__).parent))  # lab.py and hostile.py, for those that import them
+
+import lab as labs
+
+PICTURES = Path(__file__).parents[2] / "build" / "browser"
+expect.set_options(timeout=1000 * labs.DEADLINE_S)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser's path. Where there is none, these tests say so; in CI they must run."""
+    found = labs.chromium()
+    if found:
+        return found
+    why = f"no browser: none of {', '.join(labs.CHROMIUMS)} is on PATH (Debian: apt-get install chromium)"
+    if os.environ.get("CI"):
+        pytest.fail(f"{why}; in CI these tests must run")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def pictures() -> Path:
+    """The folder of the screenshots, which stay for people to look at."""
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    PICTURES.mkdir(parents=True)
+    return PICTURES
+
+
+@pytest.fixture(scope="session")
+def lab(
+    chromium: str, lasting_processes: list[psutil.Process], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[labs.Lab]:
+    """A JupyterLab that all tests share."""
+    with labs.jupyterlab(tmp_path_factory.mktemp("lab")) as found:
+        lasting_processes.append(found.process)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, lasting_processes: list[psutil.Process]) -> Iterator[Browser]:
+    """The browser; not for longer than a module, since Playwright's event loop would be in the way of others'."""
+    me = psutil.Process()
+    before = {child.pid for child in me.children()}
+    with labs.browser(chromium) as found:
+        lasting_processes.extend(child for child in me.children() if child.pid not in before)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, lab: labs.Lab) -> labs.Opened:
+    return labs.Opened(browser, lab)
+
+
+@pytest.fixture
+def shoot(pictures: Path) -> Callable[..., None]:
+    """`shoot(notebook, "name", of)`: a screenshot in each theme, of a part of the page or of all of it."""
+
+    def take(notebook: labs.Notebook, name: str, of: Locator | None = None) -> None:
+        for look in ("dark", "light"):
+            notebook.theme(look)
+            (of or notebook.page).screenshot(path=pictures / f"{name}-{look}.png", animations="disabled")
+
+    return take

@@ -1,0 +1,263 @@
+"""A real JupyterLab on loopback, and its notebooks in a real browser, used as people use them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nbformat
+import psutil
+from ipykernel.kernelspec import write_kernel_spec
+from playwright.sync_api import Browser, Dialog, Locator, Page, expect, sync_playwright
+
+import sparkring
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+DEADLINE_S = float(
+    os.environ.get("DEADLINE", "60")
+)  # a wait that takes this long has failed; nothing is ever expected to be that slow
+_DONE = re.compile(r"\[\d+\]:")
+_SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+# What JupyterLab would ask, or look up elsewhere, on its own.
+_QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+
+
+def chromium() -> str | None:
+    """The browser's path, if this machine has one."""
+    return next(filter(None, map(shutil.which, CHROMIUMS)), None)
+
+
+# ── JupyterLab ────────────────────────────────────────────────────────────────
+
+
+class Lab(NamedTuple):
+    """A server that runs, and the folder of its notebooks."""
+
+    url: str
+    token: str
+    folder: Path
+    process: psutil.Process
+
+    def write(self, name: str, *cells: str) -> Path:
+        """Make a notebook of these code cells."""
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        path = self.folder / f"{name}.ipynb"
+        nbformat.write(made, path)
+        return path
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """What the server's own interface answers."""
+        request = urllib.request.Request(f"{self.url}{path}", method=method)
+        request.add_header("Authorization", f"token {self.token}")
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def kernel(self, name: str) -> psutil.Process:
+        """The process of a notebook's kernel."""
+        session = next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
+        wanted = f"kernel-{session['kernel']['id']}.json"
+        return next(each for each in self.process.children() if any(part.endswith(wanted) for part in each.cmdline()))
+
+
+@contextlib.contextmanager
+def jupyterlab(folder: Path) -> Iterator[Lab]:
+    """A server of its own, with nobody's settings; when it ends, all that it has started has."""
+    for name in ("notebooks", "config", "data", "runtime", "home", "ipython", "tmp"):
+        (folder / name).mkdir(parents=True)
+    write_kernel_spec(folder / "data" / "kernels" / "python3")  # whatever kernels the user has installed
+    settings = folder / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(_QUIET))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    environment = {
+        **os.environ,
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_TOKEN": token,
+        "IPYTHONDIR": str(folder / "ipython"),
+        "SPARKRING_HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (_SOURCE_ROOT, os.environ.get("PYTHONPATH")))),
+    }
+    log = folder / "server.log"
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
+        "ServerApp.open_browser": False,
+        "ServerApp.allow_root": True,
+        "ServerApp.root_dir": folder / "notebooks",
+        "LabApp.expose_app_in_browser": True,  # for its own commands, where there is no button for them
+    }
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    found = Lab(f"http://127.0.0.1:{port}", token, folder / "notebooks", psutil.Process(process.pid))
+    try:
+        _until_up(found, process, log)
+        yield found
+    finally:
+        started = found.process.children(recursive=True) if process.poll() is None else []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _, left = psutil.wait_procs(started, timeout=10)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            lab.ask("/api/status")
+            return
+        except (OSError, urllib.error.URLError):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"JupyterLab did not come up:\n{log.read_text(errors='replace')}") from None
+            time.sleep(0.1)
+
+
+# ── The browser ───────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
+    """The browser at `path`, without a window."""
+    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=[*as_root, *arguments])
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+class Notebook:
+    """A notebook that a page shows, and what a user does with it."""
+
+    def __init__(self, page: Page, lab: Lab, name: str) -> None:
+        self.page = page
+        self.lab = lab
+        self.name = name
+        self.path = lab.folder / f"{name}.ipynb"
+
+    def open(self, *, kernel: bool = True) -> Notebook:
+        """Load the page; `kernel` says whether the notebook is to have one."""
+        self.page.goto(f"{self.lab.url}/lab/tree/{self.name}.ipynb?token={self.lab.token}&reset")
+        self.wait(kernel=kernel)
+        return self
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait(idle=False)
+
+    def wait(self, *, kernel: bool = True, idle: bool = True) -> None:
+        """Until the cells are there and the kernel, if there is to be one, has answered."""
+        expect(self.cell(0)).to_be_visible()
+        if not kernel:
+            self.page.get_by_role("dialog").get_by_role("button", name="No Kernel").click()
+        elif idle:
+            expect(self.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
+
+    def cell(self, at: int) -> Locator:
+        return self.page.locator(".jp-Notebook-cell").nth(at)
+
+    def panel(self, at: int) -> Locator:
+        return self.cell(at).locator(".sr-panel")
+
+    def static(self, at: int) -> Locator:
+        """The view that stays, which is out of sight while the panel is live."""
+        return self.cell(at).locator("[data-sparkring-static]")
+
+    def run(self, at: int, *, wait: bool = False) -> None:
+        """Run a cell, as with Ctrl+Enter."""
+        self.cell(at).locator(".jp-InputArea .cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        if wait:
+            self.until_done(at)
+
+    def until_done(self, at: int) -> None:
+        expect(self.prompt(at)).to_have_text(_DONE)
+
+    def prompt(self, at: int) -> Locator:
+        return self.cell(at).locator(".jp-InputPrompt")
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """One of JupyterLab's own commands."""
+        self.page.evaluate(
+            "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments).then(() => null)",
+            [name, arguments],
+        )
+
+    def theme(self, look: str) -> None:
+        """Make everything "light" or "dark"."""
+        self.command("apputils:change-theme", theme=f"JupyterLab {look.title()}")
+        light = str(look == "light").lower()
+        expect(self.page.locator(f"body[data-jp-theme-light='{light}']")).to_have_count(1)
+
+    def save(self) -> nbformat.NotebookNode:
+        """Save it, and read what has been saved."""
+        self.command("docmanager:save")
+        return nbformat.read(self.path, as_version=4)
+
+
+class Opened:
+    """The notebooks that a module's tests have opened, and what their pages complained of."""
+
+    def __init__(self, browser: Browser, lab: Lab) -> None:
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self._browser = browser
+        self._lab = lab
+
+    def __call__(self, name: str, *cells: str, kernel: bool = True) -> Notebook:
+        """Make a notebook of `cells`, or take the one that is there, and show it."""
+        if cells:
+            self._lab.write(name, *cells)
+        return Notebook(self.page(), self._lab, name).open(kernel=kernel)
+
+    def page(self) -> Page:
+        """An empty page that is listened to."""
+        page = self._browser.new_page(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
+        page.on("pageerror", lambda error: self.errors.append(f"{error}\n{error.stack}"))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("dialog", self._dialog)
+        return page
+
+    def _dialog(self, dialog: Dialog) -> None:
+        if dialog.type != "beforeunload":
+            self.errors.append(f"a dialog: {dialog.message}")
+        dialog.accept()

@@ -1,0 +1,188 @@
+"""How runs end, as the page shows it: stopped, failed, killed, or so quick that there is nothing to show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from lab import Notebook, Opened
+from playwright.sync_api import Locator, expect
+
+ENDLESS = """%%horovod -n -2 --name endless
+import time
+for number in range(100_000):
+    print("line", number)
+    time.sleep(0.1)
+"""
+FAILING = """%%horovod -n -3 --name failing
+import time
+print("rank", rank, "begins")
+if rank == 1:
+    time.sleep(1)
+    raise ValueError("shapes (3, 4) and (5,) do not match")
+time.sleep(100)
+"""
+GANG = "%gang start -n -2"
+QUICK = """%%horovod
+print("quick", rank) if rank else None
+"""
+SILENT = """%%horovod
+x = 1
+"""
+# A run of 1,024 ranks, as its events would have it.
+MANY = """import time
+from sparkring.events import *
+from sparkring.record import RunRecord, replay
+from sparkring.views import open_view
+
+now, size = time.time(), 1024
+started = now - 300
+record = replay([
+    RunStarted(started, "2026-11-20_14-03-22_many", "a thousand ranks", "%%horovod -n 1024\\ntrain()", size, "spark",
+               "horovod", "all"),
+    *(RankStarted(started + 20, rank, f"worker-{rank // 8:03}", 4000 + rank) for rank in range(size)),
+], RunRecord(log_folder="/runs/many"))
+record = replay((Output(now, rank, "stdout", b"the same everywhere\\n") for rank in range(size)), record)
+record = replay((Output(now, rank, "stdout", b"rank %d of %d\\n" % (rank, size)) for rank in range(size)), record)
+record = replay((Metrics(now - (20 if rank == 77 else 0), rank, {"loss": 1 / (1 + rank)}, step=30 if rank == 500 else
+                 90 + rank % 2, steps=200, epoch=2, epochs=5) for rank in range(size)), record)
+view = open_view()
+view.refresh(record)
+"""
+MANY_END = """record = replay([
+    RankFailed(now + 1, 700, Failure("signal", "killed by SIGKILL", advice="the kernel may have run out of memory")),
+    *(RankFailed(now + 2, rank, Failure("exit", "exited with code 1", follows=True)) for rank in range(16)),
+    RunFinished(now + 3, "failed", failed_rank=700),
+], record)
+view.close(record)
+"""
+AT_ENDLESS, AT_FAILING, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 8)
+
+
+@pytest.fixture(scope="module")
+def notebook(opened: Opened) -> Notebook:
+    found = opened("ends", "%load_ext sparkring", ENDLESS, FAILING, GANG, QUICK, SILENT, MANY, MANY_END)
+    found.run(0, wait=True)
+    return found
+
+
+def state(panel: Locator) -> Locator:
+    return panel.locator(".sr-state")
+
+
+def tile(panel: Locator, rank: int) -> Locator:
+    return panel.locator(f".sr-tiles [data-rank='{rank}']")
+
+
+def running(notebook: Notebook) -> Locator:
+    """The panel of the endless cell, which has just been started."""
+    notebook.run(AT_ENDLESS)
+    panel = notebook.panel(AT_ENDLESS)
+    expect(state(panel)).to_have_text("running")
+    expect(panel.locator(".sr-row").first).to_be_visible()
+    return panel
+
+
+def was_interrupted(notebook: Notebook, panel: Locator) -> None:
+    notebook.until_done(AT_ENDLESS)
+    expect(state(panel)).to_have_text("interrupted")
+    expect(notebook.cell(AT_ENDLESS).locator(".jp-OutputArea-output").last).to_contain_text("KeyboardInterrupt")
+
+
+def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None:
+    panel = running(notebook)
+    stop = panel.get_by_role("button", name="■ Stop")
+    expect(stop).to_be_visible()
+    stop.click()
+    was_interrupted(notebook, panel)
+    expect(stop).to_be_hidden()
+    shoot(notebook, "stopped", notebook.cell(AT_ENDLESS))
+
+
+def test_jupyters_own_interrupt(notebook: Notebook) -> None:
+    panel = running(notebook)
+    notebook.page.get_by_role("button", name=re.compile("^Interrupt the kernel")).click()
+    was_interrupted(notebook, panel)
+
+
+def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> None:
+    notebook.run(AT_FAILING, wait=True)
+    panel = notebook.panel(AT_FAILING)
+    expect(state(panel)).to_have_text("failed")
+    why = panel.get_by_role("alert")
+    expect(why).to_contain_text("rank 1")
+    expect(why).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
+    expect(why).to_contain_text("cell line 6")
+    expect(tile(panel, 1)).to_have_text("1 ✗")
+    expect(tile(panel, 1)).to_have_css("background-color", "rgb(198, 58, 53)")
+    for rank in (0, 2):
+        expect(tile(panel, rank)).not_to_have_class("x")
+    # The other run in the notebook has kept its own.
+    if notebook.panel(AT_ENDLESS).count():
+        expect(state(notebook.panel(AT_ENDLESS))).to_have_text("interrupted")
+    shoot(notebook, "failed", notebook.cell(AT_FAILING))
+
+
+def test_quick_cells_on_a_warm_gang_leave_no_panel(notebook: Notebook) -> None:
+    notebook.run(AT_GANG, wait=True)
+    for at in (AT_QUICK, AT_QUICK, AT_SILENT):  # the first one on a new gang may take its time
+        notebook.run(at, wait=True)
+    notebook.page.wait_for_timeout(300)
+    expect(notebook.panel(AT_QUICK)).to_have_count(0)
+    expect(notebook.static(AT_QUICK)).to_contain_text("quick 1")
+    expect(notebook.panel(AT_SILENT)).to_have_count(0)
+    expect(notebook.static(AT_SILENT)).to_have_count(0)
+
+
+def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> None:
+    notebook.run(AT_MANY, wait=True)
+    panel = notebook.panel(AT_MANY)
+    expect(panel.locator(".sr-tiles button")).to_have_count(1024)
+    expect(panel.locator(".sr-note")).to_contain_text("1,024 running")
+    expect(tile(panel, 500)).to_have_class(re.compile("sr-slow"))
+    expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
+    assert panel.locator(".sr-tiles").bounding_box()["height"] < 100
+    shoot(notebook, "thousand", notebook.cell(AT_MANY))
+    panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
+    expect(panel.locator(".sr-row .sr-tag").first).to_have_text("0–1023")
+    tile(panel, 700).click()
+    expect(panel.locator(".sr-row")).to_have_count(2)
+    expect(panel.locator(".sr-row").last).to_contain_text("rank 700 of 1024")
+    tile(panel, 700).click()
+    notebook.run(AT_MANY_END, wait=True)
+    expect(state(panel)).to_have_text("failed")
+    expect(tile(panel, 700)).to_have_class("x")
+    tile(panel, 700).scroll_into_view_if_needed()
+    shoot(notebook, "thousand-failed", panel)
+
+
+def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:
+    panel = running(notebook)
+    static = notebook.static(AT_ENDLESS)
+    expect(static).to_have_count(1)  # it comes after some seconds
+    notebook.save()
+    kernel = notebook.lab.kernel(notebook.name)
+    ranks = kernel.children(recursive=True)
+    kernel.kill()
+    assert not psutil.wait_procs(ranks, timeout=30)[1]
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
+    expect(panel).to_have_count(0)  # what would say "running" for ever
+    expect(static).to_be_visible()
+    again = opened(notebook.name)
+    static = again.static(AT_ENDLESS)
+    expect(static).to_be_visible()
+    expect(static).to_contain_text("endless")
+    expect(static).to_contain_text(re.compile(r"line \d+"))
+    expect(static.locator(".sr-ranks span")).to_have_count(2)
+    # Those that had ended are as they were.
+    expect(again.static(AT_FAILING)).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
+    assert "Error displaying widget" not in again.page.content()
+    shoot(again, "after-a-kill", again.cell(AT_ENDLESS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_complaints(opened: Opened) -> Iterator[None]:
+    yield
+    assert opened.errors == []

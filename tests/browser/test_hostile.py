@@ -1,0 +1,160 @@
+"""What ranks print, measure and are called is text, whatever it says: in the panel, and in all that stays of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbconvert
+import pytest
+from hostile import PAYLOADS, RAW, SENTINEL
+from lab import Notebook, Opened
+from playwright.sync_api import Locator, expect
+
+from sparkring.views.lines import plain
+
+SETUP = """%load_ext sparkring
+import sys
+sys.path.append({folder!r})
+from hostile import PAYLOADS, RAW
+"""
+# A real rank prints them all.
+PRINTED = """%%horovod -n -1 --name '<img src=x onerror="alert(1)">'
+import sys
+for said in PAYLOADS:
+    print(said)
+for said in RAW:
+    sys.stdout.buffer.write(said + b"\\n")
+"""
+# And a run has them everywhere else that somebody's text can get to.
+EVERYWHERE = """from sparkring.events import *
+from sparkring.record import RunRecord, replay
+from sparkring.views import open_view
+
+def show(at, said, live):
+    now = 1_700_000_000.0
+    record = replay([
+        RunStarted(now, f"2026-11-20_14-03-22_{at:04}", said, f"%%horovod -n -2\\n{said}", 2, "local", said, "all",
+                   checkpoint_dir=said),
+        *(RankStarted(now, rank, said, 4000 + rank) for rank in range(2)),
+        Metrics(now + 1, 0, {said: 1.0, said + "2": 2.0}, step=1, epoch=1),
+        Metrics(now + 2, 1, {said: 2.0, said + "2": 3.0}, step=2, epoch=1),
+        Message(now + 2, 0, said),
+        Notice(now + 2, f"the file {said} is not there"),
+        GpuUsed(now + 2, 0, said, said, 1, 2, 50),
+        DataOpened(now + 2, 0, 0, said, "parquet", (said,), said, said, 1, 1, 1, 1, 1),
+        DataRead(now + 3, 0, 0, 1, 1, 1, 1, place=said),
+        CheckpointSaved(now + 3, 0, said, said, 1, 1, metrics={said: 1.0}, best=True),
+        CheckpointDamaged(now + 3, 0, said, said, 1, said),
+        RankFailed(now + 4, 0, Failure("exception", said, (CodeFrame(said, 1, said, True, (SourceLine(1, said),)),),
+                                       said, said)),
+        *([] if live else [RunFinished(now + 5, "failed", said, 0)]),
+    ], RunRecord(log_folder=f"/runs/{said}"))
+    view = open_view()
+    view.refresh(record)
+    return view, record
+
+"""
+# One run for several of them, or the page would be all panels.
+JOINED = EVERYWHERE + "views = [show(at, ' '.join(PAYLOADS[at : at + 12]), True) for at in range(0, len(PAYLOADS), 12)]"
+CLOSED = "for view, record in views: view.close(replay([RunFinished(1_700_000_005.0, 'failed', 'ended', 0)], record))"
+AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
+
+FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
+  !['DIV', 'SPAN', 'B', 'I', 'SMALL', 'BUTTON', 'INPUT', 'PRE', 'MARK', 'DETAILS', 'SUMMARY', 'TABLE', 'CAPTION',
+    'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'FIGURE', 'FIGCAPTION', 'UL', 'LI', 'CODE', 'P', 'STYLE', 'svg', 'g', 'path', 'polyline',
+    'polygon', 'rect', 'line', 'circle', 'text', 'title'].includes(element.tagName)
+  || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
+  || (element.tagName === 'INPUT' && element.type !== 'search')
+  || [...element.attributes].some((each) => each.name.startsWith('on') || /url\\(|javascript:/.test(
+       each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
+).map((element) => element.outerHTML.slice(0, 200))"""
+
+
+@pytest.fixture(scope="module")
+def notebook(opened: Opened) -> Notebook:
+    found = opened("hostile", SETUP.format(folder=str(Path(__file__).parent)), PRINTED, JOINED, CLOSED)
+    found.run(0, wait=True)
+    return found
+
+
+def test_printed_by_a_rank(notebook: Notebook) -> None:
+    notebook.run(AT_PRINTED, wait=True)
+    panel = notebook.panel(AT_PRINTED)
+    expect(panel.locator(".sr-state")).to_have_text("finished")
+    expect(panel.locator(".sr-title")).to_have_text('<img src=x onerror="alert(1)">')
+    seen = all_rows(panel)
+    assert len(PAYLOADS) >= 200
+    assert seen[: len(PAYLOADS)] == [plain(said) for said in PAYLOADS]
+    assert len(seen) == len(PAYLOADS) + len(RAW)
+    assert panel.evaluate(FOREIGN) == []
+
+
+def all_rows(panel: Locator) -> list[str]:
+    """The text of each line; while the box is scrolled from its top to its end, no line is anything but text."""
+    found: dict[int, str] = panel.evaluate(
+        """async (panel) => {
+          const box = panel.querySelector('.sr-lines'), found = {};
+          const frame = () => new Promise(requestAnimationFrame);
+          for (let top = 0; top <= box.scrollHeight; top += 150) {
+            box.scrollTop = top;
+            await frame();
+            await frame();
+            for (const row of box.querySelectorAll('.sr-row')) {
+              const said = row.querySelector('.sr-said');
+              const odd = [...said.querySelectorAll('*')].filter((each) => each.tagName !== 'SPAN'
+                || [...each.attributes].some(({ name }) => name !== 'style'));
+              found[row.dataset.line] = odd.length ? `NO TEXT: ${odd[0].outerHTML}` : said.textContent;
+            }
+          }
+          return found;
+        }"""
+    )
+    return [found[at] for at in sorted(found, key=int)]
+
+
+def test_everywhere_else(notebook: Notebook) -> None:
+    notebook.run(AT_JOINED, wait=True)
+    panels = notebook.panel(AT_JOINED)
+    expect(panels.last).to_be_visible()
+    assert panels.count() >= len(PAYLOADS) // 12
+    for panel in panels.all():
+        for tab in panel.get_by_role("tab").all():
+            if tab.is_visible():
+                tab.click()
+        tile = panel.locator(".sr-tiles button").first
+        assert "§" in (tile.get_attribute("title") or "")
+    for panel in panels.all():
+        assert panel.evaluate(FOREIGN) == []
+
+
+def test_what_stays(notebook: Notebook, opened: Opened) -> None:
+    notebook.run(AT_CLOSED, wait=True)
+    kept = notebook.save()
+    statics = notebook.cell(AT_JOINED).locator("[data-sparkring-static]")
+    assert notebook.cell(AT_JOINED).locator("[data-sparkring-static]").count() >= len(PAYLOADS) // 12
+    for static in (*statics.all(), notebook.static(AT_PRINTED)):
+        assert static.evaluate(FOREIGN) == []
+
+    body, _ = nbconvert.HTMLExporter().from_notebook_node(kept)
+    page = notebook.lab.folder / "hostile.html"
+    page.write_text(body, encoding="utf-8")
+    shown = opened.page()
+    shown.route("**/*", lambda route: route.continue_() if route.request.url.startswith("file:") else route.abort())
+    shown.goto(page.as_uri())
+    converted = shown.locator("[data-sparkring-static]")
+    assert converted.count() >= len(PAYLOADS) // 12
+    said = "\n".join(converted.all_text_contents())
+    for at in range(len(PAYLOADS)):
+        assert f"§{at}§" in said
+    for static in converted.all():
+        assert static.evaluate(FOREIGN) == []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_happened(opened: Opened) -> Iterator[Any]:
+    """None of them has opened a dialog, or asked for anything."""
+    yield
+    assert opened.errors == []
+    assert [url for url in opened.requests if SENTINEL in url] == []

@@ -1,0 +1,412 @@
+"""The panel while its cell runs, and after: one run that is watched from its first line to the saved notebook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from lab import Lab, Notebook, Opened
+from playwright.sync_api import Locator, expect
+
+SETUP = """%load_ext sparkring
+FOLDER = {folder!r}
+"""
+# Like the quickstart's, but that it goes on until it is told to end; the file `hold` lets it hold its breath.
+TRAINING = """%%horovod -n -3 --name "a small quickstart"
+import os
+import sys
+import time
+
+import sparkring
+
+def told(what):
+    return os.path.exists(os.path.join(FOLDER, what))
+
+print("the same everywhere")
+print("\\x1b[32mgreen\\x1b[0m and \\x1b[1;31mbold red\\x1b[0m on", rank)
+print("2026-11-22 10:00:00.123456: I tensorflow/core/util/port.cc:113] oneDNN is on", file=sys.stderr)
+if rank == 1:
+    print("a Needle, and another needle", file=sys.stderr)
+step, steps = 0, 3000
+while not told("end"):
+    if step < steps and not told("hold"):
+        step += 1
+        print(f"step {step} of rank {rank}")
+        sparkring.log(step=step, steps=steps, epoch=1, epochs=1, loss=1 / step + rank, accuracy=1 - 1 / step)
+    time.sleep(0.1)
+print("the last line of", rank)
+"""
+
+
+class Watched:
+    """A notebook with a cell that runs."""
+
+    AT = 1  # the cell
+
+    def __init__(self, notebook: Notebook, folder: Path) -> None:
+        self.notebook = notebook
+        self.page = notebook.page
+        self.panel = notebook.panel(self.AT)
+        self.folder = folder
+
+    def hold(self, on: bool) -> None:
+        """Let the ranks wait, so that nothing moves but what is looked at."""
+        if on:
+            (self.folder / "hold").touch()
+            self.still()
+        else:
+            (self.folder / "hold").unlink(missing_ok=True)
+
+    def still(self) -> None:
+        """Until no new lines come."""
+        seen, self_same = "", 0
+        while self_same < 3:
+            self.page.wait_for_timeout(150)
+            now = self.tile(0).inner_text()
+            seen, self_same = now, self_same + 1 if now == seen else 0
+
+    def tile(self, rank: int) -> Locator:
+        return self.panel.locator(f".sr-tiles [data-rank='{rank}']")
+
+    def button(self, name: str) -> Locator:
+        return self.panel.get_by_role("button", name=name, exact=True)
+
+    def tab(self, name: str) -> Locator:
+        return self.panel.get_by_role("tab", name=name)
+
+    def rows(self, text: str = "") -> Locator:
+        rows = self.panel.locator(".sr-row")
+        return rows.filter(has_text=text) if text else rows
+
+    def ranks_of_rows(self) -> set[str]:
+        """The ranks that the lines in sight are tagged with."""
+        return set(self.panel.locator(".sr-row .sr-tag").all_inner_texts())
+
+    def until_ranks(self, *wanted: str) -> None:
+        """Until the lines in sight are those of these ranks, each with some."""
+        self.page.wait_for_function(
+            """([at, wanted]) => {
+              const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
+              const found = new Set([...panel.querySelectorAll('.sr-row .sr-tag')].map((tag) => tag.textContent));
+              return found.size === wanted.length && wanted.every((each) => found.has(each));
+            }""",
+            arg=[self.AT, list(wanted)],
+        )
+
+    def to_the_top(self) -> None:
+        """Scroll to the first lines, as with the wheel."""
+        self.panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
+
+    def number(self, locator: Locator) -> int:
+        """The last number in a text."""
+        return int(re.findall(r"\d+", locator.inner_text())[-1])
+
+    def reset(self) -> None:
+        """As it was when it appeared."""
+        self.hold(False)
+        self.tab("Logs").click()
+        chip = self.panel.locator(".sr-chip")
+        if chip.is_visible():
+            chip.click()
+        self.panel.get_by_label("Search the lines").fill("")
+        for name in ("stdout", "stderr", "fold equal", "follow"):
+            if self.button(name).get_attribute("aria-pressed") == "false":
+                self.button(name).click()
+        noise = self.button("start-up")
+        if noise.is_visible() and noise.get_attribute("aria-pressed") == "true":
+            noise.click()
+
+
+@pytest.fixture(scope="module")
+def started(opened: Opened, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A run that goes on until the module's last tests want to see its end."""
+    folder = tmp_path_factory.mktemp("told")
+    notebook = opened("live", SETUP.format(folder=str(folder)), TRAINING)
+    notebook.run(0, wait=True)
+    notebook.run(Watched.AT)
+    found = Watched(notebook, folder)
+    expect(found.panel).to_be_visible()
+    expect(found.tile(0)).to_have_text(re.compile(r"0 ▶ \d+"))
+    yield found
+    (folder / "end").touch()
+    expect(found.panel.locator(".sr-state")).to_have_text("finished")
+
+
+@pytest.fixture
+def live(started: Watched) -> Iterator[Watched]:
+    """That run while it goes on, with a panel as it is at first."""
+    started.reset()
+    yield started
+    expect(started.panel.locator(".sr-state")).to_have_text("running")  # all of that was to happen meanwhile
+    expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
+
+
+def test_it_moves_while_the_cell_runs(live: Watched, shoot: Callable[..., None]) -> None:
+    expect(live.panel.locator(".sr-state")).to_have_text("running")
+    expect(live.panel.locator(".sr-title")).to_have_text("a small quickstart")
+    expect(live.rows("of rank").first).to_be_visible()
+    expect(live.notebook.static(live.AT)).to_be_hidden()
+    for rank in range(3):
+        expect(live.tile(rank)).to_have_class("r")
+    bar, words = live.panel.get_by_role("progressbar"), live.panel.locator("div.sr-words")
+    expect(words).to_contain_text("loss")
+    expect(words).to_contain_text(re.compile(r"\bstep \d+"))
+    step, share, last = live.number(live.tile(0)), bar.bounding_box(), live.rows().last.inner_text()
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(live.rows().last).not_to_have_text(last)
+    live.page.wait_for_function("([bar, width]) => bar.getBoundingClientRect().width > width",
+                                arg=[bar.element_handle(), share["width"]])  # fmt: skip
+    assert live.number(live.tile(0)) > step
+    shoot(live.notebook, "running", live.notebook.cell(live.AT))
+
+
+def test_nothing_jumps_while_lines_arrive(live: Watched) -> None:
+    live.page.evaluate(
+        """(at) => {
+          const output = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.jp-Cell-outputArea');
+          window.heights = new Set();
+          new ResizeObserver(() => window.heights.add(output.getBoundingClientRect().height)).observe(output);
+        }""",
+        live.AT,
+    )
+    step = live.number(live.tile(0))
+    live.page.wait_for_function(
+        "([tile, step]) => Number(tile.textContent.match(/\\d+$/)[0]) > step + 30",
+        arg=[live.tile(0).element_handle(), step],
+    )
+    assert live.page.evaluate("window.heights.size") == 1
+
+
+def test_tiles_choose_whose_lines_are_shown(live: Watched) -> None:
+    live.tile(1).click()
+    live.until_ranks("1")
+    expect(live.tile(1)).to_have_attribute("aria-pressed", "true")
+    expect(live.panel.locator(".sr-chip")).to_contain_text("rank 1")
+    live.tile(2).click(modifiers=["Control"])
+    live.until_ranks("1", "2")
+    live.tile(1).click(modifiers=["Control"])
+    live.until_ranks("2")
+    live.tile(2).click()
+    live.until_ranks("0", "1", "2")
+    expect(live.panel.locator(".sr-chip")).to_be_hidden()
+
+
+def test_search(live: Watched, shoot: Callable[..., None]) -> None:
+    search, count = live.panel.get_by_label("Search the lines"), live.panel.locator(".sr-count")
+    search.fill("NEEDLE")
+    expect(count).to_have_text("1 match")
+    expect(live.rows()).to_have_count(1)
+    expect(live.panel.locator(".sr-row mark")).to_have_text(["Needle", "needle"])
+    search.press("Escape")
+    expect(search).to_have_value("")
+    live.until_ranks("0", "1", "2")
+    expect(live.panel.locator("mark")).to_have_count(0)
+
+    live.panel.locator(".sr-lines").press("/")
+    expect(search).to_be_focused()
+    live.page.keyboard.type("needle")
+    expect(live.rows()).to_have_count(1)
+    shoot(live.notebook, "search", live.panel)
+    live.rows().first.dblclick()
+    expect(search).to_have_value("")
+    expect(live.rows("Needle")).to_be_visible()
+    expect(live.rows("the same everywhere")).to_be_visible()  # it stands among its neighbours
+    expect(live.button("follow")).to_have_attribute("aria-pressed", "false")
+
+
+def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -> None:
+    live.to_the_top()
+    expect(live.button("follow")).to_have_attribute("aria-pressed", "false")
+    # Equal lines of several ranks are one.
+    expect(live.rows("the same everywhere")).to_have_count(1)
+    expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("0–2")
+    live.tile(2).click()
+    expect(live.rows("the same everywhere").locator(".sr-tag")).to_have_text("2")
+    live.tile(2).click()
+    live.button("fold equal").click()
+    live.to_the_top()
+    expect(live.rows("the same everywhere")).to_have_count(3)
+    live.button("fold equal").click()
+    # What TensorFlow greets everybody with is out of the way.
+    expect(live.rows("oneDNN")).to_have_count(0)
+    live.button("start-up").click()
+    live.to_the_top()
+    expect(live.rows("oneDNN").first).to_be_visible()
+    live.button("start-up").click()
+    # Colours are colours.
+    live.to_the_top()
+    green = live.rows("green").first.get_by_text("green", exact=True)
+    expect(green).to_have_css("color", "rgb(35, 147, 90)")
+    expect(live.rows("green").first).to_contain_text(re.compile("green and bold red on [012]$"))
+    shoot(live.notebook, "first-lines", live.panel)
+    # The streams.
+    expect(live.rows("Needle")).to_be_visible()
+    live.button("stderr").click()
+    expect(live.rows("Needle")).to_have_count(0)
+    live.button("stderr").click()
+    live.button("stdout").click()
+    expect(live.rows()).to_have_count(1)
+    expect(live.rows("Needle")).to_be_visible()
+
+
+def test_lines_can_be_taken_along(live: Watched) -> None:
+    live.tile(1).click()
+    live.panel.get_by_label("Search the lines").fill("needle")
+    expect(live.rows()).to_have_count(1)
+    with live.page.expect_download() as download:
+        live.button("download").click()
+    assert Path(download.value.path()).read_text() == "[1] a Needle, and another needle\n"
+
+
+def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
+    live.tab("Metrics").click()
+    metrics = live.panel.get_by_role("tabpanel")
+    expect(metrics).to_have_count(1)
+    expect(metrics).to_contain_text("accuracy")
+    shoot(live.notebook, "metrics", live.panel)
+    live.tab("Code").click()
+    expect(live.panel.get_by_role("tabpanel")).to_contain_text("while not told")
+    shoot(live.notebook, "code", live.panel)
+    live.tab("Logs").click()
+    expect(live.rows().first).to_be_visible()
+
+
+def test_the_keyboard(live: Watched) -> None:
+    cells = live.page.locator(".jp-Notebook-cell").count()
+    live.tab("Logs").focus()
+    live.page.keyboard.press("ArrowRight")
+    expect(live.tab("Metrics")).to_be_focused()
+    expect(live.tab("Metrics")).to_have_attribute("aria-selected", "true")
+    live.page.keyboard.press("ArrowLeft")
+    expect(live.tab("Logs")).to_have_attribute("aria-selected", "true")
+    live.tile(0).focus()
+    live.page.keyboard.press("ArrowRight")
+    expect(live.tile(1)).to_be_focused()
+    live.page.keyboard.press("Enter")
+    live.until_ranks("1")
+    # JupyterLab's own keys would delete the cell, or add another.
+    for keys in "ddxabz":
+        live.page.keyboard.press(keys)
+    live.panel.locator(".sr-lines").focus()
+    for keys in "ddxabz":
+        live.page.keyboard.press(keys)
+    assert live.page.locator(".jp-Notebook-cell").count() == cells
+    expect(live.panel).to_be_visible()
+    live.page.keyboard.press("Control+s")
+    expect(live.page.locator(".jp-mod-dirty")).to_have_count(0)
+    kept = nbformat.read(live.notebook.path, as_version=4).cells[live.AT]
+    assert any("data-sparkring-static" in output.get("data", {}).get("text/html", "") for output in kept.outputs)
+
+
+CONTRAST = """(panel) => {
+  const parse = (text) => { const all = text.match(/[\\d.]+/g).map(Number);
+    const unit = text.startsWith('color(') ? 255 : 1;
+    return [...all.slice(0, 3).map((each) => each * unit), all[3] ?? 1]; };
+  const over = ([r, g, b, a], below) => [r, g, b].map((each, at) => each * a + below[at] * (1 - a));
+  const light = (rgb) => { const [r, g, b] = rgb.map((each) => { const c = each / 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const parents = (element) => element ? [...parents(element.parentElement), element] : [];
+  const found = [];
+  const texts = document.createTreeWalker(panel, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
+    const aside = 'svg, [disabled], .sr-sign, [style*="color:"]';
+    if (!text || !element.checkVisibility() || element.closest(aside)) continue;
+    let ground = [255, 255, 255], share = 1;
+    for (const each of parents(element)) {
+      const style = getComputedStyle(each);
+      ground = over(parse(style.backgroundColor), ground);
+      share *= Number(style.opacity);
+    }
+    const [r, g, b, a] = parse(getComputedStyle(element).color);
+    const [one, other] = [light(over([r, g, b, a * share], ground)), light(ground)].sort((a, b) => b - a);
+    found.push([(one + 0.05) / (other + 0.05), element.className || element.tagName, text.slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("look", ["dark", "light"])
+def test_everybody_can_use_it(live: Watched, look: str) -> None:
+    live.notebook.theme(look)
+    live.to_the_top()
+    expect(live.rows("the same everywhere")).to_be_visible()
+    unnamed = live.panel.get_by_role("button", name=re.compile("^$"))
+    assert unnamed.count() == 0
+    assert live.panel.locator("button:not([type='button'])").count() == 0  # none sends a form
+    assert live.panel.get_by_role("tablist").get_by_role("tab", selected=True).count() == 1
+    expect(live.panel).to_have_attribute("aria-label", re.compile("."))
+    for tab in live.panel.get_by_role("tab").all():
+        assert live.page.locator(f"[id='{tab.get_attribute('aria-controls')}']").get_attribute("role") == "tabpanel"
+    for name in ("Metrics", "Code", "Logs"):
+        live.tab(name).click()
+        found = live.panel.evaluate(CONTRAST)
+        assert len(found) > 10
+        assert [each for each in found if each[0] < 4.5] == []
+
+
+def test_a_page_that_is_loaded_again(started: Watched) -> None:
+    """What has been saved is there at once; the panel when the kernel, which is busy, says what widgets there are."""
+    started.notebook.save()
+    started.notebook.reload()
+    expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
+    (started.folder / "end").touch()
+    expect(started.panel.locator(".sr-state")).to_have_text("finished")
+    started.to_the_top()
+    expect(started.rows("the same everywhere").locator(".sr-tag")).to_have_text("0–2")
+
+
+# ── Its end ───────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def over(started: Watched) -> Watched:
+    """The same run when it has ended."""
+    (started.folder / "end").touch()
+    expect(started.panel.locator(".sr-state")).to_have_text("finished")
+    started.reset()
+    return started
+
+
+def test_its_end_stays(over: Watched, shoot: Callable[..., None]) -> None:
+    expect(over.panel.locator(".sr-state")).to_have_text("finished")
+    expect(over.rows("the last line of").first).to_be_visible()
+    for rank in range(3):
+        expect(over.tile(rank)).to_have_class("f")
+    expect(over.button("■ Stop")).to_be_hidden()
+    shoot(over.notebook, "finished", over.notebook.cell(over.AT))
+
+
+def test_an_ended_run_after_a_reload(over: Watched) -> None:
+    over.notebook.save()
+    over.notebook.reload()
+    expect(over.panel.locator(".sr-state")).to_have_text("finished")
+    expect(over.rows("the last line of").first).to_be_visible()
+    expect(over.notebook.static(over.AT)).to_be_hidden()
+
+
+def test_the_saved_notebook_without_a_kernel(over: Watched, opened: Opened, shoot: Callable[..., None]) -> None:
+    kept = over.notebook.save()
+    kept.metadata.clear()  # JupyterLab asks which kernel it is to have
+    nbformat.write(kept, over.notebook.path.with_stem("reopened"))
+    found = opened("reopened", kernel=False)
+    static = found.static(over.AT)
+    expect(static).to_be_visible()
+    expect(found.panel(over.AT)).to_have_count(0)
+    expect(static).to_contain_text("finished")
+    expect(static).to_contain_text("the last line of")
+    expect(static).to_contain_text("accuracy")
+    expect(static.locator(".sr-ranks .f")).to_have_count(3)
+    assert static.locator("svg").count() > 0
+    assert "Error displaying widget" not in found.page.content()
+    shoot(found, "reopened", found.cell(over.AT))
+    found.page.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_complaints(opened: Opened) -> Iterator[None]:
+    yield
+    assert opened.errors == []
