@@ -127,7 +127,7 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     ]
     if final:
         parts += [metrics.by_rank_html(record), code.html(record, now, form)]
-        parts.append(log.by_rank_html(record, PANEL_BYTES - len(STYLE) - sum(map(len, parts)) - 100))
+        parts.append(log.by_rank_html(record, PANEL_BYTES - len(_run(record, "".join(parts))) - 100))
     return _run(record, "".join(parts))
 
 
