@@ -243,6 +243,9 @@ class Opened:
         self._browser = browser
         self._lab = lab
 
+    def pages(self) -> list[Page]:
+        return [page for context in self._browser.contexts for page in context.pages]
+
     def __call__(self, name: str, *cells: str, kernel: bool = True) -> Notebook:
         """Make a notebook of `cells`, or take the one that is there, and show it."""
         if cells:
