@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import nbformat
 import psutil
 from ipykernel.kernelspec import write_kernel_spec
-from playwright.sync_api import Browser, Dialog, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Dialog, Error, Locator, Page, expect, sync_playwright
 
 import sparkring
 
@@ -255,10 +255,14 @@ class Opened:
     def page(self) -> Page:
         """An empty page that is listened to."""
         page = self._browser.new_page(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
-        page.on("pageerror", lambda error: self.errors.append(f"{error}\n{error.stack}"))
+        page.on("pageerror", self._error)
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("dialog", self._dialog)
         return page
+
+    def _error(self, error: Error) -> None:
+        if "/jlab_core." not in (error.stack or ""):  # JupyterLab has some of its own
+            self.errors.append(f"{error}\n{error.stack}")
 
     def _dialog(self, dialog: Dialog) -> None:
         if dialog.type != "beforeunload":
