@@ -152,7 +152,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(panel.locator(".sr-note")).to_contain_text("1,024 running")
     expect(tile(panel, 500)).to_have_class(re.compile("sr-slow"))
     expect(tile(panel, 77)).to_have_class(re.compile("sr-silent"))
-    assert panel.locator(".sr-tiles").bounding_box()["height"] < 100
+    assert panel.locator(".sr-tiles").bounding_box()["height"] < 140
     shoot(notebook, "thousand", notebook.cell(AT_MANY))
     panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
     expect(panel.locator(".sr-row[data-line='0'] .sr-tag")).to_have_text("0–1023")

@@ -8,7 +8,7 @@ const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100; // as in views/lines.py
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
-const NUMBERED_TILES = 32, MOST_TILES = 1024;
+const NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed, after another",
@@ -471,6 +471,7 @@ class RankView {
     const many = ranks.state.length > NUMBERED_TILES;
     const count = Math.min(ranks.state.length, MOST_TILES);
     this.strip.classList.toggle("sr-many", many);
+    this.strip.classList.toggle("sr-crowd", count > SIGNED_TILES);
     while (this.tiles.length > count) this.tiles.pop().remove();
     while (this.tiles.length < count) {
       const tile = make("button", { type: "button", "aria-pressed": "false", tabindex: this.tiles.length ? "-1" : "0",
