@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -42,7 +42,7 @@ def pictures() -> Path:
 
 @pytest.fixture(scope="session")
 def lab(
-    chromium: str, lasting_processes: list[psutil.Process], tmp_path_factory: pytest.TempPathFactory
+    chromium: str, pictures: Path, lasting_processes: list[psutil.Process], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[labs.Lab]:
     """A JupyterLab that all tests share."""
     with labs.jupyterlab(tmp_path_factory.mktemp("lab")) as found:
@@ -75,3 +75,14 @@ def shoot(pictures: Path) -> Callable[..., None]:
             (of or notebook.page).screenshot(path=pictures / f"{name}-{look}.png", animations="disabled")
 
     return take
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a test that has failed the pages are kept as pictures."""
+    report = yield
+    opened = getattr(item, "funcargs", {}).get("opened")
+    if report.failed and opened is not None:
+        for at, page in enumerate(opened.pages()):
+            page.screenshot(path=PICTURES / f"failed-{item.name}-{at}.png")
+    return report

@@ -22,14 +22,12 @@ from typing import Any, NamedTuple
 import nbformat
 import psutil
 from ipykernel.kernelspec import write_kernel_spec
-from playwright.sync_api import Browser, Dialog, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Dialog, Error, Locator, Page, expect, sync_playwright
 
 import sparkring
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DEADLINE_S = float(
-    os.environ.get("DEADLINE", "60")
-)  # a wait that takes this long has failed; nothing is ever expected to be that slow
+DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 # What JupyterLab would ask, or look up elsewhere, on its own.
@@ -243,6 +241,9 @@ class Opened:
         self._browser = browser
         self._lab = lab
 
+    def pages(self) -> list[Page]:
+        return [page for context in self._browser.contexts for page in context.pages]
+
     def __call__(self, name: str, *cells: str, kernel: bool = True) -> Notebook:
         """Make a notebook of `cells`, or take the one that is there, and show it."""
         if cells:
@@ -252,10 +253,14 @@ class Opened:
     def page(self) -> Page:
         """An empty page that is listened to."""
         page = self._browser.new_page(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
-        page.on("pageerror", lambda error: self.errors.append(f"{error}\n{error.stack}"))
+        page.on("pageerror", self._error)
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("dialog", self._dialog)
         return page
+
+    def _error(self, error: Error) -> None:
+        if "/jlab_core." not in (error.stack or ""):  # JupyterLab has some of its own
+            self.errors.append(f"{error}\n{error.stack}")
 
     def _dialog(self, dialog: Dialog) -> None:
         if dialog.type != "beforeunload":

@@ -132,5 +132,9 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
 
 
 def _run(record: RunRecord, body: str) -> str:
-    """The outermost element; the live panel's script finds it by its run, and hides it while it shows more."""
-    return f'<div class="sr-run" data-sparkring-static="{text(record.run_id)}">{STYLE}{body}</div>'
+    """The outermost element; the live panel's script finds it by its run, and hides it while it shows more.
+
+    Notebooks would set what stands between dollars as mathematics, but for two classes: MathJax 3's and 2's.
+    """
+    classes = "sr-run mathjax_ignore tex2jax_ignore"
+    return f'<div class="{classes}" data-sparkring-static="{text(record.run_id)}">{STYLE}{body}</div>'

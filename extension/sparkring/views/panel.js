@@ -7,7 +7,8 @@ const KEPT_CHARACTERS = 24e6; // of all runs on the page: of older lines there a
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100; // as in views/lines.py
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 const SILENT_S = 5, ALL_SILENT_S = 30;
-const NUMBERED_TILES = 32, MOST_TILES = 1024;
+const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
+const NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed, after another",
@@ -470,6 +471,7 @@ class RankView {
     const many = ranks.state.length > NUMBERED_TILES;
     const count = Math.min(ranks.state.length, MOST_TILES);
     this.strip.classList.toggle("sr-many", many);
+    this.strip.classList.toggle("sr-crowd", count > SIGNED_TILES);
     while (this.tiles.length > count) this.tiles.pop().remove();
     while (this.tiles.length < count) {
       const tile = make("button", { type: "button", "aria-pressed": "false", tabindex: this.tiles.length ? "-1" : "0",
@@ -719,7 +721,7 @@ class Run {
     this.state = null;
     this.html = {};
     this.offset = 0; // of this machine's clock to the kernel's
-    this.stops = this.stopping = false;
+    this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
     // While it shows more than the static view does, that one is out of sight.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
@@ -731,7 +733,10 @@ class Run {
       this.state = message;
       this.offset = Date.now() / 1000 - message.now;
     } else if (message.kind === "sections") Object.assign(this.html, message.html);
-    else if (message.kind === "heard") this.stops = message.stops;
+    else if (message.kind === "heard") {
+      this.heard = true;
+      this.stops = message.stops;
+    }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
       else if (message.kind !== "lines") panel.stateDirty = true;
@@ -770,6 +775,9 @@ class Runs {
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
     this.heard = (message) => this.hear(message);
     model.on("msg:custom", this.heard);
+    // The kernel has died or starts anew: a panel would say "running" for ever; what stays below it is true.
+    this.cut = () => this.close();
+    model.on("comm_live_update", this.cut);
     // A notebook takes outputs out of the page and puts them back as it scrolls.
     this.watch = new MutationObserver((changes) => {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
@@ -802,9 +810,19 @@ class Runs {
       this.runs.get(id)?.mount(place);
       if (!this.asked.has(id)) {
         this.asked.add(id);
-        this.model.send({ kind: "hello", run: id });
+        this.ask(id, ASK_AGAIN);
       }
     }
+  }
+
+  // The first question may be asked before the front end has opened its way past the running cell, and would have its
+  // answer when that has ended.
+  ask(id, again) {
+    this.model.send({ kind: "hello", run: id });
+    if (!again) return;
+    setTimeout(() => {
+      if (!this.closed && !this.runs.get(id)?.heard) this.ask(id, again - 1);
+    }, ASK_AGAIN_MS);
   }
 
   // Of all lines the oldest go, first those of runs that came before.
@@ -828,9 +846,12 @@ class Runs {
   }
 
   close() {
+    if (this.closed) return;
+    this.closed = true;
     this.watch.disconnect();
     window.removeEventListener("keydown", this.keys, true);
     this.model.off("msg:custom", this.heard);
+    this.model.off("comm_live_update", this.cut);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }
 }
