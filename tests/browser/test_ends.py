@@ -155,7 +155,8 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     assert panel.locator(".sr-tiles").bounding_box()["height"] < 140
     shoot(notebook, "thousand", notebook.cell(AT_MANY))
     panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
-    expect(panel.locator(".sr-row[data-line='0'] .sr-tag")).to_have_text("0–1023")
+    everywhere = panel.locator(".sr-row").filter(has_text="the same everywhere")
+    expect(everywhere.locator(".sr-tag")).to_have_text(re.compile(r"^\d+–1023$"))  # of the first ranks there is a gap
     tile(panel, 700).click()
     expect(panel.locator(".sr-row")).to_have_count(2)
     expect(panel.locator(".sr-row").last).to_contain_text("rank 700 of 1024")
