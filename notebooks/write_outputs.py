@@ -21,10 +21,8 @@ from pathlib import Path
 import nbformat
 import psutil
 from nbformat import NotebookNode
-from run_demo import ROOT, CellFailed, execute, own_kernel, shown
+from run_demo import ROOT, WIDGET, CellFailed, execute, is_shown, own_kernel, shown
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
-MOUNT = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # where a live panel was: nothing to see
 PICTURE = r"data:[\w/+.-]+;base64,[\w+/=]+"  # letters that may look like a name
 PATH = r"(?<![\w.~…-])(?<!dbfs:)"  # what does not stand before a path's first slash
 FOLDER = rf"{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/)[\w.+-]+/[\w.+-]+"
@@ -81,14 +79,6 @@ def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [cleaned(output, say) for output in joined(cell.outputs) if is_shown(output)]
-
-
-def is_shown(output: NotebookNode) -> bool:
-    """Is there anything to see without a kernel?"""
-    data = output.get("data", {})
-    if "text/html" in data:
-        return not MOUNT.fullmatch(data["text/html"])
-    return WIDGET not in data or bool(set(data) - {WIDGET, "text/plain"})
 
 
 def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
