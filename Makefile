@@ -13,17 +13,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
-.PHONY: help demo test check lab bench docs env clean
+.PHONY: help demo test check lab bench docs notebooks env clean
 
 help:
-	@echo 'make demo    set up, run notebooks/quickstart.ipynb in a kernel, show what it reached'
-	@echo 'make test    set up and run the tests, against local Spark and a standalone cluster'
-	@echo 'make check   style, types and import rules'
-	@echo 'make lab     open JupyterLab on notebooks/'
-	@echo 'make bench   measure against the peers'
-	@echo 'make docs    write docs/reference.md anew'
-	@echo 'make env     set up only; PYTHON=… names another Python 3.11'
-	@echo 'make clean   remove what runs and tools left (rm -r $(VENV) removes the environment)'
+	@printf '%-15s %s\n' 'make demo' 'set up, run notebooks/quickstart.ipynb in a kernel, show what it reached'
+	@printf '%-15s %s\n' 'make test' 'set up and run the tests, against local Spark and a standalone cluster'
+	@printf '%-15s %s\n' 'make check' 'style, types and import rules'
+	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
+	@printf '%-15s %s\n' 'make bench' 'measure against the peers'
+	@printf '%-15s %s\n' 'make docs' 'write docs/reference.md anew'
+	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and write them back with their outputs'
+	@printf '%-15s %s\n' 'make env' 'set up only; PYTHON=… names another Python 3.11'
+	@printf '%-15s %s\n' 'make clean' 'remove what runs and tools left (rm -r $(VENV) removes the environment)'
 
 env: $(HOROVOD_INSTALLED)
 
@@ -48,6 +49,9 @@ bench: env
 
 docs: $(PACKAGES_INSTALLED)
 	@$(BIN)/python docs/write_reference.py
+
+notebooks: env
+	@$(BIN)/python notebooks/write_outputs.py
 
 clean:
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

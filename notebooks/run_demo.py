@@ -26,6 +26,8 @@ from nbconvert import HTMLExporter
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
+PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # where a live panel was: nothing to see
+WIDGET = "application/vnd.jupyter.widget-view+json"
 # What the table shows, and how.
 COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
 
@@ -65,8 +67,16 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
                 finally:
                     print(f"{time.monotonic() - begun:6.1f} s", flush=True)
         finally:
-            # Without it the kept notebook would hold references to widgets and not what they showed.
-            client.set_widgets_metadata()
+            for _, cell in code:
+                cell.outputs = [output for output in cell.outputs if is_shown(output)]
+
+
+def is_shown(output: nbformat.NotebookNode) -> bool:
+    """Is there anything to see without a kernel?"""
+    data = output.get("data", {})
+    if "text/html" in data:
+        return not PLACE.fullmatch(data["text/html"])
+    return WIDGET not in data or bool(set(data) - {WIDGET, "text/plain"})
 
 
 def own_kernel(folder: Path) -> None:

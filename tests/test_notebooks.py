@@ -1,4 +1,4 @@
-"""The notebooks on %%barrier, on warm gangs and on data, run from the first cell to the last in a real kernel."""
+"""The notebooks other than the quickstart, run from the first cell to the last in a real kernel."""
 
 from __future__ import annotations
 
@@ -54,12 +54,9 @@ def result(cell: list[Any]) -> str:
     return next(str(output.data["text/plain"]) for output in cell if output.output_type == "execute_result")
 
 
-@pytest.mark.parametrize("name", ["ensemble", "conversation", "shards", "mixed_inputs", "survive"])
-def test_is_kept_without_outputs(name: str) -> None:
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
+def test_every_notebook_is_run_here_or_in_the_quickstarts_tests() -> None:
+    run = set(re.findall(r'outputs\("(\w+)"\)', Path(__file__).read_text(encoding="utf-8"))) | {"quickstart"}
+    assert run == {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
 
 
 @pytest.mark.slow
@@ -152,3 +149,58 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert result(found["resumed"]) == "ranks 0, 1: 404"
     accuracy = float(re.search(r"held-out accuracy (\d\.\d{3})$", printed(found["best"]), re.MULTILINE)[1])  # type: ignore[index]
     assert 0.85 < accuracy < 1
+
+
+def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
+    cells = nbformat.read(NOTEBOOKS / "coming_from_databricks.ipynb", as_version=4).cells
+    ids = [cell.id for cell in cells]
+    theirs = [cell for cell in cells[ids.index("begin") : ids.index("better-text")] if cell.cell_type == "code"]
+    assert [cell.id for cell in theirs if "sparkring" in cell.source] == ["mount"]
+    assert "from sparkdl import HorovodRunner" in "\n".join(cell.source for cell in theirs)
+
+
+@pytest.mark.slow
+def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """Both runs and the cell train; two ranks on Spark hold one model, and a failing one is named."""
+    found = outputs("coming_from_databricks")
+    one, two = (
+        next(output.data for output in found[cell] if output.output_type == "display_data") for cell in ("one", "two")
+    )
+    assert "1 rank finished" in one["text/plain"]
+    assert "rank 0 of 1 trains on 1437 digits" in one["text/html"]
+    assert "epoch 6 ends after" in one["text/plain"]  # LogCallback's, which the default shows …
+    assert "Epoch 6/6" not in one["text/plain"]  # … and Keras' own lines it does not
+    assert "2 ranks finished" in two["text/plain"]
+    assert "Epoch 6/6" in two["text/plain"]
+    assert all(
+        any("image/png" in output.get("data", {}) for output in found[cell])
+        for cell in ("data-picture", "curves", "predictions")
+    )
+    losses = re.findall(r"^rank \d on \S+: loss (\S+), accuracy (\S+)$", printed(found["ranks"]), re.MULTILINE)
+    assert len(losses) == 2
+    assert losses[0] == losses[1]
+    (error,) = (output for output in found["failure"] if output.output_type == "error")
+    assert re.match(r"rank 1 on \S+ failed: ValueError: cannot reshape", error.evalue)
+    assert "count_pixels" in error.evalue
+    function, cell = map(float, re.findall(r"\d\.\d{3}", printed(found["cell-result"])))
+    assert 0.9 < function <= 1
+    assert 0.9 < cell <= 1
+
+
+@pytest.mark.slow
+def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
+    """The same rows and the same start: what is left between them is the order of additions."""
+    found = outputs("strategies")
+    same = printed(found["same"])
+    assert re.findall(r"^(\w+) +both ranks hold the same weights: (\w+)$", same, re.MULTILINE) == [
+        ("PyTorch", "True"),
+        ("TensorFlow", "True"),
+    ]
+    apart, moved = map(float, re.findall(r"(\d\S*) at most; .* up to (\S+)$", same, re.MULTILINE)[0])
+    assert apart < 0.01 * moved
+    reached = [float(value) for value in re.findall(r"held-out accuracy (\d\.\d{3})", printed(found["answer"]))]
+    assert len(reached) == 2
+    assert abs(reached[0] - reached[1]) < 0.01
+    assert all(0.85 < value < 1 for value in reached)
+    drawn = ("data-picture", "saw", "curves", "picture")
+    assert all(any("image/jpeg" in output.get("data", {}) for output in found[cell]) for cell in drawn)

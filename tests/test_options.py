@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import sparkring
 from sparkring import options
 from sparkring.errors import OptionsError
 from sparkring.options import (
@@ -12,6 +13,7 @@ from sparkring.options import (
     GangWanted,
     LogsWanted,
     Options,
+    RunsWanted,
     ShardsWanted,
     completions,
     gang_completions,
@@ -20,6 +22,7 @@ from sparkring.options import (
     parse_gang,
     parse_logs,
     parse_ranks,
+    parse_runs,
     parse_shards,
     shards_completions,
 )
@@ -424,3 +427,38 @@ def test_bad_checkpoints_lines(line, words):
         parse_checkpoints(line)
     assert str(caught.value).startswith("%checkpoints: ")
     assert words in str(caught.value)
+
+
+# ── %runs, --timeline ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", RunsWanted()),
+        ("50", RunsWanted(50)),
+        ("03-22_a1b2 --tensorboard", RunsWanted(run="03-22_a1b2", tensorboard=True)),
+        ("--tensorboard 'my run'", RunsWanted(run="my run", tensorboard=True)),
+        ("--tensorboard", RunsWanted(tensorboard=True)),
+        ("50 --tensorboard", RunsWanted(run="50", tensorboard=True)),
+    ],
+)
+def test_runs_lines(line, expected):
+    """A number is how many to list; with an option the word is a run."""
+    assert parse_runs(line) == expected
+
+
+@pytest.mark.parametrize(("line", "words"), [("many", "how many"), ("--board", "--board"), ("1 2", "2"), ("-1", "-1")])
+def test_bad_runs_lines(line, words):
+    with pytest.raises(OptionsError, match=words):
+        parse_runs(line)
+
+
+def test_only_horovod_records_a_timeline():
+    """Elsewhere there is nothing that would, and ranks that are up already have begun without."""
+    assert parse("horovod", "--timeline").timeline
+    for magic in ("torchrun", "tensorflow", "barrier", "ranks"):
+        with pytest.raises(OptionsError, match="%%horovod --timeline"):
+            parse(magic, "-n 2 --timeline")
+    with pytest.raises(OptionsError, match="--timeline"):
+        sparkring.run(print, framework="torch", timeline=True)

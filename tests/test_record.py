@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from sparkring import record as module
 from sparkring.events import (
+    DataOpened,
+    DataPlanned,
     Failure,
     GpuUsed,
     MemberJoined,
@@ -19,6 +21,7 @@ from sparkring.events import (
     Metrics,
     Notice,
     Output,
+    Piece,
     RankExited,
     RankFailed,
     RankFinished,
@@ -223,6 +226,17 @@ def test_ranks_survive_being_saved():
     assert from_json(saved) == WARM
     older = {name: value for name, value in saved.items() if name not in ("ranks", "warm")}
     assert from_json(older) == replace(WARM, ranks=(), warm=False)
+
+
+def test_of_many_readers_the_last_plans_are_kept():
+    """The plan of an epoch takes the place of the one before; of readers that are not read any more none is kept."""
+    opened = [DataOpened(1.0, 0, reader, f"data {reader}", "parquet") for reader in range(6)]
+    plans = [DataPlanned(2.0 + epoch, 0, epoch % 5, epoch, (Piece(0, 0, epoch),)) for epoch in range(1, 9)]
+    record = replay([STARTED, *opened, *plans])
+    kept = [reading.plan and reading.plan.epoch for reading in record.ranks[0].readings]
+    assert kept == [None, 6, 7, 8, None, None]
+    assert record.ranks[1].readings == ()
+    assert record.ranks[0].last_heard == 10.0
 
 
 EVENTS = st.one_of(

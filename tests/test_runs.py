@@ -42,8 +42,19 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         events.Metrics(1.7, 0, {"loss": 0.5}, step=1, epochs=2, ends_epoch=True),
         events.GpuUsed(1.75, 0, "0", "NVIDIA", 10**9, 8 * 10**9, 50),
         events.DataOpened(1.76, 0, 0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32),
+        events.DataPlanned(
+            1.765, 0, 0, 1, (events.Piece(1, 0, 300), events.Piece(0, 2, 200, 3)), ((1, "b"), (0, "a")), 7, 64
+        ),
         events.DataRead(1.77, 0, 0, 1, 32, 1, 288, 500, 16, 0.1, 0.2, "part-0"),
         events.DataRead(1.78, 0, 0, 1, 500, 16, 4500, 500, 16, 0.1, 0.2, "part-1", done=True),
+        events.TimelineSaved(
+            1.79,
+            "timeline.json",
+            9,
+            1.0,
+            slowest=(events.TensorTimes("w", 2, 0.5),),
+            late=(events.Lateness(1, 2, 0.5),),
+        ),
         events.Notice(1.8, "look"),
         events.StackTaken(1.9, 0, "waiting", 3, "text"),
         events.RankFinished(2.0, 0, "5"),
@@ -128,6 +139,48 @@ def test_what_a_killed_driver_last_knew():
     assert now is not None
     assert found[-1].time - now.time <= runs.PROGRESS_EVERY_S + 1
     folder.close()
+
+
+def test_of_plans_the_last_is_kept():
+    """Thousands of short epochs do not fill the disk with what each was to read; the record is the same."""
+    pieces = tuple(events.Piece(number, 0, 10) for number in range(500))
+    found = [event for event in reading(20, ended=True) if not isinstance(event, events.DataRead)]
+    start = len(found) - 6
+    epochs = [(epoch, rank) for epoch in range(1, 1001) for rank in (0, 1)]
+    plans = [events.DataPlanned(100 + epoch / 50, rank, 0, epoch, pieces) for epoch, rank in epochs]
+    found = [*found[:start], *plans, *found[start:]]
+    path = save("plans", found).path
+    kept = [event for event in runs._events(path) if isinstance(event, events.DataPlanned)]
+    assert len(kept) <= 2 * (20 / runs.PROGRESS_EVERY_S + 2)
+    assert runs.load(path).ranks == replay(found).ranks
+
+
+def test_what_data_a_run_has_read():
+    """Each once, in the order in which they were opened; what ranks say of data is no data."""
+    opened = [
+        events.DataOpened(100.0, rank, reader, name, "parquet")
+        for rank in range(3)
+        for reader, name in enumerate(("/data/digits", '{"type": "DataOpened", "name": 1}'))
+    ]
+    said = events.Message(100.0, 0, '\n{"type": "DataOpened", "name": "no"}\n')
+    start = events.RunStarted(99.0, "reads", "t", "c", 3, "local", "plain", "all")
+    path = save("reads", [start, said, *opened, *opened]).path
+    assert runs.data(path) == ["/data/digits", '{"type": "DataOpened", "name": 1}']
+    assert runs.data(save("none", [start]).path) == []
+    file = path / runs.EVENTS
+    file.write_bytes(file.read_bytes()[:-20])
+    assert len(runs.data(path)) == 2
+
+
+def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
+    """Where a line is cut there, too."""
+    start = events.RunStarted(99.0, "long", "t", "c", 3, "local", "plain", "all")
+    opened = [events.DataOpened(100.0, 0, number, f"data {number}", "parquet") for number in range(50)]
+    path = save("long", [start, *opened]).path
+    monkeypatch.setattr(runs, "LOOKED_THROUGH_BYTES", 5_000)
+    found = runs.data(path)
+    assert found == [f"data {number}" for number in range(len(found))]
+    assert 5 < len(found) < 30
 
 
 def test_every_event_survives_json():

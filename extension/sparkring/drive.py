@@ -183,6 +183,9 @@ class Drive:
     def _given_up(self) -> str:
         """Close the gang; says what that means if it was a warm one."""
         stuck = self.turn.running
+        if self.turn.request.timeline:  # what close() makes haste with is not kept
+            self.gang.stop(signal.SIGKILL, 0.0)
+            self._until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
         self.recorder.add(self.gang.poll(0.0))
         if not self.warm:
@@ -210,7 +213,7 @@ class Drive:
     def _until_gone(self, most_s: float) -> None:
         deadline = time.monotonic() + most_s
         # Members that have not become ranks yet are close()'s affair.
-        while self.gang.up and not self.gang.gone and time.monotonic() < deadline:
+        while self.gang.up and not self.gang.gone and (time.monotonic() < deadline or self.gang.brings):
             self.recorder.add(self.gang.poll(POLL_S))
         # Frames that were already in the queue behind the last goodbye.
         self.recorder.add(self.gang.poll(0.0))

@@ -5,8 +5,9 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Stream = Literal["stdout", "stderr"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
@@ -220,6 +221,41 @@ class DataOpened:
     batch_size: int = 0
 
 
+class Piece(NamedTuple):
+    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
+
+    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
+    """
+
+    file: int
+    row_group: int
+    rows: int
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class DataPlanned:
+    """What a rank is to read in an epoch (from 1), in its order.
+
+    `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
+    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
+    """
+
+    time: float
+    rank: int
+    reader: int
+    epoch: int
+    pieces: tuple[Piece, ...]
+    names: tuple[tuple[int, str], ...] = ()
+    begun: int = 0
+    window: int = 0
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """How many these are."""
+        return sum(piece.rows for piece in self.pieces)
+
+
 @dataclass(frozen=True)
 class DataRead:
     """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
@@ -314,6 +350,77 @@ CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointDamaged | Check
 
 
 @dataclass(frozen=True)
+class TimelinePart:
+    """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
+
+    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
+    record.
+    """
+
+    time: float
+    rank: int
+    data: bytes
+    last: bool = False
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class TensorTimes:
+    """Where the time of one tensor's operations went, in seconds, all `count` of them together."""
+
+    name: str
+    count: int
+    negotiating_s: float = 0.0
+    waiting_s: float = 0.0
+    copying_s: float = 0.0
+    reducing_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.negotiating_s + self.waiting_s + self.copying_s + self.reducing_s
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How often a rank was the last to be ready, and how long all others had been by then.
+
+    What passed while they waited for it with several tensors counts once.
+    """
+
+    rank: int
+    times: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class TimelineSaved:
+    """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
+
+    `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
+    furthest counts, reducing before copying, that before waiting for data, that before negotiating, and `elsewhere_s`
+    is when nothing was under way, as while gradients are computed. `slowest` are the tensors that took longest, `late`
+    the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    """
+
+    time: float
+    name: str
+    size_bytes: int
+    wall_s: float = 0.0
+    negotiating_s: float = 0.0
+    waiting_s: float = 0.0
+    copying_s: float = 0.0
+    reducing_s: float = 0.0
+    elsewhere_s: float = 0.0
+    operations: int = 0
+    tensors: int = 0
+    slowest: tuple[TensorTimes, ...] = ()
+    late: tuple[Lateness, ...] = ()
+    attempt: int = 1
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class RankFinished:
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
@@ -387,12 +494,15 @@ Event = (
     | Metrics
     | GpuUsed
     | DataOpened
+    | DataPlanned
     | DataRead
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointDamaged
     | CheckpointRestored
     | CheckpointRemoved
+    | TimelinePart
+    | TimelineSaved
     | RankFinished
     | RankFailed
     | RankStopped
@@ -405,8 +515,10 @@ _BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON values, `type` first. Output's bytes stay out: they have a file of their own."""
-    found = asdict(event)
+    """The event as JSON values, `type` first. Bytes stay out: they have files of their own."""
+    # A plan has hundreds of pieces, and asdict() would copy each number of each.
+    plain = isinstance(event, DataPlanned)
+    found = {each.name: getattr(event, each.name) for each in fields(event)} if plain else asdict(event)
     found.pop("data", None)
     return {"type": type(event).__name__, **found}
 
@@ -420,9 +532,14 @@ def from_json(found: dict[str, Any]) -> Event:
     if kind is RunStarted:
         known["captured"] = tuple(CapturedName(**_known(CapturedName, each)) for each in found.get("captured", ()))
         known["versions"] = tuple((name, version) for name, version in found.get("versions", ()))
+    if kind is DataPlanned:
+        known.update(plan_from_json(known))
     for name in ("ranks", "columns"):  # in JSON they are lists
         if name in known:
             known[name] = tuple(known[name])
+    if kind is TimelineSaved:
+        known["slowest"] = tuple(TensorTimes(**each) for each in known.get("slowest", ()))
+        known["late"] = tuple(Lateness(**each) for each in known.get("late", ()))
     event: Event = kind(**known)
     return event
 
@@ -438,6 +555,12 @@ CHECKPOINT_EVENTS: dict[str, type[CheckpointEvent]] = {
     "restored": CheckpointRestored,
     "removed": CheckpointRemoved,
 }  # as a rank tells of them
+
+
+def plan_from_json(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a DataPlanned from JSON values: from a saved record, or from the rank whose plan it is."""
+    pieces = tuple(Piece(*piece) for piece in found["pieces"])
+    return {**found, "pieces": pieces, "names": tuple((number, name) for number, name in found.get("names", ()))}
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:

@@ -37,6 +37,7 @@ from sparkring.worker.ticket import Ticket
 QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
 SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
+BRINGS_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
 _END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
@@ -69,6 +70,7 @@ class Gang:
         self._untold: list[Event] = []  # what poll() is to return before anything else
         self._exited: set[int] = set()
         self._polled = time.monotonic()
+        self._brings_until = 0.0
         self._leaving = False
         self._stopping = False
         self._senders: dict[int, threading.Thread] = {}
@@ -126,6 +128,11 @@ class Gang:
     def closed(self) -> bool:
         """Whether it has been closed."""
         return self._closed.is_set()
+
+    @property
+    def brings(self) -> bool:
+        """Whether a rank's process has ended whose timeline is still on its way."""
+        return time.monotonic() < self._brings_until
 
     @property
     def gone(self) -> bool:
@@ -282,11 +289,16 @@ class Gang:
             case "data":
                 opened = fields["opened"]
                 return [events.DataOpened(now, rank, **{**opened, "columns": tuple(opened["columns"])})]
+            case "plan":
+                return [events.DataPlanned(now, rank, **events.plan_from_json(fields))]
             case "read":
                 return [events.DataRead(now, rank, **fields)]
             case "checkpoint":
                 kind, told = fields["event"], fields["told"]
                 return [events.CHECKPOINT_EVENTS[kind](time=now, rank=rank, **told)]
+            case "timeline":
+                self._brings_until = time.monotonic() + BRINGS_S
+                return [events.TimelinePart(now, rank, bytes(frame.parts[0]), fields["last"], fields["cut"])]
             case "done" if self.turn is not None:
                 self._heard_of(rank, fields)
                 return self.turn.finished(rank, frame)
@@ -336,7 +348,11 @@ class Gang:
         framework = self._framework(request.framework)
         for rank in turn.ranks:
             member = self._member_of[rank]
-            environment = root_for_ranks() | framework.environment(self.worlds[member]) | dict(request.environment)
+            environment = root_for_ranks() | framework.environment(self.worlds[member])
+            if request.timeline and framework.timeline is not None:
+                environment |= framework.timeline.beside
+                self._tell(member, "timeline", {"variable": framework.timeline.variable, "wanted": rank == 0})
+            environment |= dict(request.environment)
             fields = {
                 "what": request.what,
                 "source": request.source,

@@ -7,10 +7,12 @@ import contextlib
 import glob
 import os
 import re
+import shlex
 import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -21,7 +23,7 @@ from sparkring import background, runs, warm
 from sparkring import options as opts
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.views import show_captured, show_table, summary, tell
+from sparkring.views import reading, show_captured, show_table, summary, tell
 from sparkring.worker.shell import LINE_MAGICS
 
 if TYPE_CHECKING:
@@ -106,6 +108,20 @@ Options:
 """
 
 
+_RUNS_HELP = """List saved runs, newest first, show the metrics of one in TensorBoard, or stop one in the background.
+
+    %runs                       the last 20; %runs 50 lists more
+    %runs RUN --tensorboard     RUN is its name in the list, the beginning or the end of that, or its title
+    %runs --stop RUN            ends a run of this notebook that goes on in the background
+
+TensorBoard shows each rank and their mean, by step or epoch and by time. Its files are written into the run's folder,
+anew each time. Outside a notebook the command that starts it is printed.
+
+Options:
+{options}
+"""
+
+
 BATCH_SIZE = 32  # where nothing says how large a batch will be
 
 # What a gang can carry from cell to cell; a barrier stage of its own is not among them.
@@ -157,19 +173,18 @@ class SparkringMagics(Magics):
 
     @line_magic
     def runs(self, line: str) -> None:
-        """List saved runs, newest first: `%runs`, or `%runs 50` for more than the last 20.
-
-        `%runs --stop RUN` ends a run of this notebook that goes on in the background; RUN as in %logs.
-        """
         wanted = opts.parse_runs(line)
+        if wanted.tensorboard:
+            self._tensorboard(wanted.run)
+            return
         if wanted.stop:
-            _stop(wanted.stop)
+            _stop(wanted.run)
             return
         rows = []
         mine = {each.run_id for each in background.going()}
         for path in runs.saved()[: wanted.count]:
             try:
-                begun, ended = runs.first(path), runs.last(path)
+                begun, ended, read = runs.first(path), runs.last(path), runs.data(path)
             except OSError:  # removed meanwhile, to make room
                 continue
             took = summary.duration(ended.time - begun.time) if ended else ""
@@ -180,22 +195,19 @@ class SparkringMagics(Magics):
                     begun.title,
                     summary.duration(int(time.time() - begun.time)) if path.name in mine else took,
                     f"{begun.size} {begun.where}",
+                    reading.named_shortly(read),
                     ended.outcome if ended else goes_on,
                     summary.first_line(ended.message, 100) if ended else "",
                 )
             )
-        headers = ("run", "cell", "took", "ranks", "outcome", "")
+        headers = ("run", "cell", "took", "ranks", "data", "outcome", "")
         show_table(headers, rows, empty=f"no runs saved yet (they go to {runs.home()})")
 
     @line_magic
     def logs(self, line: str) -> None:
         """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, else the last."""
         wanted = opts.parse_logs(line)
-        path = runs.find(wanted.run)
-        if path is None:
-            raise OptionsError(
-                f"no saved run called {wanted.run!r}: %runs lists them." if wanted.run else "no runs saved yet."
-            )
+        path = _saved_run(wanted.run)
         ranks = range(runs.first(path).size)
         if wanted.rank is not None and wanted.rank not in ranks:
             raise OptionsError(f"run {path.name} has no rank {wanted.rank}: it had ranks 0 to {len(ranks) - 1}.")
@@ -241,6 +253,30 @@ class SparkringMagics(Magics):
             found = inventory(location, check=wanted.check, metric=metric, mode=mode, say=progress.tell)
         show_checkpoints(found)
 
+    def _tensorboard(self, run: str) -> None:
+        """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere say how."""
+        from sparkring.event_files import environment, write_event_files
+        from sparkring.views import in_notebook
+
+        folder = shlex.quote(str(write_event_files(_saved_run(run))))
+        needed = environment()
+        if not in_notebook():
+            command = needed.pop("TENSORBOARD_BINARY", "tensorboard")
+            settings = [f"{name}={shlex.quote(value)}" for name, value in needed.items()]
+            print(" ".join([*settings, shlex.quote(command), "--logdir", folder]))
+            return
+        assert self.shell is not None
+        extensions = self.shell.extension_manager
+        if extensions is None or "tensorboard" not in extensions.loaded:
+            self.shell.run_line_magic("load_ext", "tensorboard")
+        before = {name: os.environ.get(name) for name in needed}
+        try:
+            os.environ.update(needed)
+            self.shell.run_line_magic("tensorboard", f"--logdir {folder}")
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
     def _variable(self, name: str) -> Any:
         """The value of the notebook's variable of that name; if there is none, the name itself."""
         assert self.shell is not None
@@ -269,8 +305,9 @@ class SparkringMagics(Magics):
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
-        # A DataFrame's partitions come with a stage of their own, and ranks that may be lost are started again.
-        own = options.dry_run or options.data or options.survives or options.background
+        # A DataFrame's partitions come with a stage of their own, ranks that may be lost are started again, a timeline
+        # is whole when they have ended, and what goes on in the background leaves the gang free.
+        own = options.dry_run or options.data or options.survives or options.timeline or options.background
         gang = None if own else warm.find(options.np, tell)
         if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
             raise OptionsError(
@@ -326,6 +363,14 @@ def _dataset(wanted: opts.ShardsWanted, value: Any) -> Dataset:
     return open_dataset(value, wanted.columns, wanted.where or None)
 
 
+def _saved_run(name: str) -> Path:
+    """The folder of the saved run of that name, '' for the newest; OptionsError if there is none."""
+    path = runs.find(name)
+    if path is None:
+        raise OptionsError(f"no saved run called {name!r}: %runs lists them." if name else "no runs saved yet.")
+    return path
+
+
 def _last_checkpoint_dir() -> str:
     """Where the newest saved run that saved checkpoints put them; OptionsError if none did."""
     directories = (runs.first(path).checkpoint_dir for path in runs.saved())
@@ -378,6 +423,7 @@ def _launch_magic(magics: SparkringMagics, magic: str) -> Callable[[str, str], A
 
 
 SparkringMagics.gang.__doc__ = _GANG_HELP.format(options=opts.help_table(opts.gang_parser(_CARRIED)))
+SparkringMagics.runs.__doc__ = _RUNS_HELP.format(options=opts.help_table(opts.runs_parser()))
 SparkringMagics.shards.__doc__ = _SHARDS_HELP.format(options=opts.help_table(opts.shards_parser()))
 SparkringMagics.checkpoints.__doc__ = _CHECKPOINTS_HELP.format(options=opts.help_table(opts.checkpoints_parser()))
 

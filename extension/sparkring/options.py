@@ -29,7 +29,8 @@ class Options:
     `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
     `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
     although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
-    many. `background`: the notebook does not wait for it.
+    many. `background`: the notebook does not wait for it. `timeline`: have Horovod record what it does, from its start;
+    so the ranks are new ones.
     """
 
     np: int = -1
@@ -51,6 +52,7 @@ class Options:
     fresh: bool = False
     resume: bool = False
     background: bool = False
+    timeline: bool = False
 
     @property
     def size(self) -> int:
@@ -194,6 +196,11 @@ _LAUNCH: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     ),
     (("--fresh",), {"action": "store_true"}, "begin anew; the checkpoints that are there stay"),
     (("--resume",), {"action": "store_true"}, "go on from a checkpoint although the cell or its data have changed"),
+    (
+        ("--timeline",),
+        {"action": "store_true"},
+        "have Horovod record where its time goes, and which ranks the others wait for; kept with the run",
+    ),
     (("--no-autolog",), {"action": "store_false", "dest": "autolog"}, "do not add a metrics callback to Keras' fit"),
     (("--name",), {"default": "", "metavar": "NAME"}, "what to call the run in %%runs"),
     (
@@ -263,8 +270,16 @@ def parse(magic: str, line: str, default: Options | None = None) -> Options:
             fresh=found["fresh"],
             resume=found["resume"],
             background=found["background"],
+            timeline=timeline(f"%%{magic}", magic == "horovod", found["timeline"]),
         ),
     )
+
+
+def timeline(who: str, horovod: bool, asked: bool) -> bool:
+    """Whether to record a timeline; OptionsError if there is none to record."""
+    if asked and not horovod:
+        raise OptionsError(f"{who}: --timeline is Horovod's own, on ranks that start with it: %%horovod --timeline.")
+    return asked
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
@@ -377,34 +392,6 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
 
 
 @dataclass(frozen=True)
-class RunsWanted:
-    """What `%runs` is asked for: to list the last `count` saved runs, or, if it is not '', to stop the run `stop`."""
-
-    count: int = 20
-    stop: str = ""
-
-
-def parse_runs(line: str) -> RunsWanted:
-    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
-    words = _words("%runs", line)
-    if words[:1] == ["--stop"]:
-        if len(words) != 2:
-            raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
-        return RunsWanted(stop=words[1])
-    if words and not words[0].isdecimal():
-        raise OptionsError(f"%runs takes how many to list, not {words[0]!r}: %runs 50")
-    return RunsWanted(int(words[0])) if words else RunsWanted()
-
-
-def runs_completions(line: str, names: Sequence[str]) -> list[str]:
-    """What can stand at the end of `line`, a `%runs` line up to the cursor; `names` are runs that can be stopped."""
-    words = line.split()
-    current = "" if line[-1:].isspace() or not words else words.pop()
-    choices = {(): ("--stop",), ("--stop",): names}.get(tuple(words), ())
-    return [shlex.quote(word) for word in choices if word.startswith(current)]
-
-
-@dataclass(frozen=True)
 class LogsWanted:
     """What `%logs` is asked for; run '' is the last one, rank None all of them, tail None everything."""
 
@@ -420,6 +407,50 @@ def parse_logs(line: str) -> LogsWanted:
     parser.add_argument("--rank", type=_count)
     parser.add_argument("--tail", type=_count)
     return LogsWanted(**vars(parser.parse_args(_words("%logs", line))))
+
+
+@dataclass(frozen=True)
+class RunsWanted:
+    """What `%runs` is asked for: to list the last `count`, to show the metrics of `run` in TensorBoard, or stop it."""
+
+    count: int = 20
+    run: str = ""
+    tensorboard: bool = False
+    stop: bool = False
+
+
+def parse_runs(line: str) -> RunsWanted:
+    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
+    found = vars(runs_parser().parse_args(_words("%runs", line)))
+    run, tensorboard, stop = found["run"], found["tensorboard"], found["stop"]
+    if stop and (tensorboard or not run):
+        raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
+    if tensorboard or stop:
+        return RunsWanted(run=run, tensorboard=tensorboard, stop=stop)
+    if run and not run.isdecimal():
+        raise OptionsError(f"%runs takes how many to list, not {run!r}: %runs 50; or %runs {run} --tensorboard")
+    return RunsWanted(int(run)) if run else RunsWanted()
+
+
+@functools.cache
+def runs_parser() -> argparse.ArgumentParser:
+    """The parser of what follows `%runs`."""
+    parser = _Parser(prog="%runs", add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run"
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard")
+    parser.add_argument("--stop", action="store_true", help="end RUN, which goes on in the background of this notebook")
+    return parser
+
+
+def runs_completions(line: str, names: Sequence[str]) -> list[str]:
+    """What can stand at the end of `line`, a `%runs` line up to the cursor; `names` are runs that can be stopped."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words.pop()
+    if words != ["--stop"]:
+        return completions(runs_parser(), line)
+    return [shlex.quote(name) for name in names if name.startswith(current)]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from sparkring.events import (
     CheckpointRestored,
     CheckpointSaved,
     DataOpened,
+    DataPlanned,
     DataRead,
     Event,
     Failure,
@@ -40,6 +41,8 @@ from sparkring.events import (
     RunStarted,
     StackTaken,
     Stream,
+    TimelinePart,
+    TimelineSaved,
 )
 
 TAIL_LINES = 200  # kept per rank
@@ -47,7 +50,9 @@ RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
+PLANS_KEPT = 3  # of a rank's readers, those that were told last
 CHECKPOINTS_KEPT = 1_000
+TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
@@ -102,11 +107,12 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, and how its last epochs ended."""
+    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
 
     opened: DataOpened
     now: DataRead | None = None
     ended: tuple[DataRead, ...] = ()
+    plan: DataPlanned | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,7 @@ class RunRecord:
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
     checkpoints: tuple[Checkpoint, ...] = ()
+    timelines: tuple[TimelineSaved, ...] = ()  # of the attempts, in their order
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
@@ -253,6 +260,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
         case DataOpened():
             rank = _heard(record.ranks[event.rank], event.time)
             return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
+        case DataPlanned():
+            return _with_rank(record, _planned(_heard(record.ranks[event.rank], event.time), event))
         case DataRead():
             return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
         case CheckpointSaved():
@@ -264,6 +273,10 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return _changed(record, event)
         case CheckpointRestored():
             return _restored(record, event)
+        case TimelineSaved():
+            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case TimelinePart():
+            return record  # a file of its own has it
         case RankFinished():
             rank = record.ranks[event.rank]
             done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
@@ -440,6 +453,18 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
         size_bytes=rank.size_bytes + len(event.data),
     )
     return _with_lines(record, rank, lines, count)
+
+
+def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
+    """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
+    readings = tuple(
+        each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
+    )
+    told = sorted((each.plan.time, each.plan.reader) for each in readings if each.plan is not None)
+    gone = {reader for _, reader in told[:-PLANS_KEPT]}
+    return replace(
+        rank, readings=tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in readings)
+    )
 
 
 def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:

@@ -27,6 +27,9 @@ class Recorder:
         for event in found:
             if isinstance(event, events.RankFailed):
                 event = _with_source(event)
+            if isinstance(event, events.TimelinePart):
+                self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
+                continue
             self.record = record.apply(self.record, event)
             notice = self._folder.write(event)
             if notice is not None:
@@ -49,6 +52,7 @@ class Recorder:
 
     def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
         try:
+            self.add(self._folder.end_timeline(time.time()))
             self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
         finally:
             self._folder.close()

@@ -24,6 +24,7 @@ from sparkring.interrupts import Interrupts, when
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
 from sparkring.options import Logs, Options, checked, restarts
+from sparkring.options import timeline as asked_timeline
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
@@ -101,6 +102,7 @@ def _open_cell(
         options.env,
         captured.buffers,
         tuple(captured.sent),
+        timeline=options.timeline,
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -197,7 +199,14 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = options.name or getattr(function, "__qualname__", type(function).__name__)
     packed = pack_call(function, kwargs, namespace)
-    request = Request("call", packed.payload, framework, autolog=options.autolog, buffers=packed.buffers)
+    request = Request(
+        "call",
+        packed.payload,
+        framework,
+        autolog=options.autolog,
+        buffers=packed.buffers,
+        timeline=options.timeline,
+    )
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     code = _source_of(function)
@@ -267,6 +276,7 @@ def run(
     fresh: bool = False,
     resume: bool = False,
     background: bool = False,
+    timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
     """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
@@ -292,6 +302,7 @@ def run(
         fresh=fresh,
         resume=resume,
         background=background,
+        timeline=asked_timeline("run()", framework == "horovod", timeline),
     )
     opened = _open_function(main, kwargs, checked("run()", options), framework)
     return opened.in_background() if background else opened.to_the_end()

@@ -2,8 +2,10 @@
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
         events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
-                     second (how far a rank has read, how busy a GPU is) the last of every PROGRESS_EVERY_S
+                     second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
+        tensorboard/     the metrics, once TensorBoard was asked for
 
 The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
 """
@@ -25,17 +27,24 @@ import platformdirs
 
 from sparkring.errors import LaunchError
 from sparkring.events import (
+    AttemptStarted,
+    DataOpened,
+    DataPlanned,
     DataRead,
     Event,
     GpuUsed,
+    Metrics,
     Notice,
     Output,
     RunFinished,
     RunStarted,
+    TimelinePart,
+    TimelineSaved,
     from_json,
     to_json,
 )
 from sparkring.record import RunRecord, replay
+from sparkring.timeline import Arriving
 
 KEEP = 100
 NEWEST = 20  # these are kept, whatever they are
@@ -43,6 +52,8 @@ QUICK_S = 1.0
 SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
+LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
+DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
 
 
@@ -70,6 +81,7 @@ class RunFolder:
         self._sizes: dict[int, int] = {}
         self._later: dict[tuple[object, ...], Event] = {}  # of what soon changes, the last that was heard
         self._due = 0.0
+        self._timeline: tuple[int, Arriving] | None = None  # of which attempt
         self._broken: str | None = None
         self._told = False
 
@@ -109,6 +121,35 @@ class RunFolder:
             except OSError:
                 pass  # told by write() or flush()
 
+    def take_timeline(self, part: TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
+        """Save a piece of an attempt's timeline, and say when it was the last, or cannot be kept."""
+        found: list[TimelineSaved | Notice] = []
+        if self._timeline is not None and self._timeline[0] != attempt:
+            found += self.end_timeline(part.time)
+        try:
+            if self._timeline is None:
+                if part.last and not Arriving.holds_any(part.data):
+                    return [Notice(part.time, "there is no timeline: Horovod begins one at hvd.init(), on rank 0.")]
+                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
+            self._timeline[1].add(part.data)
+        except OSError as error:
+            problem = f"the timeline could not be kept in {self.path}: {error.strerror or error}"
+            found.append(Notice(part.time, problem))
+            part = replace(part, last=True)
+        if part.last:
+            found += self.end_timeline(part.time, whole=True, cut=part.cut)
+        return found
+
+    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
+        """Close the timeline that is being saved, if there is one, and say what is in it."""
+        if self._timeline is None:
+            return []
+        (attempt, arriving), self._timeline = self._timeline, None
+        try:
+            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
+        except OSError as error:
+            return [Notice(time, f"the timeline could not be kept in {self.path}: {error.strerror or error}")]
+
     def _files(self) -> list[IO[Any]]:
         return [*self._logs.values(), self._events]
 
@@ -119,6 +160,8 @@ class RunFolder:
                 self._append(event)
             case DataRead():
                 self._later[DataRead, event.rank, event.reader] = event
+            case DataPlanned():
+                self._later[DataPlanned, event.rank, event.reader] = event
             case GpuUsed():
                 self._later[GpuUsed, event.rank, event.address] = event
             case RunFinished():
@@ -161,6 +204,11 @@ def new_id() -> str:
 def log_name(rank: int) -> str:
     """The name of a rank's log file in a run's folder."""
     return f"rank-{rank}.log"
+
+
+def timeline_name(attempt: int) -> str:
+    """The name of an attempt's timeline in a run's folder."""
+    return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
 
 
 def log(path: Path, rank: int) -> str:
@@ -223,6 +271,21 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
+def restarts(path: Path) -> list[float]:
+    """When the attempts of a saved run began after the first."""
+    began = (from_json(found) for found in _lines(path) if found["type"] == AttemptStarted.__name__)
+    return [event.time for event in began][1:]
+
+
+def measured(path: Path) -> Iterator[Metrics]:
+    """All that the ranks of a saved run reported, in order of arrival."""
+    for found in _lines(path):
+        if found["type"] == Metrics.__name__:
+            event = from_json(found)
+            assert isinstance(event, Metrics)
+            yield event
+
+
 def first(path: Path) -> RunStarted:
     """How a saved run began."""
     for found in _lines(path):
@@ -231,6 +294,22 @@ def first(path: Path) -> RunStarted:
             return event
         break
     return RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
+
+
+def data(path: Path) -> list[str]:
+    """What data a saved run has read, by the names under which it was opened; a long run's beginning is looked at."""
+    with (path / EVENTS).open("rb") as file:
+        seen = file.read(LOOKED_THROUGH_BYTES)
+    begin = f'{{"type": "{DataOpened.__name__}",'.encode()
+    found: dict[str, None] = {}
+    at = seen.find(begin)
+    for _ in range(DATA_LINES):
+        end = seen.find(b"\n", at)
+        if at < 0 or end < 0:
+            break
+        found[json.loads(seen[at:end])["name"]] = None
+        at = seen.find(begin, end)
+    return list(found)
 
 
 def last(path: Path) -> RunFinished | None:

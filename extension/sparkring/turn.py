@@ -25,6 +25,7 @@ class Request(NamedTuple):
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
+    timeline: bool = False  # whether the framework is to record one
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
 
 

@@ -67,6 +67,37 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
             assert reading.now.size_bytes > 0
 
 
+def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
+    """The plan of the epoch that it is in, also where that goes on from its middle, and in a run that is read again."""
+    data = shards(numbered, 50, columns=["x"], shuffle=100)
+    cell = """
+        read = [x for batch in data.as_numpy("x") for x in batch.tolist()]
+        read
+    """
+    half = data.plan(2)[0].steps // 2
+    begun = ring.run("""
+        batches = data.as_numpy("x")
+        read = [x for _ in range(half) for x in next(batches).tolist()]
+        batches.close()
+        data.position(), read
+    """, namespace={"data": data, "half": half})  # fmt: skip
+    (position, _), _ = begun.values
+    for start, before in ((data, [[], []]), (data.resume(position), [value[1] for value in begun.values])):
+        result = ring.run(cell, namespace={"data": start})
+        shares = start.plan(2)
+        for record in (result.record, runs.load(runs.home() / result.record.run_id)):
+            for rank, share, first in zip(record.ranks, shares, before, strict=True):
+                (reading,) = rank.readings
+                plan = reading.plan
+                assert [(piece.file, piece.row_group, piece.rows) for piece in plan.pieces] == [
+                    (each.file, each.row_group, each.rows) for each in share.ranges
+                ]
+                assert dict(plan.names) == {piece.file: f"part-{piece.file}.parquet" for piece in plan.pieces}
+                assert (plan.epoch, plan.begun, plan.window) == (1, len(first), 100)
+                lay = {(int(x >= 501), (x - 501 * (x >= 501)) // 90) for x in [*first, *result.values[rank.rank]]}
+                assert lay <= {(piece.file, piece.row_group) for piece in plan.pieces}
+
+
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
     """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")

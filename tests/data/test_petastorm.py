@@ -292,6 +292,11 @@ def test_the_record_knows_what_was_read(local, uneven):
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(epoch, rows, rows, groups, groups) for epoch in (1, 2, 3)]
         assert all(read.size_bytes == rows * 12 and read.done for read in reading.ended)
+    pieces = [(0, 0, 40), (0, 1, 40), (0, 2, 20), (1, 0, 40), (1, 1, 40), (1, 2, 10), (2, 0, 10)]
+    for rank in (0, 1):
+        plan = result.record.ranks[rank].readings[0].plan
+        assert ([piece[:3] for piece in plan.pieces], plan.epoch, plan.window) == (pieces[rank::2], 3, 0)
+        assert dict(plan.names) == {file: f"part-{file}.parquet" for file, _, _ in pieces[rank::2]}
     places = [result.record.ranks[rank].readings[0].ended[0].place for rank in (0, 1)]
     assert places == ["part-2.parquet, row group 1 of 1", "part-1.parquet, row group 3 of 3"]
     versions = {rank.readings[0].opened.version for rank in result.record.ranks}
@@ -332,6 +337,8 @@ def test_rows_of_a_petastorm_data_set(local, things):
         (reading,) = rank.readings
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
         assert found == [(1, 6, 6, 2, 2), (2, 6, 6, 2, 2)]
+        assert [piece.rows for piece in reading.plan.pieces] == [3, 3]
+        assert reading.plan.window == 6, "in which order they come is not known"
 
 
 def test_windows_of_rows(local, things):
@@ -367,6 +374,7 @@ def test_a_filter_leaves_rows_unplanned(local, uneven):
         (reading,) = rank.readings
         assert reading.opened.where == "in_lambda"
         assert [(read.rows, read.rows_planned, read.done) for read in reading.ended] == [(found, None, True)]
+        assert reading.plan is None, "nor which row groups will be read"
 
 
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────

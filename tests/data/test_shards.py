@@ -9,6 +9,8 @@ import pickle
 import signal
 import threading
 import time
+from collections import Counter
+from unittest import mock
 
 import cloudpickle
 import fsspec
@@ -26,6 +28,7 @@ from sparkring.data import dataset, layout, reader
 from sparkring.data import shards as module
 from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
+from sparkring.events import DataPlanned, plan_from_json
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -437,6 +440,50 @@ def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, sto
         assert handed == whole
 
 
+def told_by(data):
+    """The rows that an epoch hands out, and the plan that was told of it, as the notebook gets it."""
+    told = []
+    with mock.patch.object(report, "_tell", lambda kind, fields: told.append((kind, json.dumps(fields)))):
+        rows = flat(batch.tolist() for batch in data.as_numpy("x"))
+    (fields,) = [json.loads(fields) for kind, fields in told if kind == "plan"]
+    return rows, DataPlanned(0.0, data.rank, **plan_from_json(fields))
+
+
+def lies(x):
+    """In which file and row group of `numbered` a row is."""
+    file = (x >= 400) + (x >= 410)
+    return int(file), int(x - (0, 400, 410)[file]) // 70
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.integers(0, 12),
+    st.sampled_from([False, True, 50, 150]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
+    """Row group by row group in their order, within a buffer in any; also of an epoch that others have begun."""
+    options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
+    for rank in range(after):
+        first = shards(numbered, rank=rank % before, size=before, **options)
+        steps = min(steps, *(shard.steps - 1 for shard in first.plan()))
+        begun = list(itertools.islice(first.as_numpy("x"), steps))
+        data = shards(numbered, rank=rank, size=after, **options).resume(first.position(step=steps))
+        rest, plan = told_by(data)
+        same = steps and before == after  # the rank goes on in its own stretch
+        rows = [*flat(batch.tolist() for batch in begun), *rest] if same else rest
+        assert (plan.epoch, plan.begun, plan.rows) == (1, len(rows) - len(rest), len(rows))
+        assert dict(plan.names) == {piece.file: f"part-{piece.file}.parquet" for piece in plan.pieces}
+        planned = [(piece.file, piece.row_group) for piece in plan.pieces for _ in range(piece.rows)]
+        length = plan.window or 1
+        assert plan.window == data.window
+        for begin in range(0, len(rows), length):
+            read = Counter(map(lies, rows[begin : begin + length]))
+            assert read == Counter(planned[begin : begin + length])
+
+
 @pytest.mark.parametrize(
     "read", [lambda data: data.as_numpy(), lambda data: data.as_tf(), lambda data: data.as_torch()]
 )
@@ -475,10 +522,11 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
         data = shards(numbered, 100, rank=0, size=2)
         batches = read(data)
         next(batches)
-        assert [each["told"] for each in told] == ["data", "read"]
+        assert [each["told"] for each in told] == ["data", "plan", "read"]
         assert told[0]["opened"]["rows"] == 1000
-        assert (told[1]["rows"], told[1]["steps"], told[1]["rows_planned"], told[1]["done"]) == (100, 1, 500, False)
-        assert 0 < told[1]["size_bytes"] < 100 * 200
+        assert sum(rows for _, _, rows, _ in told[1]["pieces"]) == 500
+        assert (told[2]["rows"], told[2]["steps"], told[2]["rows_planned"], told[2]["done"]) == (100, 1, 500, False)
+        assert 0 < told[2]["size_bytes"] < 100 * 200
         for _ in range(4):
             next(batches)
         assert (told[-1]["rows"], told[-1]["steps"], told[-1]["epoch"], told[-1]["done"]) == (500, 5, 1, True)

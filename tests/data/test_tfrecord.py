@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import threading
+from collections import Counter
 from decimal import Decimal
 
 import numpy as np
@@ -287,6 +288,13 @@ def test_ranks_read_their_shares(local, folder, files):
         (read,) = reading.ended
         told = (reading.opened.kind, reading.opened.rows, read.steps, read.rows, read.done)
         assert told == ("tfrecord", 144, 12, 48, True)
+        taken = Counter({piece.file: piece.rows for piece in reading.plan.pieces})
+        assert reading.plan.pieces[0].row_group == -1
+        assert dict(reading.plan.names).keys() == taken.keys()
+        everything = read_schema(folder).files
+        assert all(name == everything[number].name for number, name in reading.plan.names)
+        parts = share_out(read_schema(folder), rank.rank, 3).parts
+        assert taken == Counter({part.file: 4 * part.take for part in parts})
     split = any("do not go evenly into 3 ranks" in line.text for line in result.record.recent)
     assert split == (files != 6)
 

@@ -137,6 +137,9 @@ def test_a_section_is_told_when_it_has_changed(running):
     assert list(told["html"]) == ["code"]
     record = apply(running, events.Metrics(BEGAN + 3, 0, {"loss": 0.5}, step=1))
     (told,) = of_kind(feed.news(record, BEGAN + 60), "sections")
+    assert list(told["html"]) == ["metrics", "code"]  # which now says how to open TensorBoard
+    record = apply(record, events.Metrics(BEGAN + 4, 0, {"loss": 0.4}, step=2))
+    (told,) = of_kind(feed.news(record, BEGAN + 90), "sections")
     assert list(told["html"]) == ["metrics"]
     assert set(told["html"]) <= set(SECTIONS)
 

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import operator
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from sparkring import report
-from sparkring.events import DataKind
+from sparkring import place, report
+from sparkring.events import DataKind, Piece
 
 TELL_EVERY_S = 0.2
+PIECES, PIECES_OF_ALL = 500, 32_000  # that a rank tells of an epoch, and all ranks together
+FILES_NAMED, NAME_CHARACTERS = 100, 80
 
 _numbers = itertools.count()
+
+
+class Route(NamedTuple):
+    """What a rank reads in an epoch, in its order: `pieces` as events.DataPlanned says; `named` tells a file's path.
+
+    The pieces are asked for once, and only where somebody hears of them.
+    """
+
+    pieces: Iterable[Piece]
+    named: Callable[[int], str]
+    begun: int = 0
+    window: int = 0
 
 
 class Progress:
@@ -49,8 +66,10 @@ class Progress:
         }
         report.tell("data", {"opened": opened})
 
-    def begin(self, epoch: int, rows: int | None = None, steps: int | None = None) -> None:
+    def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
         """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""
+        if route is not None and report.connected():
+            self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
         self._rows = self._steps = self._size_bytes = 0
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
@@ -71,6 +90,20 @@ class Progress:
         """The epoch is over for this rank."""
         self._tell(time.monotonic(), done=True)
 
+    def _tell_plan(self, epoch: int, route: Route) -> None:
+        most = max(1, min(PIECES, PIECES_OF_ALL // place.world().size))
+        pieces = at_most(most, joined(route.pieces))
+        files = list(dict.fromkeys(piece.file for piece in pieces))[: min(FILES_NAMED, most)]
+        told = {
+            "reader": self._reader,
+            "epoch": epoch,
+            "pieces": pieces,
+            "names": [(file, os.path.basename(route.named(file))[:NAME_CHARACTERS]) for file in files],
+            "begun": route.begun,
+            "window": route.window,
+        }
+        report.tell("plan", told)
+
     def _tell(self, now: float, *, done: bool) -> None:
         report.tell(
             "read",
@@ -88,3 +121,23 @@ class Progress:
                 "done": done,
             },
         )
+
+
+def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Those that follow one another in one row group as one."""
+    for (file, row_group), same in itertools.groupby(pieces, key=operator.itemgetter(0, 1)):
+        yield Piece(file, row_group, sum(piece.rows for piece in same))
+
+
+def at_most(most: int, pieces: Iterable[Piece]) -> list[Piece]:
+    """At most so many, for which as many neighbours as it takes become one."""
+    found = list(pieces)
+    length = -(-len(found) // most)
+    if length <= 1:
+        return found
+    return [_together(found[begin : begin + length]) for begin in range(0, len(found), length)]
+
+
+def _together(pieces: Sequence[Piece]) -> Piece:
+    rows, groups = sum(piece.rows for piece in pieces), sum(piece.groups for piece in pieces)
+    return pieces[0]._replace(rows=rows, groups=groups)

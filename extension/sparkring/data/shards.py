@@ -17,10 +17,11 @@ from sparkring.data import plan as planning
 from sparkring.data.dataset import Dataset, Source, open_dataset
 from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
-from sparkring.data.progress import Progress
+from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, windows
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
+from sparkring.events import Piece
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -419,7 +420,13 @@ class Shards:
                 batch_size=self.batch_size,
             )
         shard = self.plan()[self.rank]
-        self._progress.begin(self.start.epoch, self._end(shard) - shard.read, shard.steps)
+        route = Route(
+            (Piece(each.file, each.row_group, each.rows) for each in (*shard.ranges, *shard.pad)),
+            lambda file: found.files[file].path,
+            shard.read,
+            self.window,
+        )
+        self._progress.begin(self.start.epoch, self._end(shard) - shard.read, shard.steps, route)
         return self._progress
 
     def _end(self, shard: Shard) -> int:

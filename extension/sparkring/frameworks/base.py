@@ -36,19 +36,28 @@ class Lesson(NamedTuple):
     line: str = "-n -2"
 
 
+class Timeline(NamedTuple):
+    """`variable` names the file that a framework records its timeline in; `beside` is what else all ranks need."""
+
+    variable: str
+    beside: dict[str, str]
+
+
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps the list of seats up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
     of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
-    magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them.
+    magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them. `timeline`: how it is
+    told to record one.
     """
 
     by_node: ClassVar[bool] = True
     in_task: ClassVar[bool] = False
     lesson: ClassVar[Lesson | None] = None
     reserved: ClassVar[tuple[str, ...]] = ()
+    timeline: ClassVar[Timeline | None] = None
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         self.host = host

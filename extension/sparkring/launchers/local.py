@@ -12,6 +12,7 @@ import sparkring
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.place import share_gpus
 from sparkring.worker import gpus as nvml
+from sparkring.worker import timeline
 from sparkring.worker.ticket import BOOT, Ticket
 
 
@@ -91,6 +92,8 @@ class LocalLauncher:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.returncode:
+                timeline.remove_left(process.pid)
         self._members = []
 
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from sparkring.record import RunRecord
-from sparkring.views import attempts, lines, reading, summary
+from sparkring.views import attempts, lines, reading, summary, timelines
 from sparkring.views.markup import STYLE, text
-from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state
+from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
 
 PAUSE_S = 0.2
 WARM_PAUSE_S = 0.1  # most cells on a warm gang end sooner: what they print is all there is to see
@@ -82,6 +82,7 @@ def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
         return {"text/html": _quick(record), "text/plain": summary.last_lines(record) or summary.closing(record, now)}
     told = [f"sparkring: {chapter.line}" for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
     told += [f"sparkring: {line}" for line in reading.closing_words(record, now)]
+    told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
     return {
         "text/html": panel(record, now=now, final=final),
         "text/plain": "\n".join([summary.short(record, now), *told]),
@@ -120,12 +121,13 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
         shards.html(record, now, form),
         metrics.html(record, now, form),
         checkpoints.html(record, now, form),
+        timeline.html(record, now, form),
         ranks.gpus_html(record),
         log.html(record, now, form),
     ]
     if final:
         parts += [metrics.by_rank_html(record), code.html(record, now, form)]
-        parts.append(log.by_rank_html(record, PANEL_BYTES - len(STYLE) - sum(map(len, parts)) - 100))
+        parts.append(log.by_rank_html(record, PANEL_BYTES - len(_run(record, "".join(parts))) - 100))
     return _run(record, "".join(parts))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from sparkring.record import LogLine, RankRecord, RunRecord
 from sparkring.views import lines, metrics, summary
 from sparkring.views.markup import log_text
-from sparkring.views.sections import Form, checkpoints, code, restarts, shards
+from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
 
 Message = dict[str, Any]
@@ -40,6 +40,7 @@ SECTIONS: dict[str, Section] = {
     "shards": shards.html,
     "checkpoints": checkpoints.html,
     "restarts": restarts.html,
+    "timeline": timeline.html,
     "code": code.html,
 }
 

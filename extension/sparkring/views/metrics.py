@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -166,7 +166,7 @@ def table(record: RunRecord) -> Table:
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
     times: dict[_Key, float] = {}
-    for key, metrics in _placed(record, by):
+    for key, metrics in placed(record.metrics, _restarts(record), by):
         row = cells.setdefault(key, {})
         times[key] = metrics.time
         for name, value in metrics.values.items():
@@ -185,9 +185,13 @@ def table(record: RunRecord) -> Table:
     return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows))
 
 
-def _placed(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics]]:
+def _restarts(record: RunRecord) -> list[float]:
+    """When attempts began after the first."""
+    return [attempt.started for attempt in record.attempts[1:]]
+
+
+def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
     """Each report with its attempt, lap and epoch or step; one that names none belongs where its rank is."""
-    reports, restarts = record.metrics, [attempt.started for attempt in record.attempts[1:]]
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
@@ -307,7 +311,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics]]:
     """The reports that name a step, and its place in all epochs together."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
-    for place, metrics in _placed(record, found.by):
+    for place, metrics in placed(record.metrics, _restarts(record), found.by):
         if metrics.step is not None and place in before:
             yield before[place] * (metrics.steps or 0) + metrics.step, metrics
 

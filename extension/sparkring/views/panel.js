@@ -9,7 +9,7 @@ const HIDDEN_MS = 250;
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
-const NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
+const TOLD_TILES = 16, NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed, after another",
@@ -460,7 +460,8 @@ class LogView {
 
 // ── Ranks ───────────────────────────────────────────────────────────────────
 
-// A tile for each rank: its state as a colour and a sign, its step, and for how long it has been silent.
+// A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the host where there are
+// several, the GPU, and how long ago it was heard of.
 class RankView {
   constructor(panel) {
     this.panel = panel;
@@ -510,6 +511,13 @@ class RankView {
     if (now !== null && letter === "r") words.push(`heard of ${duration(now - ranks.heard[rank])} ago`);
     if (slow) words.push("behind the others");
     if (ranks.failure[rank]) words.push(ranks.failure[rank]);
+    const facts = [];
+    if (ranks.state.length <= TOLD_TILES) {
+      if (ranks.hosts.length > 1) facts.push(ranks.hosts[ranks.host[rank]]);
+      if (ranks.gpu[rank]) facts.push(ranks.gpu[rank].split(",")[0]);
+      if (now !== null && letter === "r" && !silent) facts.push(duration(now - ranks.heard[rank]));
+    }
+    tile.dataset.facts = facts.join(" · ");
     put(tile, many ? SIGNS[letter] : `${rank} ${SIGNS[letter]}${step != null ? ` ${step}` : ""}${mark}`);
     const title = words.join(", ");
     if (tile.title !== title) {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sparkring.events import DataOpened, DataRead
+from sparkring.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.record import RankRecord, Reading, RunRecord
 from sparkring.views.lines import plain
 from sparkring.views.summary import counted, duration, first_line, rank_list, rank_numbers, size
@@ -18,11 +21,15 @@ JUDGED_AFTER_S = 1.0  # of an epoch: the first batch always has to be waited for
 EARLY_S = 2.0  # before the others: less is only that some have been heard of and others not yet
 RANKS_ALONE, BLOCKS = 32, 16  # more ranks are shown in so many blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
+UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
+_NAME_CHARACTERS = 40  # of a file, in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
+_DATA_LISTED = 2  # in a list of runs
 _RANKS_CHARACTERS = 60
 
 Mark = Literal["", "starves", "early"]
+State = Literal["read", "reading", "to come"]
 
 
 class RankReading(NamedTuple):
@@ -32,6 +39,7 @@ class RankReading(NamedTuple):
     read: DataRead | None
     mark: Mark = ""
     note: str = ""
+    plan: DataPlanned | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -55,6 +63,30 @@ class RankReading(NamedTuple):
         if self.read is None or not self.read.elapsed_s:
             return None
         return float(getattr(self.read, what)) / self.read.elapsed_s
+
+    @property
+    def epoch(self) -> int:
+        """The one that it reads, from 1; 0 before the first."""
+        return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
+
+    @property
+    def read_of_plan(self) -> DataRead | None:
+        """How far it is in the epoch that its plan is of; None if nothing of that has been told yet."""
+        if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
+            return None
+        return self.read if self.read.time >= self.plan.time else None  # an epoch can be begun anew
+
+    @property
+    def begun(self) -> int:
+        """The rows of its epoch that were read before its reader was made."""
+        return self.plan.begun if self.plan is not None and self.plan.epoch == self.epoch else 0
+
+    @property
+    def rows_planned(self) -> int | None:
+        """The rows of its epoch; None if they are not known."""
+        if self.plan is not None and self.plan.epoch == self.epoch:
+            return self.plan.rows - self.plan.begun
+        return None if self.read is None else self.read.rows_planned
 
 
 @dataclass(frozen=True)
@@ -96,7 +128,7 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
     versions: dict[str, list[int]] = {}
     for rank, reading in readings.items():
         versions.setdefault(reading.opened.version, []).append(rank)
-    ranks = [RankReading(rank, reading.now) for rank, reading in sorted(readings.items())]
+    ranks = [RankReading(rank, reading.now, plan=reading.plan) for rank, reading in sorted(readings.items())]
     judge = _Judge(record, ranks, now)
     return DataSet(
         next(iter(readings.values())).opened,
@@ -222,13 +254,61 @@ def closing_words(record: RunRecord, now: float) -> list[str]:
     return told
 
 
+def balance_words(found: DataSet) -> str:
+    """Who has more to read than others, who is slowest, and how much of it all has been read; or ''."""
+    return plain(" · ".join(filter(None, [_share_words(found), _pace_words(found), _amount_words(found)])))
+
+
+def _share_words(found: DataSet) -> str:
+    """`rank 3 has 12 % more rows than rank 0`: of those that read the same epoch."""
+    epoch = max((each.epoch for each in found.ranks), default=0)
+    same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
+    known = [(rows, rank) for rows, rank in same if rows is not None]
+    if len(known) < 2 or len(known) < len(same):
+        return ""
+    least, most = min(known), max(known, key=lambda each: (each[0], -each[1]))
+    if not least[0]:
+        return f"{_ranks([rank for rows, rank in known if not rows])} with nothing to read" if most[0] else ""
+    if most[0] <= UNEVEN * least[0]:
+        return f"each rank has {least[0]:,}{f' to {most[0]:,}' if most[0] > least[0] else ''} rows"
+    more = 100 * (most[0] / least[0] - 1)
+    return f"rank {most[1]} has {more:,.0f} % more rows than rank {least[1]} ({most[0]:,} and {least[0]:,})"
+
+
+def _pace_words(found: DataSet) -> str:
+    rates = [(rate, each.rank) for each in found.ranks if each.waiting is not None and (rate := each.rate("rows"))]
+    if len(rates) < 2:
+        return ""
+    rates.sort()
+    slowest, rank = rates[0]
+    median = (rates[(len(rates) - 1) // 2][0] + rates[len(rates) // 2][0]) / 2
+    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(median)}"
+
+
+def _amount_words(found: DataSet) -> str:
+    """How much of the files that is; from one epoch to the next ranks may be in either."""
+    opened = found.opened
+    rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
+    if not (opened.rows and opened.size_bytes and rows):
+        return ""
+    part = min(1.0, rows / opened.rows)
+    return f"about {size(part * opened.size_bytes)} of {size(opened.size_bytes)} read in this epoch"
+
+
 def _ranks(found: Sequence[int]) -> str:
     """`ranks 0–3, 7`, or how many where these are scattered."""
     named = rank_list(found)
     return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
 
 
+def named_shortly(names: Sequence[str]) -> str:
+    """`digits, val and 3 more`, as there is room for in a list."""
+    more = f" and {len(names) - _DATA_LISTED} more" if len(names) > _DATA_LISTED else ""
+    return ", ".join(first_line(_short(name), 30) for name in names[:_DATA_LISTED]) + more
+
+
 def _short(name: str) -> str:
+    """The last part of a path."""
     return name.rstrip("/").rpartition("/")[2] or name
 
 
@@ -239,10 +319,10 @@ def _last_heard(found: DataSet) -> float:
 # ── As a table ────────────────────────────────────────────────────────────────
 
 
-def lines(found: DataSet) -> list[Line]:
-    """A line for each rank; for blocks of neighbours where there are many."""
+def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
+    """A line for each rank; for blocks of neighbours where there are more than `alone`."""
     ranks = found.ranks
-    length = 1 if len(ranks) <= RANKS_ALONE else -(-len(ranks) // BLOCKS)
+    length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
     some = [replace(found, ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
     return [line(each) for each in some]
 
@@ -290,3 +370,103 @@ def _span(values: Sequence[float], write: Callable[[float], str], unit: str = ""
 def label(found: Line) -> str:
     """The ranks of a line: `3`, `0–7`."""
     return rank_numbers(found.ranks)
+
+
+# ── As a picture ──────────────────────────────────────────────────────────────
+
+
+class Block(NamedTuple):
+    """Row groups that a rank reads one after another and that are in one state; edges are parts of its epoch's rows."""
+
+    state: State
+    begin: float
+    end: float
+    words: str
+
+
+class Strip(NamedTuple):
+    """What a rank has read of an epoch, is reading and will read, in its order; `at` is how far it is, if known."""
+
+    blocks: tuple[Block, ...]
+    at: float | None
+    words: str
+
+
+def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
+    """A rank's epoch in about so many blocks at most; None where it is not known what it reads.
+
+    `over`: the run has ended, and what was to come does not come.
+    """
+    plan, read = mine.plan, mine.read_of_plan
+    if plan is None or plan.epoch < mine.epoch or not plan.rows:
+        return None
+    ends = list(itertools.accumulate(map(operator.attrgetter("rows"), plan.pieces)))
+    counts = [0, *itertools.accumulate(map(operator.attrgetter("groups"), plan.pieces))]
+    done, reading = _reach(plan, read)
+    first_unread = bisect.bisect_right(ends, done)
+    edges = (0, first_unread, max(first_unread, min(len(ends), bisect.bisect_left(ends, reading) + 1)), len(ends))
+    said = state_words(over)
+    least = ends[-1] // most
+    names, noun = dict(plan.names), "file" if plan.pieces[0].row_group < 0 else "row group"
+    blocks: list[Block] = []
+    told: list[str] = []
+    for state, first, last in zip(said, edges, edges[1:], strict=False):
+        count = counts[last] - counts[first]
+        told += [f"{counted(count, noun) if not told else f'{count:,}'} {said[state]}"] if count else []
+        while first < last:
+            begin = ends[first - 1] if first else 0
+            after = min(last, bisect.bisect_left(ends, begin + least, first) + 1)
+            more = counts[after] - counts[first] - 1
+            words = f"{_piece_words(plan.pieces[first], names)}{f' and {more:,} more' if more else ''}: "
+            words += f"{counted(ends[after - 1] - begin, 'row')}, {said[state]}"
+            blocks.append(Block(state, begin / ends[-1], ends[after - 1] / ends[-1], words))
+            first = after
+    whole = f"rank {mine.rank}, epoch {plan.epoch}: {', '.join(told)}"
+    known = read is None or read.rows_planned is not None
+    at = None if (read is not None and read.done) or not known else _position(plan, read) / ends[-1]
+    return Strip(tuple(blocks), at, whole)
+
+
+def state_words(over: bool) -> dict[State, str]:
+    """What the states are called, while the run goes on and afterwards."""
+    if over:
+        return {"read": "read", "reading": "begun", "to come": "not read"}
+    return {"read": "read", "reading": "being read", "to come": "to come"}
+
+
+def _position(plan: DataPlanned, read: DataRead | None) -> int:
+    return min(plan.rows, plan.begun + (read.rows if read else 0))
+
+
+def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
+    """How many rows of the plan have been read, and up to which one it reads now."""
+    if read is not None and read.done:
+        return plan.rows, 0
+    if read is not None and read.rows_planned is None:
+        return 0, plan.rows
+    at = _position(plan, read)
+    if not plan.window:
+        return at, at + 1
+    begin = at // plan.window * plan.window
+    return begin, begin + plan.window
+
+
+def _piece_words(piece: Piece, names: dict[int, str]) -> str:
+    name = _file_name(names[piece.file]) if piece.file in names else f"file {piece.file + 1:,}"
+    return name if piece.row_group < 0 else f"{name}, row group {piece.row_group + 1:,}"
+
+
+@functools.lru_cache(maxsize=10_000)
+def _file_name(name: str) -> str:
+    return plain(first_line(name, _NAME_CHARACTERS))
+
+
+def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
+    """So many ranks at most: those that are marked, the slowest, and the first ones."""
+    if len(found.ranks) <= most:
+        return found.ranks
+    marked = [each for each in found.ranks if each.mark]
+    slowest = sorted((each for each in found.ranks if each.read), key=lambda each: each.rate("rows") or 0.0)
+    order = dict.fromkeys(each.rank for each in (*marked[: most // 2], *slowest[: most // 4], *found.ranks))
+    chosen = set(itertools.islice(order, most))
+    return tuple(each for each in found.ranks if each.rank in chosen)

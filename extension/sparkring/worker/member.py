@@ -26,6 +26,7 @@ from sparkring.worker.gpus import Meter
 from sparkring.worker.network import free_port, interface_of
 from sparkring.worker.pipe import Pipe
 from sparkring.worker.ticket import Ticket
+from sparkring.worker.timeline import TimelineFile
 
 GATHER_S = 0.004  # after some output, wait this long for more: a frame per line would be slow
 PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
@@ -56,6 +57,7 @@ class Member:
         self.to_rank = rank.channel
         self.stack_fd = rank.stacks
         self.pipes = {fd: Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
+        self.timeline: TimelineFile | None = None
         self.wait_status: int | None = None
         self.peak_memory_bytes = 0
         self.kill_at: float | None = None
@@ -164,12 +166,24 @@ class Member:
                 process.signal_group(self.rank_pid, signal.SIGINT)
             elif head.kind == "stacks":
                 self.tell("stack", self.take_stack())
+            elif head.kind == "timeline":
+                self.record_timeline(head.fields["variable"], head.fields["wanted"])
             else:
                 if head.kind == "world":
                     self.gpus = Meter(head.fields["world"]["gpus"])
                 self.pass_to_rank(head)
         except ChannelClosed:
             self.abandon()
+
+    def record_timeline(self, variable: str, wanted: bool) -> None:
+        """Give the rank a file for its framework's timeline, of which the driver gets what is in it in the end."""
+        if self.timeline is None:
+            self.timeline = TimelineFile(self.cleanup, wanted=wanted)
+        try:
+            self.to_rank.send("environment", {"variables": {variable: self.timeline.path}})
+        except ChannelClosed:
+            if not self.rank_has_ended():
+                raise
 
     def pass_to_rank(self, head: Any) -> None:
         try:
@@ -251,8 +265,14 @@ class Member:
         """Nobody is left to report to: end everything at once."""
         process.kill_family(self.rank_pid)
         process.reap_all()
-        _remove(self.cleanup)
+        self.clean_up()
         os._exit(1)
+
+    def clean_up(self) -> None:
+        """Remove what is of no use to anybody else."""
+        if self.timeline is not None:
+            self.timeline.remove()
+        _remove(self.cleanup)
 
     def finish(self) -> None:
         """The rank is gone: end what it left behind, send its last output, and say how it ended."""
@@ -261,6 +281,10 @@ class Member:
         for pipe in list(self.pipes.values()):
             while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:
                 time.sleep(0.002)
+        if self.timeline is not None:
+            for fields, data in self.timeline.parts():
+                self.tell("timeline", fields, (data,))
+            self.timeline.remove()
         status = self.wait_status or 0
         killed = process.out_of_memory_kills() > self.oom_before
         self.tell(
@@ -336,14 +360,18 @@ def main(found: dict[str, Any]) -> None:
     process.adopt_orphans()
     rank = _fork_rank(ticket)  # first of all: it can import what it needs while we dial
     code = 1
+    member = None
     try:
-        Member(ticket, rank, parent).run()
+        member = Member(ticket, rank, parent)
+        member.run()
         code = 0
     except (ChannelClosed, OSError) as error:
         print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
     finally:
         process.kill_family(rank.pid)
         process.reap_all()
+        if member is not None:
+            member.clean_up()
         _remove(ticket.cleanup)
     os._exit(code)  # nothing is left to tidy up, and the driver waits for this
 

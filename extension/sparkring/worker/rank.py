@@ -36,7 +36,10 @@ def main(home: Connection, stack_fd: int, context: str = "", rows: int = -1) -> 
 
 
 class Rank:
-    """The rank's side of the protocol: `world`, `run`, `release`, `leave` come in; `done` and `failed` go out."""
+    """The rank's side of the protocol: `world`, `environment`, `run`, `release`, `leave` come in.
+
+    `done` and `failed` go out, and meanwhile what the cell tells.
+    """
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
@@ -94,6 +97,8 @@ class Rank:
                 return 0
             if frame.kind == "world":
                 self.enter(frame.fields)
+            elif frame.kind == "environment":
+                os.environ.update(frame.fields["variables"])
             elif frame.kind == "run":
                 self.run(frame)
 

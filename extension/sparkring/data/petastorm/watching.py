@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.data.petastorm.plan import Plan
 from sparkring.data.petastorm.source import first_line
-from sparkring.data.progress import Progress
+from sparkring.data.progress import Progress, Route
 from sparkring.errors import DataError
+from sparkring.events import Piece
 
 if TYPE_CHECKING:
     from petastorm.reader import Reader
@@ -85,7 +86,7 @@ class Tally:
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
-        self._progress = progress
+        self._progress, self._plan = progress, plan
         self._batched, self._batch_size = plan.batched, plan.batch_size
         groups = plan.groups
         rows = sum(plan.source.rows[index] for index in groups)
@@ -101,7 +102,8 @@ class Tally:
 
     def _begin(self) -> None:
         self._epoch, self._done = self._epoch + 1, 0
-        self._progress.begin(self._epoch, *self._planned)
+        rows, steps = self._planned
+        self._progress.begin(self._epoch, rows, steps, _route(self._plan))
 
     def add(self, item: Any, waited_s: float) -> None:
         """One result, a row or a batch, for which somebody has waited so long."""
@@ -142,6 +144,17 @@ class Tally:
             if self._batch_size and self._done % self._batch_size:
                 self._progress.batch(0, 0)  # the last batch, of what is left
             self._progress.end()
+
+
+def _route(plan: Plan) -> Route | None:
+    """The shard's row groups; None where a filter chooses among them."""
+    if plan.options["predicate"] is not None or plan.options["rowgroup_selector"] is not None:
+        return None
+    source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
+    pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
+    # Shuffled, or with other rows than these, nobody knows which one Petastorm is at: that is one of all.
+    in_order = plan.counted and not plan.options["shuffle_row_groups"]
+    return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 
 
 class Deaths:

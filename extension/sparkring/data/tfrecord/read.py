@@ -18,8 +18,7 @@ from sparkring.errors import DataError, OptionsError
 from sparkring.storage import Location, locate
 
 SHUFFLED_BYTES = 64_000_000
-MOST_SHUFFLED, MOST_OPEN = 64, 16
-OPEN_IN_ORDER = 256
+MOST_SHUFFLED = 64
 
 Transform = Callable[[dict[str, Any]], Any]
 
@@ -145,9 +144,8 @@ class Records:
             found = tf.data.TFRecordDataset(paths[index], schema.compression or "", buffer_size=1 << 20)
             return found.skip(skips[index]).take(takes[index])
 
-        at_once = min(len(share.parts), MOST_OPEN if self.shuffle else OPEN_IN_ORDER)
         order = tf.data.Dataset.range(1).flat_map(begin)
-        found = order.interleave(open_part, cycle_length=at_once, num_parallel_calls=tf.data.AUTOTUNE)
+        found = order.interleave(open_part, cycle_length=reading.at_once, num_parallel_calls=tf.data.AUTOTUNE)
         if self.shuffle:
             buffer = max(2, min(MOST_SHUFFLED, SHUFFLED_BYTES // reading.record_bytes))
             found = found.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring import report
-from sparkring.data.progress import Progress
+from sparkring.data.progress import Progress, Route
 from sparkring.data.tfrecord.example import tensorflow
+from sparkring.events import Piece
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparkring.data.tfrecord.read import Records
+
+MOST_OPEN, OPEN_IN_ORDER = 16, 256  # files that are read in turn: shuffled, and in their order
 
 
 class Reading:
@@ -22,9 +27,10 @@ class Reading:
     def __init__(self, records: Records) -> None:
         schema = records.schema
         self.share = records.share()
+        self.at_once = min(len(self.share.parts), MOST_OPEN if records.shuffle else OPEN_IN_ORDER)
         self.record_bytes = max(1, schema.size_bytes // max(1, schema.records))
         self._seed = records.seed if records.shuffle else None
-        self._rows = schema.batch_size
+        self._rows, self._files = schema.batch_size, schema.files
         self._epoch = 0
         # From C++ into Python costs about as much as a small batch does.
         self._every = max(1, min(64, self.share.steps // 100))
@@ -48,11 +54,18 @@ class Reading:
         shares do not depend on it.
         """
         self._epoch += 1
-        self._progress.begin(self._epoch, self.share.steps * self._rows, self.share.steps)
         order = list(range(len(self.share.parts)))
         if self._seed is not None:
             random.Random(f"{self._seed} {self._epoch}").shuffle(order)
+        self._progress.begin(self._epoch, self.share.steps * self._rows, self.share.steps, self._route(order))
         return np.array(order, np.int64)
+
+    def _route(self, order: Sequence[int]) -> Route:
+        """The files in the order in which they are opened, so many of which are read in turn."""
+        parts = [self.share.parts[at] for at in order]
+        pieces = [Piece(part.file, -1, part.take * self._rows) for part in parts]
+        window = sum(piece.rows for piece in pieces[: self.at_once]) if self.at_once > 1 else 0
+        return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
         """How many batches it is now, and the batch itself; every so often Python is told."""

@@ -1,16 +1,25 @@
-"""What data is read, and how far each rank is in it."""
+"""What data is read, which row groups each rank has read, is reading and will read, and how fast."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sparkring.record import RunRecord
 from sparkring.views import reading
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, text
+from sparkring.views.reading import Block, DataSet, Mark, Strip
 from sparkring.views.sections import Form
 from sparkring.views.summary import counted
 
+WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels, and the room above it for the mark of where a rank is
+STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # of all data sets together
+BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # of all strips together …
+LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # … and of one: narrower ones could not be told apart
+MANY_STRIPS = 24  # of more ranks than there is room for
+
 _RIGHT = ' class="sr-n" align="right"'
+_COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -19,33 +28,58 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     parts = []
     if len(found) > reading.NAMED:
         parts.append(f"<div><small>{counted(len(found) - reading.NAMED, 'data set')} before these</small></div>")
-    for each in found[-reading.NAMED :]:
-        told = [line for line in reading.lines(each) if line.rows]
-        table = _read_table(told) if told else ""
+    shown = found[-reading.NAMED :]
+    for each in shown:
+        table = _tables(each, form, len(shown), record.outcome is not None)
         said = f"<small>{'read' if form == 'final' else 'reads'} {text(reading.data_words(each))}</small>"
+        balance = reading.balance_words(each) if form != "stacked" and table else ""
+        said = f"<div>{said}</div>" + (f"<div><small>{text(balance)}</small></div>" if balance else "")
         notes = reading.notes(each)
         wrong = f'<div><b style="color:{AMBER}">⚠ {text(notes)}</b></div>' if notes else ""
         if form == "final" and table:  # what is wrong stays in the open, the rest is for those who look for it
-            parts.append(f"<div>{said}</div>{wrong}{details('Reading by rank', table)}")
+            parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
         else:  # below, so that the table stays where it is
-            parts.append(f"<div>{said}</div>{table}{wrong}")
+            parts.append(f"{said}{table}{wrong}")
     return "".join(parts)
 
 
-def _read_table(told: Sequence[reading.Line]) -> str:
+def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
+    """A line for each rank or block of ranks, with the strips that there is room for; of blocks, strips below."""
+    room = STRIPS[form] // sets
+    told = [line for line in reading.lines(found, max(room, reading.RANKS_ALONE)) if line.rows]
+    strips = _strips(found, room, BLOCKS[form] // sets, over)
+    parts = [_read_table(told, strips)] if told else []
+    if strips and not any(len(line.ranks) == 1 for line in told):
+        some = [replace(found, ranks=(each,)) for each in found.ranks if each.rank in strips]
+        note = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: those that stand out, the slowest, the first"
+        parts += [f"<div><small>{note}</small></div>", _read_table([reading.line(each) for each in some], strips)]
+    return "".join(parts) + (_legend(over) if strips else "")
+
+
+def _strips(found: DataSet, room: int, blocks: int, over: bool) -> dict[int, str]:
+    """The strips of some ranks, of which it is known what they read."""
+    if not room:
+        return {}
+    some = reading.telling(found, room if len(found.ranks) <= room else min(room, MANY_STRIPS))
+    most = max(LEAST_BLOCKS, min(MOST_BLOCKS, blocks // len(some)))
+    made = {each.rank: (reading.strip(each, most, over=over), _COLOURS[each.mark]) for each in some}
+    return {rank: _picture(strip, colour) for rank, (strip, colour) in made.items() if strip is not None}
+
+
+def _read_table(told: Sequence[reading.Line], strips: Mapping[int, str]) -> str:
     head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
     head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "per s", "waits for data"))
     where = any(line.place for line in told)
     head += f'<th align="left">{"at" if where else ""}</th>'
-    body = "".join(map(_read_row, told))
+    body = "".join(_read_row(line, strips) for line in told)
     return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _read_row(line: reading.Line) -> str:
-    bar = ""
-    if line.fraction is not None:
+def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
+    bar = strips.get(line.ranks[0], "") if len(line.ranks) == 1 else ""
+    if not bar and line.fraction is not None:
         part = f"{100 * line.fraction:.0f}%"
-        colour = {"starves": AMBER, "early": GREEN, "": BLUE}[line.mark]
+        colour = _COLOURS[line.mark]
         bar = f'<div class="sr-bar sr-read" title="{part}"><div style="width:{part};background:{colour}"></div></div>'
     numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
     sign = f'<b style="color:{AMBER}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
@@ -53,4 +87,59 @@ def _read_row(line: reading.Line) -> str:
         f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
         + f"<td>{sign}{text(line.place)}</td></tr>"
+    )
+
+
+# ── Strips ────────────────────────────────────────────────────────────────────
+
+
+def _picture(strip: Strip, colour: str) -> str:
+    """The epoch from left to right: what is read is full, what is being read is half full, what is to come is empty."""
+    at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
+    return (
+        f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '
+        f'viewBox="-4 0 {WIDTH + 8} {TOP + TALL + 1}" role="img" aria-label="{text(strip.words)}">'
+        f"{_boxes(strip.blocks, colour)}{at}</svg>"
+    )
+
+
+def _boxes(blocks: Sequence[Block], colour: str) -> str:
+    full = "".join(map(_box, (block for block in blocks if block.state == "read")))
+    empty = "".join(map(_box, (block for block in blocks if block.state != "read")))
+    half = "".join(_lower_half(block) for block in blocks if block.state == "reading")
+    return (
+        (f'<g fill="{colour}" stroke="{colour}">{full}</g>' if full else "")
+        + (f'<g fill="transparent" stroke="{colour}">{empty}</g>' if empty else "")
+        + (f'<path d="{half}" fill="{colour}" pointer-events="none"/>' if half else "")
+    )
+
+
+def _box(block: Block) -> str:
+    x, wide = _across(block)
+    title = f"<title>{text(block.words)}</title>" if block.words else ""
+    return f'<path d="M{x:g} {TOP + 0.5}h{wide:g}v{TALL - 1}h-{wide:g}z">{title}</path>'
+
+
+def _lower_half(block: Block) -> str:
+    x, wide = _across(block)
+    return f"M{x:g} {TOP + TALL / 2}h{wide:g}v{TALL / 2}h-{wide:g}z"
+
+
+def _across(block: Block) -> tuple[float, float]:
+    """Where a block begins, and how wide it is, in pixels, with a gap to the next where there is room for one."""
+    begin, end = round(WIDTH * block.begin, 1), round(WIDTH * block.end, 1)
+    gap = 2.0 if end - begin > 4 else 0.5
+    return begin + 0.5, round(max(0.5, end - begin - gap), 1)
+
+
+def _legend(over: bool) -> str:
+    """What the boxes mean."""
+    keys = "".join(
+        f'<span><svg width="18" height="{TALL + 2}" viewBox="0 {TOP - 1} 18 {TALL + 2}" aria-hidden="true">'
+        f"{_boxes([Block(state, 0.0, 18 / WIDTH, '')], BLUE)}</svg>{said}</span> "
+        for state, said in reading.state_words(over).items()
+    )
+    return (
+        f'<div class="sr-legend">{keys}<span>▾ so far</span> '
+        "<span>as wide as there are rows; neighbours are one box where there are many</span></div>"
     )

@@ -1,0 +1,24 @@
+"""The two functions of pkg_resources that TensorBoard calls: setuptools has had no pkg_resources since version 82."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+from packaging.version import Version
+from packaging.version import parse as parse_version
+
+__all__ = ["Version", "iter_entry_points", "parse_version"]
+
+
+class _Resolving:
+    """An entry point that is loaded by resolve()."""
+
+    def __init__(self, found: EntryPoint) -> None:
+        self.resolve = self.load = found.load
+        self.name = found.name
+
+
+def iter_entry_points(group: str, name: str | None = None) -> Iterator[_Resolving]:
+    """The entry points of a group, those of `name` only if it is given."""
+    return (_Resolving(found) for found in entry_points(group=group) if name in (None, found.name))

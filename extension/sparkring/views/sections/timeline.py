@@ -1,0 +1,124 @@
+"""Where Horovod's time went: a bar of the whole, whom the ranks waited for, and the slowest tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparkring.events import TensorTimes, TimelineSaved
+from sparkring.record import RunRecord
+from sparkring.views import timelines
+from sparkring.views.markup import AMBER, details, text
+from sparkring.views.sections import Form
+from sparkring.views.summary import counted, duration, first_line, size
+from sparkring.views.tables import bare_table
+
+SHOWN = 3  # timelines, the last ones
+RANKS_DRAWN, TENSORS_SHOWN, NAME_CHARACTERS = 8, 10, 80
+_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
+
+
+def html(record: RunRecord, now: float, form: Form) -> str:
+    """The last timelines; while ranks run there is none, for Horovod's is read when its rank has ended."""
+    return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
+
+
+def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
+    head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
+    problem = f'<div><b style="color:{AMBER}">⚠ {text(first_line(saved.problem))}</b></div>' if saved.problem else ""
+    late = timelines.late_words(record, saved)
+    said = f"<div>{text(late)}</div>" if late else ""
+    tensors = _tensors(saved)
+    if form == "final":
+        tensors = details("Slowest tensors", tensors)
+    where = (
+        f"<div><small>{text(timelines.path(record, saved))} ({size(saved.size_bytes)}): "
+        f"{text(timelines.how_to_open())}</small></div>"
+    )
+    return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{said}{_late(saved)}{tensors}{where}</div>'
+
+
+def _whole(saved: TimelineSaved) -> str:
+    """One bar, as long as the whole, and what its parts are."""
+    if not saved.wall_s:
+        return ""
+    found, x, bars, legend = timelines.shares(saved), 0.0, [], []
+    for share in found:
+        if share.part <= 0:
+            continue
+        words = f"{share.what}: {duration(share.seconds)}, {share.part:.0%}"
+        bars.append(
+            f'<rect x="{x:.1f}" y="0" width="{max(0.3, share.part * _WIDTH):.1f}" height="16" fill="{share.colour}">'
+            f"<title>{words}</title></rect>"
+        )
+        square = f'<rect width="9" height="9" fill="{share.colour}"/>'
+        legend.append(
+            f'<span><svg width="9" height="9" aria-hidden="true">{square}</svg> {share.what} '
+            f"{duration(share.seconds)} ({share.part:.0%})</span>"
+        )
+        x += share.part * _WIDTH
+    drawn = _svg(16, f"where the time went: {timelines.share_words(saved)}", bars)
+    return f'<figure>{drawn}<div class="sr-legend">{"".join(legend)}</div></figure>'
+
+
+def _late(saved: TimelineSaved) -> str:
+    """A bar for each rank that the others waited for, worst first."""
+    shown = [each for each in saved.late if each.waited_s > 0][:RANKS_DRAWN]
+    if not shown:
+        return ""
+    most = shown[0].waited_s
+    bars = []
+    for row, each in enumerate(shown):
+        long = (_WIDTH - _LEFT - _RIGHT) * each.waited_s / most
+        y = row * _ROW + _BAR / 2 + 3
+        bars.append(
+            f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {each.rank}</text>'
+            f'<rect x="{_LEFT}" y="{row * _ROW + 3}" width="{max(1.0, long):.1f}" height="{_BAR}" rx="2" '
+            f'fill="{AMBER}"><title>last {counted(each.times, "time")}</title></rect>'
+            f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(each.waited_s)}</text>'
+        )
+    spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
+    rest = len(saved.late) - len(shown)
+    note = f" <small>and hardly for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
+    drawn = _svg(len(shown) * _ROW + 4, f"how long the others waited for each rank: {spoken}", bars)
+    return f"<figure><div><small>how long the others waited for</small>{note}</div>{drawn}</figure>"
+
+
+def _svg(tall: float, label: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg width="{_WIDTH}" height="{tall:.0f}" viewBox="0 0 {_WIDTH} {tall:.0f}" role="img" '
+        f'style="max-width:100%" aria-label="{text(label)}" font-size="11" fill="currentColor">{"".join(parts)}</svg>'
+    )
+
+
+def _tensors(saved: TimelineSaved) -> str:
+    """The tensors that took longest, and in what."""
+    shown = saved.slowest[:TENSORS_SHOWN]
+    if not shown:
+        return ""
+    # A column that is empty everywhere says nothing.
+    columns = [
+        (header, value)
+        for header, value in _COLUMNS
+        if header == "in all" or any(value(each) >= 0.00005 for each in shown)
+    ]
+    rows = [
+        (_short(each.name), f"{each.count:,}", *(duration(float(value(each))) for _, value in columns))
+        for each in shown
+    ]
+    note = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
+    return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, note)
+
+
+_COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
+    ("in all", lambda each: each.total_s),
+    ("waiting for ranks", lambda each: each.negotiating_s),
+    ("waiting for data", lambda each: each.waiting_s),
+    ("copying", lambda each: each.copying_s),
+    ("reducing", lambda each: each.reducing_s),
+)
+
+
+def _short(name: str) -> str:
+    """The end of a long name says more than its beginning."""
+    shown = name or "(no name)"
+    return shown if len(shown) <= NAME_CHARACTERS else f"…{shown[1 - NAME_CHARACTERS :]}"

@@ -1,0 +1,92 @@
+"""What Horovod's timelines say, in words: where the time went, and whom the ranks waited for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparkring.events import TimelineSaved
+from sparkring.record import RunRecord
+from sparkring.views.markup import AMBER, BLUE, GREEN
+from sparkring.views.summary import counted, duration, first_line
+
+VIEWER = "https://ui.perfetto.dev"
+WORTH_NAMING = 0.02  # of the whole time
+_NAMED = 3
+
+ELSEWHERE_COLOUR = "#8b939c"
+
+
+class Share(NamedTuple):
+    """A part of the time, what it went into and in which colour that is drawn."""
+
+    what: str
+    seconds: float
+    part: float
+    colour: str
+
+
+def shares(saved: TimelineSaved) -> list[Share]:
+    """What the time went into, all of it together."""
+    whole = saved.wall_s or 1.0
+    return [
+        Share(what, seconds, seconds / whole, colour)
+        for what, seconds, colour in (
+            ("reducing", saved.reducing_s, BLUE),
+            ("copying", saved.copying_s, GREEN),
+            ("waiting for data", saved.waiting_s, "#9262d6"),
+            ("waiting for ranks", saved.negotiating_s, AMBER),
+            ("outside Horovod", saved.elsewhere_s, ELSEWHERE_COLOUR),
+        )
+    ]
+
+
+def path(record: RunRecord, saved: TimelineSaved) -> str:
+    """Where the file is."""
+    return f"{record.log_folder}/{saved.name}" if record.log_folder else saved.name
+
+
+def head_words(record: RunRecord, saved: TimelineSaved) -> str:
+    """`26 operations on 5 tensors in 0.9 s`, of an attempt where there were several."""
+    done = f"{counted(saved.operations, 'operation')} on {counted(saved.tensors, 'tensor')}"
+    words = f"{done} in {duration(saved.wall_s)}"
+    return f"attempt {saved.attempt}: {words}" if len(record.attempts) > 1 else words
+
+
+def share_words(saved: TimelineSaved) -> str:
+    """`92% waiting for ranks, 5% reducing`; the largest first."""
+    named = [each for each in shares(saved) if each.part >= WORTH_NAMING]
+    return ", ".join(f"{each.part:.0%} {each.what}" for each in sorted(named, key=lambda each: -each.part))
+
+
+def late_words(record: RunRecord, saved: TimelineSaved) -> str:
+    """`the others waited 12 s in all for rank 1 (last 40 times)`; of ranks that make a difference."""
+    worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
+    if not worth:
+        return "no rank kept the others waiting" if saved.late else ""
+    told = [f"{duration(each.waited_s)} for rank {each.rank} (last {counted(each.times, 'time')})" for each in worth]
+    told[0] = told[0].replace(" for", " in all for", 1)
+    return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
+
+
+def how_to_open() -> str:
+    """What to do with the file."""
+    return f"open it in {VIEWER} or chrome://tracing"
+
+
+def closing_words(record: RunRecord) -> list[str]:
+    """A line for each timeline: what it says, what it lacks, and where it is."""
+    return [
+        " · ".join(
+            filter(
+                None,
+                [
+                    f"timeline: {head_words(record, saved)}",
+                    share_words(saved),
+                    late_words(record, saved),
+                    first_line(saved.problem),
+                    f"{how_to_open()}: {path(record, saved)}",
+                ],
+            )
+        )
+        for saved in record.timelines
+    ]

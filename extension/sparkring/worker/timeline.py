@@ -1,0 +1,72 @@
+"""The file that a rank's framework records its timeline in: where it lies, and how it goes home.
+
+It is the member's, so that it is brought home and removed however the rank ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+READ_BYTES = 1 << 20
+MOST_BYTES = 256 << 20  # more than a trace viewer can take in
+MOST_SENT = 64 << 20  # the same, compressed
+NAME = "timeline.json"
+
+
+class TimelineFile:
+    """A file in a temporary folder of its own, below `folder` if that is not ''. Only one that is `wanted` is sent."""
+
+    def __init__(self, folder: str, *, wanted: bool) -> None:
+        import tempfile  # what most members have no use for
+
+        self.folder = tempfile.mkdtemp(prefix=prefix(os.getpid()), dir=folder or None)
+        self.path = os.path.join(self.folder, NAME)
+        self.wanted = wanted
+
+    def parts(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """What is in the file, as fields and bytes of frames: one zlib stream, whose last piece has `last`.
+
+        `cut` is how many bytes had no room. If there is no file, the stream is empty.
+        """
+        if not self.wanted:
+            return
+        import zlib
+
+        packer, sent, read, rest = zlib.compressobj(1), 0, 0, 0
+        try:
+            with open(self.path, "rb") as file:
+                while data := file.read(READ_BYTES):
+                    if read >= MOST_BYTES or sent >= MOST_SENT:
+                        rest = os.fstat(file.fileno()).st_size - read
+                        break
+                    read += len(data)
+                    packed = packer.compress(data)
+                    if packed:
+                        sent += len(packed)
+                        yield {"last": False, "cut": 0}, packed
+        except OSError:
+            pass  # the framework has made none, or the disk fails: what there is goes home
+        yield {"last": True, "cut": rest}, packer.flush()
+
+    def remove(self) -> None:
+        """Remove the file and its folder."""
+        import shutil
+
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def prefix(member: int) -> str:
+    """What the folder of the member with this process id is called, up to a random end."""
+    return f"sparkring-timeline-{member}-"
+
+
+def remove_left(member: int) -> None:
+    """Remove what a member of this machine has left that was killed itself."""
+    import glob
+    import shutil
+    import tempfile
+
+    for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix(member)}*")):
+        shutil.rmtree(folder, ignore_errors=True)

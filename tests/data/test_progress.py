@@ -1,0 +1,83 @@
+"""What a rank tells of an epoch before it reads it: as much as there is room for, and only where somebody hears it."""
+
+from __future__ import annotations
+
+import itertools
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkring import place, report
+from sparkring.data import progress
+from sparkring.data.progress import Progress, Route, at_most, joined
+from sparkring.events import Piece
+
+PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.just(1)), max_size=60)
+
+
+@given(PIECES)
+def test_neighbours_in_one_row_group_are_one_piece(pieces):
+    """Row by row they are the same, and none is like the one before it."""
+    found = list(joined(pieces))
+    rows = [(piece.file, piece.row_group) for piece in found for _ in range(piece.rows)]
+    assert rows == [(piece.file, piece.row_group) for piece in pieces for _ in range(piece.rows)]
+    assert all(one[:2] != other[:2] for one, other in itertools.pairwise(found))
+
+
+@given(PIECES, st.integers(1, 20))
+def test_of_many_pieces_neighbours_are_one(pieces, most):
+    """No more than there may be, with all rows, named after the first; where they are few they stay as they are."""
+    found = at_most(most, pieces)
+    assert len(found) <= most
+    assert (sum(piece.rows for piece in found), sum(piece.groups for piece in found)) == (
+        sum(piece.rows for piece in pieces),
+        len(pieces),
+    )
+    at = 0
+    for piece in found:
+        assert piece[:2] == pieces[at][:2]
+        assert piece.rows == sum(each.rows for each in pieces[at : at + piece.groups])
+        at += piece.groups
+    if len(pieces) <= most:
+        assert found == pieces
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What a rank has told: the fields of its plans."""
+    found = []
+    monkeypatch.setattr(report, "_tell", lambda kind, fields: found.append(fields) if kind == "plan" else None)
+    return found
+
+
+def test_what_a_plan_tells(told):
+    """Pieces, the files' names without their folders, and where it begins; once for each epoch."""
+    data = Progress(name="d", kind="parquet")
+    route = Route([Piece(7, 1, 30), Piece(7, 1, 5), Piece(2, 0, 10)], lambda file: f"/data/part-{file}.parquet", 12, 20)
+    data.begin(3, 33, 1, route)
+    (plan,) = told
+    assert (plan["epoch"], plan["begun"], plan["window"]) == (3, 12, 20)
+    assert plan["pieces"] == [(7, 1, 35, 1), (2, 0, 10, 1)]
+    assert plan["names"] == [(7, "part-7.parquet"), (2, "part-2.parquet")]
+    data.begin(4, 33, 1)
+    assert len(told) == 1, "where nothing is known nothing is told"
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 500), (64, 500), (1024, 31), (100_000, 1)])
+def test_a_plan_is_bounded(told, monkeypatch, size, most):
+    """However many row groups and ranks there are, and however long the files' names."""
+    monkeypatch.setattr(place, "world", lambda: mock.Mock(size=size))
+    pieces = [Piece(number, 0, 10) for number in range(10_000)]
+    Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
+    (plan,) = told
+    assert most // 2 <= len(plan["pieces"]) <= most
+    assert sum(piece.rows for piece in plan["pieces"]) == 100_000
+    assert len(plan["names"]) <= min(most, progress.FILES_NAMED)
+    assert {len(name) for _, name in plan["names"]} == {progress.NAME_CHARACTERS}
+
+
+def test_where_nobody_hears_of_it_no_plan_is_made():
+    """In the notebook's own process."""
+    Progress(name="d", kind="parquet").begin(1, None, None, Route((1 / 0 for _ in "x"), str))

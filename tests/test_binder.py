@@ -1,0 +1,151 @@
+"""binder/, as far as repo2docker's rules can be checked without building an image.
+
+The rules are those of repo2docker's documentation: https://repo2docker.readthedocs.io/en/latest/configuration/
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from sparkring.tools import build_horovod
+
+ROOT = Path(__file__).parents[1]
+BINDER = ROOT / "binder"
+# What repo2docker reads beside a Python; a file with another name would be passed over without a word.
+READ = {"apt.txt", "environment.yml", "postBuild", "requirements.txt", "runtime.txt", "start"}
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")  # Debian Policy 5.6.1
+
+
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    found = configparser.ConfigParser()
+    found.read(ROOT / "setup.cfg", encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def commands() -> list[list[str]]:
+    """The words of postBuild's lines, without assignments before a command."""
+    lines = (BINDER / "postBuild").read_text(encoding="utf-8").splitlines()
+    found = [shlex.split(line, comments=True) for line in lines if "$(" not in line]
+    return [words for words in found if words]
+
+
+def options(words: list[str], name: str) -> list[str]:
+    return [value for option, value in pairwise(words) if option == name]
+
+
+def test_files_have_the_names_that_are_read() -> None:
+    names = {path.name for path in BINDER.iterdir()}
+    assert names <= READ
+    assert "postBuild" in names
+    # With an environment.yml, conda's Python counts, and the other two would be passed over.
+    assert not ("environment.yml" in names and names & {"requirements.txt", "runtime.txt"})
+
+
+def test_python_is_the_one_that_the_constraints_are_for(setup: configparser.ConfigParser) -> None:
+    name, _, version = (BINDER / "runtime.txt").read_text(encoding="utf-8").strip().partition("-")
+    assert (name, version) == ("python", "3.11")
+    assert version in SpecifierSet(setup["options"]["python_requires"])
+    assert f"Python {version}" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_system_packages_are_plain_names() -> None:
+    names = (BINDER / "apt.txt").read_text(encoding="utf-8").splitlines()
+    assert names
+    assert all(PACKAGE.fullmatch(name) for name in names)
+
+
+def test_post_build_can_be_run() -> None:
+    script = BINDER / "postBuild"
+    assert os.access(script, os.X_OK)
+    assert script.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    staged = subprocess.run(
+        ["git", "ls-files", "--stage", str(script)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert not staged.stdout or staged.stdout.startswith("100755 ")  # what a clone will have
+
+
+def test_the_package_is_installed_with_the_constraints(
+    commands: list[list[str]], setup: configparser.ConfigParser
+) -> None:
+    (install,) = (words for words in commands if words[:5] == ["python", "-m", "pip", "install", "--constraint"])
+    (constraints,) = options(install, "--constraint")
+    assert (ROOT / constraints).is_file()
+    package, *others = install[6:]
+    folder, extras = re.fullmatch(r"([./]+)\[(.+)\]", package).groups()  # type: ignore[union-attr]
+    assert (ROOT / folder / "setup.cfg").is_file()
+    assert set(extras.split(",")) <= set(setup["options.extras_require"])
+    pinned = {
+        Requirement(line).name.lower()
+        for line in (ROOT / constraints).read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    }
+    assert {Requirement(other).name for other in others} <= pinned
+
+
+def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
+    """By what postBuild names, or by what that brings along."""
+    named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
+    wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
+    extras = Requirement(setup["options.extras_require"]["all"].strip()).extras
+    wanted += [
+        Requirement(line) for each in extras for line in setup["options.extras_require"][each].split("\n") if line
+    ]
+    brought = with_what_they_need({*(each.name for each in wanted), *named})
+    homes = metadata.packages_distributions()
+    for name in imported() - {"sparkring", "sparkdl", "horovod"} - sys.stdlib_module_names:
+        assert brought & {canonicalize_name(home) for home in homes[name]}, name
+
+
+def imported() -> set[str]:
+    """The packages that cells of the notebooks import."""
+    sources = [
+        "".join(cell["source"])
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    return set(re.findall(r"^ *(?:from|import) (\w+)", "\n".join(sources), re.MULTILINE))
+
+
+def with_what_they_need(names: set[str]) -> set[str]:
+    """These distributions and, as far as they are installed here, all that they require."""
+    found: set[str] = set()
+    waiting = {canonicalize_name(name) for name in names}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        try:
+            needs = [Requirement(line) for line in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:  # for another platform
+            continue
+        needed = {
+            canonicalize_name(need.name) for need in needs if not need.marker or need.marker.evaluate({"extra": ""})
+        }
+        waiting |= needed - found
+    return found
+
+
+def test_commands_exist(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
+    ours = {word for words in commands for word in words if word.startswith("sparkring-")}
+    declared = dict(line.split(" = ") for line in setup["options.entry_points"]["console_scripts"].strip().splitlines())
+    assert ours == {"sparkring-build-horovod"} <= set(declared)
+    (build,) = (words for words in commands if ours & set(words))
+    accepted = {option for action in build_horovod.parser()._actions for option in action.option_strings}
+    assert {word for word in build if word.startswith("--")} - {"--cpu-list"} <= accepted  # that one is taskset's

@@ -1,0 +1,136 @@
+"""A saved run's metrics for TensorBoard: what is written is read back by its own reader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sparkring import events, runs
+from sparkring.errors import DataError, OptionsError
+from sparkring.event_files import environment, scalars, write_event_files
+
+RUN = "2026-01-01_00-00-00_aaaa"
+
+
+def saved(*reports: events.Metrics, size: int = 2):
+    """The folder of a run that had these reports."""
+    folder = runs.RunFolder(RUN)
+    folder.write(events.RunStarted(1.0, RUN, "cell", "", size, "local", "plain", "all"))
+    for report in reports:
+        folder.write(report)
+    folder.close()
+    return folder.path
+
+
+def read_back(folder) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
+    """By series and tag: steps, wall times and values."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for series in sorted(folder.iterdir()):
+        reader = EventAccumulator(str(series), size_guidance={"scalars": 0})
+        reader.Reload()
+        found[series.name] = {
+            tag: [(each.step, each.wall_time, each.value) for each in reader.Scalars(tag)]
+            for tag in reader.Tags()["scalars"]
+        }
+    return found
+
+
+def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = None) -> events.Metrics:
+    """A report as of Keras' fit: within an epoch of 10 steps, or at its end."""
+    values = {"loss": loss} if step else {"loss": loss, "val_loss": loss + 1}
+    return events.Metrics(time, rank, values, step, epoch, 10 if step else None, 2, ends_epoch=step is None)
+
+
+def test_ranks_and_their_mean_by_step_and_by_epoch():
+    """Steps go on from epoch to epoch, the mean is of all ranks, and times are those of the reports."""
+    folder = write_event_files(
+        saved(
+            keras(0, 10.0, 4.0, 1, 5), keras(1, 10.5, 2.0, 1, 5), keras(0, 12.0, 3.0, 1), keras(1, 12.0, 1.0, 1),
+            keras(0, 14.0, 2.0, 2, 5), keras(0, 16.0, 1.0, 2), keras(1, 16.5, 0.5, 2),
+        )
+    )  # fmt: skip
+    found = read_back(folder)
+    assert sorted(found) == ["mean", "rank-0", "rank-1"]
+    assert found["rank-0"] == {
+        "loss": [(5, 10.0, 4.0), (15, 14.0, 2.0)],
+        "epoch/loss": [(1, 12.0, 3.0), (2, 16.0, 1.0)],
+        "epoch/val_loss": [(1, 12.0, 4.0), (2, 16.0, 2.0)],
+    }
+    assert found["mean"]["loss"] == [(5, 10.5, 3.0)]
+    assert found["mean"]["epoch/loss"] == [(1, 12.0, 2.0), (2, 16.5, 0.75)]
+
+
+def test_counting_that_begins_anew_is_a_series_of_its_own():
+    """After a restart the steps come again; one rank needs no mean."""
+    reports = [events.Metrics(float(at), 0, {"loss": at}, step) for at, step in enumerate((1, 2, 3, 2, 3))]
+    found = read_back(write_event_files(saved(*reports)))
+    assert [step for step, _, _ in found["rank-0"]["loss"]] == [1, 2, 3]
+    assert [step for step, _, _ in found["rank-0-again-1"]["loss"]] == [2, 3]
+    assert set(found) == {"rank-0", "rank-0-again-1"}
+
+
+def test_reports_without_a_step_are_counted():
+    """log(loss=…) needs no step."""
+    found = scalars([events.Metrics(1.0, 0, {"loss": 3.0}), events.Metrics(2.0, 0, {"loss": float("nan")})])
+    assert [(each.step, each.tag) for each in found] == [(1, "loss"), (2, "loss")]
+
+
+def test_written_anew_each_time():
+    """What an earlier call wrote is not mixed in, and nothing is left beside it."""
+    path = saved(keras(0, 1.0, 1.0, 1))
+    write_event_files(path)
+    folder = write_event_files(path)
+    assert [len(list(series.iterdir())) for series in folder.iterdir()] == [1]
+    assert [each.name for each in path.iterdir() if "tensorboard" in each.name] == ["tensorboard"]
+
+
+def test_all_or_nothing(monkeypatch):
+    """A disk that is full leaves what was there before, and no half of what is new."""
+    import tensorboard.summary.writer.event_file_writer as writers
+
+    path = saved(keras(0, 1.0, 1.0, 1), keras(1, 1.0, 1.0, 1))
+    before = read_back(write_event_files(path))
+
+    def full(self, event):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writers.EventFileWriter, "add_event", full)
+    with pytest.raises(DataError, match="No space left"):
+        write_event_files(path)
+    assert [each.name for each in path.iterdir() if "tensorboard" in each.name] == ["tensorboard"]
+    assert read_back(path / "tensorboard") == before
+
+
+def test_without_metrics_or_tensorboard(monkeypatch):
+    """Each says what to do."""
+    path = saved()
+    with pytest.raises(DataError, match="no metrics"):
+        write_event_files(path)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(OptionsError, match="%pip install tensorboard"):
+        write_event_files(path)
+    assert not (path / "tensorboard").exists()
+
+
+def test_tensorboard_itself_starts_and_reads_them():
+    """Also where its environment is not on the PATH, and setuptools has no pkg_resources any more."""
+    folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))
+    needed = environment()
+    command = [needed.pop("TENSORBOARD_BINARY", "tensorboard"), "--inspect", "--logdir", str(folder)]
+    done = subprocess.run(command, env=os.environ | needed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch/val_loss" in done.stdout
+
+
+def test_in_a_terminal_the_command_is_printed(capsys):
+    """It stands there whole, quoted for a shell."""
+    from sparkring.magics import SparkringMagics
+
+    path = saved(keras(0, 1.0, 1.0, 1))
+    SparkringMagics(None).runs(f"{RUN} --tensorboard")
+    assert capsys.readouterr().out.rstrip().endswith(f"tensorboard --logdir {path / 'tensorboard'}")

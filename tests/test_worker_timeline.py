@@ -1,0 +1,60 @@
+"""The file of a rank's timeline on its way out of the member."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+
+from sparkring.worker import timeline
+from sparkring.worker.timeline import TimelineFile
+
+
+@pytest.fixture
+def file(tmp_path):
+    found = TimelineFile(str(tmp_path), wanted=True)
+    yield found
+    found.remove()
+    assert os.listdir(tmp_path) == []
+
+
+def unpacked(parts) -> tuple[bytes, int]:
+    """What comes out of the stream, and how much had no room."""
+    fields = [each for each, _ in parts]
+    assert [each["last"] for each in fields] == [False] * (len(fields) - 1) + [True]
+    return zlib.decompress(b"".join(data for _, data in parts)), fields[-1]["cut"]
+
+
+def test_what_was_written_comes_out_in_pieces(file):
+    """The whole, in more than one frame."""
+    data = random.Random(1).randbytes(5 << 20)
+    Path(file.path).write_bytes(data)
+    parts = list(file.parts())
+    assert len(parts) > 3
+    assert unpacked(parts) == (data, 0)
+
+
+@pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_SENT"])
+def test_there_is_a_limit(file, monkeypatch, limit):
+    """What is beyond it stays behind, and is counted."""
+    monkeypatch.setattr(timeline, limit, 2 << 20)
+    data = random.Random(1).randbytes(5 << 20)
+    Path(file.path).write_bytes(data)
+    got, cut = unpacked(list(file.parts()))
+    assert data.startswith(got)
+    assert 2 << 20 <= len(got) <= 4 << 20
+    assert len(got) + cut == len(data)
+
+
+def test_no_file_is_an_empty_stream(file):
+    assert unpacked(list(file.parts())) == (b"", 0)
+
+
+def test_only_what_is_wanted_is_sent(tmp_path):
+    found = TimelineFile(str(tmp_path), wanted=False)
+    Path(found.path).write_bytes(b"[]")
+    assert list(found.parts()) == []
+    found.remove()

@@ -1,0 +1,343 @@
+"""The section on the reading: a strip per rank of what it has read, is reading and will read, and who has more."""
+
+from __future__ import annotations
+
+import random
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkring.events import DataOpened, DataPlanned, DataRead, Event, Piece, RunFinished
+from sparkring.views import reading
+from sparkring.views.html import panel
+from sparkring.views.reading import RankReading, balance_words, data_sets, named_shortly, strip
+from sparkring.views.sections import shards
+
+START = 1_700_000_000.0
+NOW = START + 60
+
+
+def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
+    """A rank opens 40,000 rows in 4 MB."""
+    known = {"name": "/data/digits", "kind": "parquet", "files": 8, "row_groups": 32, "rows": 40_000,
+             "size_bytes": 4_000_000}  # fmt: skip
+    return DataOpened(START + 2, rank, reader, **{**known, **fields})
+
+
+def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
+    """Row groups of so many rows, two in a file."""
+    pieces = tuple(Piece(number // 2, number % 2, each) for number, each in enumerate(rows))
+    names = tuple((number, f"part-{number}.parquet") for number in range((len(rows) + 1) // 2))
+    return DataPlanned(START + 3, rank, reader, epoch, **{"pieces": pieces, "names": names, **fields})
+
+
+def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataRead:
+    """A rank has read so many rows in 10 s."""
+    known = {"elapsed_s": 10.0, "rows_planned": of, "place": f"part-{rank}.parquet, row group 1 of 4"}
+    return DataRead(NOW - 5, rank, reader, epoch, rows, rows // 100, rows * 80, **{**known, **fields})
+
+
+def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: Any) -> str:
+    """The blocks of a strip, a letter each: R for read, N for now, c for to come."""
+    found = strip(RankReading(plan.rank, now, plan=plan), most, **options)
+    assert found is not None
+    return "".join({"read": "R", "reading": "N", "to come": "c"}[block.state] for block in found.blocks)
+
+
+# ── States ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [(0, "Nccc"), (99, "Nccc"), (100, "RNcc"), (101, "RNcc"), (399, "RRRN"), (400, "RRRR")],
+)
+def test_in_order_one_row_group_is_being_read(rows, shown):
+    """All before it are read, all after it are to come."""
+    assert states(planned(0, [100] * 4), read(0, rows, 400)) == shown
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"),
+    [(0, "NNNccc"), (249, "NNNccc"), (250, "RRNNNc"), (499, "RRNNNc"), (500, "RRRRRN"), (550, "RRRRRN")],
+)
+def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
+    """Of those in the buffer; what reaches into the next one is not read before that."""
+    assert states(planned(0, [100] * 6, window=250), read(0, rows, 600)) == shown
+
+
+def test_an_epoch_that_has_ended_is_read():
+    """Also where its last rows filled no batch, and where nobody could tell how many there would be."""
+    plan = planned(0, [100] * 4, window=250)
+    assert states(plan, read(0, 390, 390, done=True)) == "RRRR"
+    assert states(plan, read(0, 12, None, done=True)) == "RRRR"
+    assert states(plan, read(0, 12, None)) == "NNNN"
+    assert strip(RankReading(0, read(0, 12, None), plan=plan), 10).at is None
+
+
+def test_an_epoch_that_goes_on_from_its_middle():
+    """What was read before the stop is read."""
+    plan = planned(0, [100] * 4, begun=150)
+    assert states(plan, None) == "RNcc"
+    found = strip(RankReading(0, read(0, 100, 250), plan=plan), 10)
+    assert found.at == 250 / 400
+    assert found.words == "rank 0, epoch 1: 2 row groups read, 1 being read, 1 to come"
+
+
+def test_a_plan_is_of_its_epoch():
+    """The next one begins with nothing read; one that was begun anew, too; without its plan nothing is drawn."""
+    assert states(planned(0, [100] * 4, epoch=2), read(0, 400, 400, done=True)) == "Nccc"
+    again = DataRead(START + 1, 0, 0, 1, 300, 3, 900, rows_planned=400)
+    assert states(planned(0, [100] * 4), again) == "Nccc"
+    assert strip(RankReading(0, read(0, 10, 400, epoch=2), plan=planned(0, [100] * 4)), 10) is None
+    assert strip(RankReading(0, read(0, 10, 400)), 10) is None
+
+
+def test_what_was_to_come_when_the_run_ended_was_not_read():
+    """In words that fit: begun, not read."""
+    found = strip(RankReading(3, read(3, 150, 400), plan=planned(3, [100] * 4)), 10, over=True)
+    assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
+    assert [block.words for block in found.blocks] == [
+        "part-0.parquet, row group 1: 100 rows, read",
+        "part-0.parquet, row group 2: 100 rows, begun",
+        "part-1.parquet, row group 1: 100 rows, not read",
+        "part-1.parquet, row group 2: 100 rows, not read",
+    ]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=80).filter(any),
+    st.integers(0, 5000),
+    st.integers(0, 300),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
+    """Edge to edge, read before being read before to come, about as many as wanted, each row group counted once."""
+    total = sum(rows)
+    at = min(at, total)
+    mine = RankReading(0, read(0, at, total, done=done), plan=planned(0, rows, window=window))
+    found = strip(mine, most)
+    assert (found.blocks[0].begin, found.blocks[-1].end) == (0, 1)
+    assert [block.end for block in found.blocks[:-1]] == [block.begin for block in found.blocks[1:]]
+    order = [("read", "reading", "to come").index(block.state) for block in found.blocks]
+    assert order == sorted(order)
+    assert len(found.blocks) <= most + 6
+    if not done and at < total:
+        now = [block for block in found.blocks if block.state == "reading"]
+        assert now[0].begin * total <= at <= now[-1].end * total + 1e-6
+    told = [int(number) for number in re.findall(r"[:,] (\d+) ", found.words.partition("epoch 1")[2])]
+    assert sum(told) == len(rows)
+
+
+def test_many_row_groups_are_drawn_as_few():
+    """Neighbours of one state as one block, which says how many they are; so does what the rank has put together."""
+    plan = planned(0, [10] * 500)
+    found = strip(RankReading(0, read(0, 2_505, 5_000), plan=plan), 20)
+    assert len(found.blocks) <= 23
+    assert found.blocks[0].words == "part-0.parquet, row group 1 and 24 more: 250 rows, read"
+    few = DataPlanned(START, 0, 0, 1, (Piece(3, 1, 90, 9), Piece(99, -1, 10)), ((3, "a"),))
+    blocks = strip(RankReading(0, None, plan=few), 20).blocks
+    assert [block.words for block in blocks] == [
+        "a, row group 2 and 8 more: 90 rows, being read",
+        "file 100: 10 rows, to come",
+    ]
+
+
+# ── Balance ───────────────────────────────────────────────────────────────────
+
+
+def balance(replayed, *events: Event, size: int = 2) -> str:
+    (found,) = data_sets(replayed(*events, size=size), NOW)
+    return balance_words(found)
+
+
+def test_who_has_more_rows(replayed):
+    """By how much; only of those that read the same epoch."""
+    begun = [opened(rank) for rank in range(3)]
+    plans = [planned(0, [1_000]), planned(1, [500, 560]), planned(2, [1_120])]
+    assert balance(replayed, *begun, *plans, size=3) == "rank 2 has 12 % more rows than rank 0 (1,120 and 1,000)"
+    assert balance(replayed, *begun, *[planned(r, [1_000 + r]) for r in range(3)], size=3) == (
+        "each rank has 1,000 to 1,002 rows"
+    )
+    ahead = [planned(0, [1_000], epoch=2), planned(1, [500], begun=200), planned(2, [800], epoch=2)]
+    assert balance(replayed, *begun, *ahead, size=3) == "rank 0 has 25 % more rows than rank 2 (1,000 and 800)"
+    assert "more rows" not in balance(replayed, *begun, planned(0, [10]), planned(1, [20]), read(2, 5, None), size=3)
+    idle = [planned(0, [1_000]), planned(1, [5], begun=5), planned(2, [10])]
+    assert balance(replayed, *begun, *idle, size=3) == "rank 1 with nothing to read"
+
+
+def test_who_is_slowest_and_how_much_is_read(replayed):
+    """Beside the median, and of the files' bytes; where these are not known nothing is said of them."""
+    events = [opened(rank) for rank in range(3)] + [read(rank, 1_000 * (rank + 2), 10_000) for rank in range(3)]
+    assert balance(replayed, *events, size=3) == (
+        "each rank has 10,000 rows · slowest: rank 0, 200 rows/s; median 300 · "
+        "about 900 kB of 4.00 MB read in this epoch"
+    )
+    events = [opened(0, size_bytes=0), read(0, 1_000, None)]
+    assert balance(replayed, *events, size=1) == ""
+    events = [opened(0), planned(0, [40_000], begun=10_000), read(0, 10_000, 30_000)]
+    assert balance(replayed, *events, size=1) == "about 2.00 MB of 4.00 MB read in this epoch"
+
+
+def test_data_in_a_list_of_runs():
+    """The last part of each path, and how many more there are."""
+    assert named_shortly([]) == ""
+    assert named_shortly(["dbfs:/data/flights/"]) == "flights"
+    assert named_shortly(["/a/b", "c", "d", "e"]) == "b, c and 2 more"
+    assert len(named_shortly(["x" * 500] * 2)) < 70
+
+
+# ── The section ───────────────────────────────────────────────────────────────
+
+
+class Page(HTMLParser):
+    """What stands in a page: strips, what their blocks say, and that every tag is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.strips: list[str] = []
+        self.titles: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        if found.get("role") == "img":
+            self.strips.append(found["aria-label"])
+        self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open[-1:] == ["title"]:
+            self.titles.append(data)
+
+
+def run(replayed, size: int, groups: int, *more: Event, sets: int = 1):
+    """Each rank is in the middle of so many row groups; rank 1 waits for data, the last rank is slow."""
+    events: list[Event] = []
+    for rank in range(size):
+        for reader in range(sets):
+            total = 100 * groups
+            events += [
+                opened(rank, reader, name=f"/data/{reader}"),
+                planned(rank, [100] * groups, reader=reader),
+                read(rank, total // 2 - (rank == size - 1), total, reader=reader, waited_s=8.0 if rank == 1 else 0.1),
+            ]
+    return replayed(*events, *more, size=size)
+
+
+def test_a_tab_shows_a_strip_for_each_rank(replayed):
+    """With words for those who do not see it, and for whoever points at a row group; a legend says what is what."""
+    page = shards.html(run(replayed, 3, 4), NOW, "tab")
+    found = Page(page)
+    middle, slow = "2 row groups read, 1 being read, 1 to come", "1 row group read, 1 being read, 2 to come"
+    assert found.strips == [f"rank {rank}, epoch 1: {words}" for rank, words in enumerate([middle, middle, slow])]
+    assert found.titles[:4] == [
+        "part-0.parquet, row group 1: 100 rows, read",
+        "part-0.parquet, row group 2: 100 rows, read",
+        "part-1.parquet, row group 1: 100 rows, being read",
+        "part-1.parquet, row group 2: 100 rows, to come",
+    ]
+    assert "being read</span>" in page
+    assert "sr-read" not in page, "a strip takes the place of the bar"
+    assert "each rank has 400 rows" in page
+
+
+def test_states_differ_in_shape(replayed):
+    """Filled, half filled and empty boxes: whoever sees no colours sees them."""
+    page = shards.html(replayed(opened(0), planned(0, [100] * 4), read(0, 250, 400), size=1), NOW, "tab")
+    full, empty = re.findall(r'<g fill="(#\w+|transparent)" stroke="#\w+">(.*?)</g>', page)[:2]
+    assert (full[0], full[1].count("<path")) == ("#2f80d0", 2)
+    assert (empty[0], empty[1].count("<path")) == ("transparent", 2)
+    strip_ = page[page.index('role="img"') : page.index("</svg>")]
+    halves = re.findall(r'</g><path d="([^"]*)" fill="#2f80d0" pointer-events="none"/>', strip_)
+    assert [half.count("M") for half in halves] == [1]
+
+
+def test_what_is_stacked_is_as_short_as_without_plans(replayed):
+    """Bars, and no line more."""
+    page = shards.html(run(replayed, 2, 4), NOW, "stacked")
+    assert "<svg" not in page
+    assert page.count("sr-read") == 2
+    assert "each rank" not in page
+
+
+def test_what_stays_has_its_strips_below_the_fold(replayed):
+    """With the table; who had more to read stands in the open."""
+    page = shards.html(run(replayed, 3, 4, RunFinished(NOW, "interrupted")), NOW, "final")
+    outside = re.sub(r"<details>.*?</details>", "", page)
+    assert "<svg" not in outside
+    assert "each rank has 400 rows" in outside
+    assert Page(page).strips[0] == "rank 0, epoch 1: 2 row groups read, 1 begun, 1 not read"
+
+
+def test_where_it_is_not_known_what_a_rank_reads_there_is_a_bar(replayed):
+    """Beside the strips of others, and without any."""
+    events = [opened(0), opened(1), planned(0, [100] * 4), read(0, 100, 400), read(1, 100, 400)]
+    page = shards.html(replayed(*events), NOW, "tab")
+    assert (len(Page(page).strips), page.count("sr-read")) == (1, 1)
+    page = shards.html(replayed(opened(0), read(0, 100, 400), size=1), NOW, "tab")
+    assert "<svg" not in page
+    assert "sr-legend" not in page
+
+
+@pytest.mark.parametrize(
+    ("size", "form", "strips", "most_bytes"),
+    [
+        (1, "tab", 1, 8_000),
+        (64, "tab", 64, 95_000),
+        (65, "tab", 24, 65_000),
+        (1024, "tab", 24, 65_000),
+        (1024, "final", 16, 45_000),
+        (1024, "stacked", 0, 8_000),
+    ],
+)
+def test_many_ranks_with_many_row_groups_fit(replayed, size, form, strips, most_bytes):
+    """A strip for each that there is room for; of more ranks, for those that stand out."""
+    page = shards.html(run(replayed, size, 500), NOW, form)
+    found = Page(page)
+    assert len(found.strips) == strips
+    assert len(page) < most_bytes
+    if 0 < strips < size:
+        shown = {int(re.match(r"rank (\d+)", words)[1]) for words in found.strips}
+        assert {0, 1, size - 1} <= shown
+        assert f"{strips} ranks of {size:,}" in page
+
+
+def test_a_panel_of_several_data_sets_fits(replayed):
+    """What stays in the notebook keeps to its bounds."""
+    record = run(replayed, 1024, 500, RunFinished(NOW, "interrupted"), sets=3)
+    assert len(shards.html(record, NOW, "final")) < 60_000
+    assert len(panel(record, now=NOW, final=True)) < 190_000
+
+
+def test_files_names_are_text(replayed):
+    """Whatever they are called."""
+    rnd = random.Random(5)
+    parts = ["<script>evil()</script>", "\" onload='evil()'", "\x1b[2J", "</title><evil>", "\u202e", "&amp;", "\n", "'"]
+    for form in ("tab", "final"):
+        for _ in range(50):
+            evil = "".join(rnd.choices(parts, k=4))
+            plan = planned(0, [100] * 4, names=((0, evil), (1, evil)))
+            page = shards.html(replayed(opened(0), plan, read(0, 150, 400), size=1), NOW, form)
+            assert not re.search(r"<script|<evil|<[^>]*onload='", page)
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", page)
+            Page(page)
+
+
+def test_slow_and_starving_ranks_come_first(replayed):
+    """Of those that do not all fit; they stay in the order of their numbers."""
+    (found,) = data_sets(run(replayed, 100, 4), NOW)
+    assert [each.rank for each in reading.telling(found, 8)] == [0, 1, 2, 3, 4, 5, 6, 99]
+    assert reading.telling(found, 100) == found.ranks

@@ -1,0 +1,91 @@
+"""What a run says of its Horovod timeline."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+
+from sparkring.events import AttemptStarted, Lateness, RunFinished, TensorTimes, TimelineSaved
+from sparkring.views.html import PANEL_BYTES, bundle, panel
+from sparkring.views.sections import timeline
+from sparkring.views.terminal import TerminalView
+
+HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
+
+
+def saved(**changed) -> TimelineSaved:
+    tensors = (TensorTimes("allreduce.grad", 40, 8.0, 0.0, 0.5, 3.0), TensorTimes(HOSTILE, 2, 0.5))
+    late = (Lateness(1, 38, 6.0), Lateness(0, 2, 0.001))
+    known = {
+        "time": 1.0, "name": "timeline.json", "size_bytes": 123_456, "wall_s": 20.0, "negotiating_s": 8.0,
+        "waiting_s": 0.0, "copying_s": 0.5, "reducing_s": 3.0, "elsewhere_s": 8.5, "operations": 42, "tensors": 2,
+        "slowest": tensors, "late": late,
+    }  # fmt: skip
+    return TimelineSaved(**{**known, **changed})
+
+
+def test_what_is_said_in_plain_words(replayed):
+    """Shares of the whole, whom the others waited for, the file and how to open it."""
+    record = replayed(saved())
+    for form in ("tab", "final"):
+        shown = timeline.html(record, 0.0, form)
+        assert "the other rank waited 6.0 s in all for rank 1 (last 38 times)" in shown
+        assert "for rank 0" not in shown
+        assert "waiting for ranks 8.0 s (40%)" in shown
+        assert "/runs/a1b2/timeline.json (123 kB)" in shown
+        assert "https://ui.perfetto.dev" in shown
+        assert "allreduce.grad" in shown
+        assert "waiting for data" not in re.sub(r"<[^>]*>", "", shown)  # where there was none
+    assert timeline.html(record, 0.0, "stacked") == ""
+
+
+def test_nothing_is_said_of_a_run_without_one(replayed):
+    assert timeline.html(replayed(), 0.0, "tab") == ""
+
+
+def test_hostile_names_are_text(replayed):
+    """A tensor's name carries no markup, no bidi code and no escape into the page, wherever it stands."""
+    shown = panel(replayed(saved(problem=HOSTILE), RunFinished(2.0, "finished")), now=3.0, final=True)
+    assert "<script" not in shown
+    assert "\u202e" not in shown
+    assert "\x1b" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+def test_the_bar_is_as_long_as_the_whole(replayed):
+    """Its parts lie one after another, and add up."""
+    shown = timeline.html(replayed(saved()), 0.0, "tab").partition("how long")[0]
+    rects = [(float(x), float(width)) for x, width in re.findall(r'<rect x="([\d.]+)" y="0" width="([\d.]+)"', shown)]
+    for (x, width), (after, _) in itertools.pairwise(rects):
+        assert abs(x + width - after) < 0.2
+    assert abs(sum(width for _, width in rects) - 560) < 0.5
+
+
+def test_large_ones_stay_small(replayed):
+    """With long names, many ranks and many attempts the panel keeps to its limit."""
+    tensors = tuple(TensorTimes("x" * 200, 10**6, 1e5, 1e5, 1e5, 1e5) for _ in range(20))
+    late = tuple(Lateness(rank, 10**6, 1e5 / (rank + 1)) for rank in range(64))
+    many = [AttemptStarted(1.0, number, 100) for number in range(1, 21)]
+    record = replayed(*many, *[saved(slowest=tensors, late=late, attempt=n) for n in range(1, 21)], size=100)
+    assert len(timeline.html(record, 0.0, "tab")) < 60_000
+    assert len(panel(record, now=3.0, final=True)) < PANEL_BYTES
+
+
+def test_empty_and_broken_ones(replayed):
+    """A timeline in which nothing was finished says so."""
+    none = TimelineSaved(1.0, "timeline.json", 3, problem="no operation was finished in it")
+    assert "no operation was finished in it" in timeline.html(replayed(none), 0.0, "tab")
+
+
+def test_the_terminal_and_the_plain_text_name_it(replayed):
+    """One line at the end: shares, the late rank, the path."""
+    stream = io.StringIO()
+    record = replayed(saved(), RunFinished(2.0, "finished"))
+    TerminalView(stream).close(record)
+    for said in (stream.getvalue(), bundle(record, now=3.0, final=True)["text/plain"]):
+        (line,) = [line for line in said.splitlines() if "timeline:" in line]
+        assert "42 operations on 2 tensors in 20 s" in line
+        assert "42% outside Horovod, 40% waiting for ranks, 15% reducing" in line
+        assert "waited 6.0 s in all for rank 1" in line
+        assert "/runs/a1b2/timeline.json" in line
