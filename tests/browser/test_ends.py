@@ -166,6 +166,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(tile(panel, 700)).to_have_class("x")
     tile(panel, 700).scroll_into_view_if_needed()
     shoot(notebook, "thousand-failed", panel)
+    expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the change of themes
 
 
 def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:

@@ -5,6 +5,7 @@ const ROW = 18; // px, as in panel.css
 const CHUNK = 4096; // lines that are kept, and dropped, together
 const KEPT_CHARACTERS = 24e6; // of all runs on the page: of older lines there are the log files
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100; // as in views/lines.py
+const HIDDEN_MS = 250;
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
@@ -329,6 +330,11 @@ class LogView {
   }
 
   draw() {
+    if (!this.box.clientHeight) { // out of sight, if only while a theme changes: of that no observer tells
+      clearTimeout(this.hidden);
+      this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
+      return true;
+    }
     const dropped = this.filter.work();
     const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
     const length = this.filter.length, height = (length + pending.length) * ROW;
