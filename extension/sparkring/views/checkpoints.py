@@ -24,7 +24,7 @@ from sparkring.views.checkpoint_line import (
     when,
 )
 from sparkring.views.lines import plain
-from sparkring.views.markup import AMBER, STYLE, text
+from sparkring.views.markup import AMBER, enclosed, text
 from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
 from sparkring.views.tables import bare_table, table_text
 
@@ -312,7 +312,7 @@ def checkpoints_html(found: Inventory) -> str:
         parts.append(bare_table(OTHERS_HEADERS, others_rows(found), _others_note(found)))
     told = "".join(f"<li>{text(line)}</li>" for line in advice(found))
     parts.append(f'<ul class="sr-advice">{told}</ul>' if told else "")
-    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+    return enclosed("".join(parts))
 
 
 def checkpoints_text(found: Inventory) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from sparkring.record import RunRecord
 from sparkring.views import attempts, lines, reading, summary, timelines
-from sparkring.views.markup import STYLE, text
+from sparkring.views.markup import enclosed, text
 from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
 
 PAUSE_S = 0.2
@@ -104,7 +104,7 @@ def _quick(record: RunRecord) -> str:
         log.noise_html(seen),
     ]
     ended = f"<div><small>{text(summary.closing(record, record.ended))}</small></div>"
-    return _run(record, "".join(parts) or ended)
+    return enclosed("".join(parts) or ended, record.run_id)
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:
@@ -127,14 +127,5 @@ def panel(record: RunRecord, *, now: float, final: bool) -> str:
     ]
     if final:
         parts += [metrics.by_rank_html(record), code.html(record, now, form)]
-        parts.append(log.by_rank_html(record, PANEL_BYTES - len(_run(record, "".join(parts))) - 100))
-    return _run(record, "".join(parts))
-
-
-def _run(record: RunRecord, body: str) -> str:
-    """The outermost element; the live panel's script finds it by its run, and hides it while it shows more.
-
-    Notebooks would set what stands between dollars as mathematics, but for two classes: MathJax 3's and 2's.
-    """
-    classes = "sr-run mathjax_ignore tex2jax_ignore"
-    return f'<div class="{classes}" data-sparkring-static="{text(record.run_id)}">{STYLE}{body}</div>'
+        parts.append(log.by_rank_html(record, PANEL_BYTES - len(enclosed("".join(parts), record.run_id)) - 100))
+    return enclosed("".join(parts), record.run_id)

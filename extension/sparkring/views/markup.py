@@ -21,6 +21,15 @@ def text(value: str) -> str:
     return escape(plain(value))
 
 
+def enclosed(body: str, run_id: str = "") -> str:
+    """What stands alone in a notebook, with its style; the live panel's script finds that of a run, and hides it.
+
+    Notebooks would set what stands between dollars as mathematics, but for two classes: MathJax 3's and 2's.
+    """
+    mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
+    return f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{STYLE}{body}</div>'
+
+
 def details(title: str, body: str) -> str:
     """What is folded away under its title; '' if there is nothing."""
     return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sparkring.data.outlook import GETS_PER_S, USD_PER_GET, Outlook, Share
 from sparkring.views.lines import plain
-from sparkring.views.markup import RANK_COLOURS, STYLE, text
+from sparkring.views.markup import RANK_COLOURS, enclosed, text
 from sparkring.views.summary import counted, duration, first_line, rank_count, rank_list, rank_numbers, size
 from sparkring.views.tables import bare_table, table_text
 
@@ -52,7 +52,7 @@ def shards_html(found: Outlook) -> str:
         bare_table(HEADERS, table_rows(found)),
         f'<ul class="sr-advice">{advised}</ul>' if advised else "",
     ]
-    return f'<div class="sr-run">{STYLE}{"".join(parts)}</div>'
+    return enclosed("".join(parts))
 
 
 def shards_text(found: Outlook) -> str:

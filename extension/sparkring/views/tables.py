@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.views.lines import plain
-from sparkring.views.markup import STYLE, text
+from sparkring.views.markup import enclosed, text
 from sparkring.views.summary import size
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """`rows` as an HTML table with its style; every text is escaped."""
-    return f'<div class="sr-run">{STYLE}{bare_table(headers, rows)}</div>'
+    return enclosed(bare_table(headers, rows))
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
