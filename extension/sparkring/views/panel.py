@@ -35,6 +35,7 @@ STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a k
 KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
+_SCRIPTS = ("elements.js", "lines.js", "log.js", "tiles.js", "panel.js")  # one module, in this order
 _LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
 
 Stop = Callable[[], None]
@@ -48,7 +49,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     when it has ended. A `hello` is answered with all there is to say, and `heard`, so that the page knows which it is.
     """
 
-    _esm = (_HERE / "panel.js").read_text(encoding="utf-8")
+    _esm = "".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     _css = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "panel.css"))
     page = traitlets.Unicode().tag(sync=True)
 

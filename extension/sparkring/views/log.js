@@ -1,0 +1,243 @@
+// The Logs tab.
+
+const ROW = 18; // px, as in panel.css
+const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
+const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
+const RANK_COLOURS = 8; // .sr-c0 … in panel.css
+
+// The lines of a run in a box of fixed height, of which only those in sight are elements.
+class LogView {
+  constructor(panel) {
+    this.panel = panel;
+    this.lines = panel.run.lines;
+    this.filter = new Filter(this.lines);
+    this.follow = true;
+    this.rows = new Map(); // line number → element
+    this.elements();
+  }
+
+  elements() {
+    const toggle = (text, title, get, set) => {
+      const button = make("button", { type: "button", class: "sr-toggle", title, "aria-pressed": String(get()) }, text);
+      button.addEventListener("click", () => {
+        set(!get());
+        button.setAttribute("aria-pressed", String(get()));
+        this.restart();
+      });
+      return button;
+    };
+    const stream = (name) => toggle(STREAMS[name][0], `show what ranks write to ${STREAMS[name][0]}`,
+      () => this.filter.streams.has(name),
+      (on) => (on ? this.filter.streams.add(name) : this.filter.streams.delete(name)));
+    this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the lines", spellcheck: "false" });
+    this.search.addEventListener("input", () => {
+      this.filter.query = this.search.value;
+      this.restart();
+    });
+    this.search.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.clearSearch();
+    });
+    this.count = make("span", { class: "sr-count", role: "status" });
+    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again",
+      onclick: () => this.panel.chooseRanks(new Set()) });
+    this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
+      title: "stay at the end as lines come" }, "follow");
+    this.followButton.addEventListener("click", () => this.setFollow(!this.follow));
+    this.noiseButton = toggle("start-up", "show what TensorFlow greets everybody with",
+      () => this.filter.noise, (on) => { this.filter.noise = on; });
+    this.noiseButton.hidden = true;
+    const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
+      this.search, this.count, this.chip, make("span", { class: "sr-spring" }),
+      stream("o"), stream("e"),
+      toggle("fold equal", "show a line that several ranks print once", () => this.filter.fold,
+        (on) => { this.filter.fold = on; }),
+      this.noiseButton, this.followButton,
+      make("button", { type: "button", class: "sr-tool", title: "copy these lines", onclick: () => this.copy() }, "copy"),
+      make("button", { type: "button", class: "sr-tool", title: "save these lines as a file",
+        onclick: () => this.download() }, "download"));
+    this.spacer = make("div", { class: "sr-spacer" });
+    this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
+      "aria-label": "What the ranks print" }, this.spacer);
+    this.box.addEventListener("scroll", () => {
+      if (this.box.scrollTop === this.placed) return; // by ourselves
+      this.placed = null;
+      const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
+      if (atEnd !== this.follow) this.setFollow(atEnd);
+      this.panel.schedule();
+    });
+    this.box.addEventListener("keydown", (event) => {
+      if (event.key === "/") {
+        this.search.focus();
+        event.preventDefault();
+      } else if (event.key === "Escape") this.clearSearch();
+      else if (event.key === "End") this.setFollow(true);
+    });
+    // A line that was searched for, among its neighbours.
+    this.box.addEventListener("dblclick", (event) => {
+      const row = event.target.closest(".sr-row");
+      if (row && this.filter.query) this.clearSearch(Number(row.dataset.line));
+    });
+    this.element = make("div", { class: "sr-logview" }, bar, this.box);
+  }
+
+  clearSearch(line = null) {
+    this.search.value = this.filter.query = "";
+    this.restart();
+    if (line !== null) {
+      this.setFollow(false);
+      this.goTo = line;
+    }
+  }
+
+  setRanks(ranks) {
+    this.filter.ranks = ranks;
+    this.chip.hidden = !ranks.size;
+    put(this.chip, ranks.size ? `${ranks.size === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)} ×` : "");
+    this.restart();
+  }
+
+  setFollow(on) {
+    this.follow = on;
+    this.followButton.setAttribute("aria-pressed", String(on));
+    this.panel.schedule();
+  }
+
+  restart() {
+    this.filter.restart();
+    this.forgetRows();
+    this.panel.schedule();
+  }
+
+  forgetRows() {
+    for (const row of this.rows.values()) row.remove();
+    this.rows.clear();
+  }
+
+  draw() {
+    if (!this.box.clientHeight) { // out of sight, if only while a theme changes: of that no observer tells
+      clearTimeout(this.hidden);
+      this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
+      return true;
+    }
+    const dropped = this.filter.work();
+    const pending = this.filter.query ? [] : this.lines.pending.filter((each) => this.fits(each));
+    const length = this.filter.length, height = (length + pending.length) * ROW;
+    if (this.height !== height) {
+      this.height = height;
+      this.spacer.style.height = `${height}px`;
+    }
+    if (this.goTo != null && this.filter.done) {
+      let at = 0;
+      while (at < length && this.filter.line(at) < this.goTo) at++;
+      this.place((at + 0.5) * ROW - this.box.clientHeight / 2);
+      this.goTo = null;
+    } else if (this.follow) this.place(height);
+    else if (dropped) this.place(this.box.scrollTop - dropped * ROW);
+    const from = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 4);
+    const to = Math.min(length, from + Math.ceil(this.box.clientHeight / ROW) + 8);
+    const shown = new Set();
+    for (let at = from; at < to; at++) {
+      const line = this.filter.line(at);
+      shown.add(line);
+      let row = this.rows.get(line);
+      if (!row) {
+        row = this.row(this.lines.at(line), line);
+        this.rows.set(line, row);
+        this.box.append(row);
+      }
+      this.tag(row, this.ranksOf(line));
+      row.style.transform = `translateY(${at * ROW}px)`;
+    }
+    for (const [line, row] of this.rows) {
+      if (!shown.has(line)) {
+        row.remove();
+        this.rows.delete(line);
+      }
+    }
+    for (const row of this.pendingRows || []) row.remove();
+    this.pendingRows = pending.map((each, at) => {
+      const row = this.row(each, -1);
+      this.tag(row, [each.rank]);
+      row.style.transform = `translateY(${(length + at) * ROW}px)`;
+      this.box.append(row);
+      return row;
+    });
+    this.noiseButton.hidden = !this.filter.noisy && !this.filter.noise;
+    const many = length.toLocaleString("en");
+    put(this.count, this.filter.query ? `${many} ${length === 1 ? "match" : "matches"}${this.filter.done ? "" : " …"}`
+      : this.lines.first ? `${many} lines; those before are in the log files` : "");
+    return this.filter.done;
+  }
+
+  place(top) {
+    this.box.scrollTop = top;
+    this.placed = this.box.scrollTop; // as far as there is something to scroll
+  }
+
+  fits(line) {
+    return this.filter.streams.has(line.stream) && (!this.filter.ranks.size || this.filter.ranks.has(line.rank));
+  }
+
+  // The ranks that a row stands for.
+  ranksOf(line) {
+    const { rank } = this.lines.at(line);
+    if (rank < 0) return [];
+    if (!this.filter.fold) return [rank];
+    const every = this.lines.ranksOf(line);
+    return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
+  }
+
+  // More ranks may print the same a moment later.
+  tag(row, ranks) {
+    if (row.tagged === ranks.length) return;
+    row.tagged = ranks.length;
+    put(row.firstChild, rankNumbers(ranks));
+    row.firstChild.title = ranks.length ? `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}` : "";
+  }
+
+  row(line, number) {
+    const [stream, sign] = STREAMS[line.stream];
+    const said = make("span", { class: "sr-said" });
+    const at = this.filter.query ? line.text.toLowerCase().indexOf(this.filter.query.toLowerCase()) : -1;
+    if (at >= 0) this.highlight(said, line.text, this.filter.query);
+    else if (line.html != null) said.innerHTML = line.html; // made and escaped by views/markup.py
+    else said.textContent = line.text;
+    const tag = make("span", { class: `sr-tag sr-c${Math.max(line.rank, 0) % RANK_COLOURS}` });
+    return make("div", { class: `sr-row sr-${line.stream}`, "data-line": number }, tag,
+      make("span", { class: "sr-sign", title: stream }, sign), said);
+  }
+
+  highlight(element, text, query) {
+    const lower = text.toLowerCase(), wanted = query.toLowerCase();
+    let from = 0;
+    for (let at; (at = lower.indexOf(wanted, from)) >= 0; from = at + wanted.length) {
+      element.append(text.slice(from, at), make("mark", {}, text.slice(at, at + wanted.length)));
+    }
+    element.append(text.slice(from));
+  }
+
+  // The lines that are shown, as text.
+  texts() {
+    const found = [];
+    for (let at = 0; at < this.filter.length; at++) {
+      const line = this.filter.line(at), ranks = this.ranksOf(line), { text } = this.lines.at(line);
+      found.push(ranks.length ? `[${rankNumbers(ranks)}] ${text}` : `… ${text}`);
+    }
+    return found.join("\n") + "\n";
+  }
+
+  async copy() {
+    try {
+      await navigator.clipboard.writeText(this.texts());
+      this.panel.say("copied");
+    } catch (error) {
+      this.panel.say("this page may not copy: use download");
+    }
+  }
+
+  download() {
+    const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
+    make("a", { href: address, download: `${this.panel.run.id}.log` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  }
+}
