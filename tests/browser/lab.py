@@ -191,7 +191,12 @@ class Notebook:
             expect(self.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
 
     def cell(self, at: int) -> Locator:
-        return self.page.locator(".jp-Notebook-cell").nth(at)
+        return self.page.locator(f".jp-Notebook-cell[data-windowed-list-index='{at}']")
+
+    def show(self, at: int) -> None:
+        """Scroll to a cell: of a long notebook, only those near what is in sight are part of the page."""
+        self.page.evaluate("at => window.jupyterapp.shell.currentWidget.content.scrollToItem(at, 'start')", at)
+        expect(self.cell(at)).to_be_attached()
 
     def panel(self, at: int) -> Locator:
         return self.cell(at).locator(".sr-panel")
@@ -207,8 +212,8 @@ class Notebook:
         if wait:
             self.until_done(at)
 
-    def until_done(self, at: int) -> None:
-        expect(self.prompt(at)).to_have_text(_DONE)
+    def until_done(self, at: int, timeout: float | None = None) -> None:
+        expect(self.prompt(at)).to_have_text(_DONE, timeout=timeout)
 
     def prompt(self, at: int) -> Locator:
         return self.cell(at).locator(".jp-InputPrompt")
@@ -219,6 +224,10 @@ class Notebook:
             "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments).then(() => null)",
             [name, arguments],
         )
+
+    def run_all(self) -> None:
+        """Run all cells; does not wait for them."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
     def theme(self, look: str) -> None:
         """Make everything "light" or "dark"."""
@@ -239,7 +248,7 @@ class Opened:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self._browser = browser
-        self._lab = lab
+        self.lab = lab
 
     def pages(self) -> list[Page]:
         return [page for context in self._browser.contexts for page in context.pages]
@@ -247,8 +256,8 @@ class Opened:
     def __call__(self, name: str, *cells: str, kernel: bool = True) -> Notebook:
         """Make a notebook of `cells`, or take the one that is there, and show it."""
         if cells:
-            self._lab.write(name, *cells)
-        return Notebook(self.page(), self._lab, name).open(kernel=kernel)
+            self.lab.write(name, *cells)
+        return Notebook(self.page(), self.lab, name).open(kernel=kernel)
 
     def page(self) -> Page:
         """An empty page that is listened to."""

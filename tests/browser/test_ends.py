@@ -24,6 +24,8 @@ if rank == 1:
     raise ValueError("shapes (3, 4) and (5,) do not match")
 time.sleep(100)
 """
+BACKGROUND = ENDLESS.replace("endless", "behind --background")
+MEANWHILE = "6 * 7"
 GANG = "%gang start -n -2"
 QUICK = """%%horovod
 print("quick", rank) if rank else None
@@ -59,12 +61,13 @@ MANY_END = """record = replay([
 ], record)
 view.close(record)
 """
-AT_ENDLESS, AT_FAILING, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 8)
+AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
-    found = opened("ends", "%load_ext sparkring", ENDLESS, FAILING, GANG, QUICK, SILENT, MANY, MANY_END)
+    cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END)
+    found = opened("ends", "%load_ext sparkring", *cells)
     found.run(0, wait=True)
     return found
 
@@ -132,6 +135,19 @@ def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> No
     if notebook.panel(AT_ENDLESS).count():
         expect(state(notebook.panel(AT_ENDLESS))).to_have_text("interrupted")
     shoot(notebook, "failed", notebook.cell(AT_FAILING))
+
+
+def test_a_run_in_the_background(notebook: Notebook) -> None:
+    """Its cell is done, another runs, and the panel goes on; its Stop works."""
+    notebook.run(AT_BACKGROUND, wait=True)
+    panel = notebook.panel(AT_BACKGROUND)
+    expect(state(panel)).to_have_text("running")
+    expect(panel.locator(".sr-row").first).to_be_visible()
+    notebook.run(AT_MEANWHILE, wait=True)
+    expect(notebook.cell(AT_MEANWHILE).locator(".jp-OutputArea-output")).to_have_text("42")
+    expect(state(panel)).to_have_text("running")
+    panel.get_by_role("button", name="■ Stop").click()
+    expect(state(panel)).to_have_text("interrupted")
 
 
 def test_quick_cells_on_a_warm_gang_leave_no_panel(notebook: Notebook) -> None:
