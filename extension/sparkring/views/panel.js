@@ -1,7 +1,7 @@
 // The live panel. Draws what views/live.py tells of runs; its texts are plain, its HTML is the extension's own.
 // Everything that is clicked or typed works here, in the page: while a cell runs, most front ends let Python hear nothing.
 
-const KEPT_CHARACTERS = 24e6; // of all runs on the page: of older lines there are the log files
+const KEPT_CHARACTERS = 48e6; // of all runs on the page: of older lines there are the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut" };
 const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
