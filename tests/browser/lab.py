@@ -155,8 +155,9 @@ def _until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> None:
 def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
     """The browser at `path`, without a window."""
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    small_memory = ["--disable-dev-shm-usage"]  # in containers /dev/shm is often too small for a page
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=[*as_root, *arguments])
+        found = playwright.chromium.launch(executable_path=path, args=[*as_root, *small_memory, *arguments])
         try:
             yield found
         finally:
