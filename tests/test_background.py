@@ -61,7 +61,11 @@ def test_lines_of_runs(line, expected):
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("some", "how many to list, not 'some'"), ("--stop", "takes one run"), ("--stop a b", "b")],
+    [
+        ("some", "how many to list, not 'some'"),
+        ("--stop", "takes one run"),
+        ("--stop a b", "unrecognized arguments: b"),
+    ],
 )
 def test_lines_of_runs_that_make_no_sense(line, words):
     with pytest.raises(OptionsError, match=words):
@@ -76,6 +80,8 @@ def test_lines_of_runs_that_make_no_sense(line, words):
         (" --stop ", ["2026_a", "2026_b"]),
         (" --stop 2026_b", ["2026_b"]),
         (" --stop x", []),
+        (" --stop 2026_a ", []),
+        (" 50 ", ["--tensorboard", "--stop"]),
     ],
 )
 def test_tab_offers_what_can_be_stopped(line, expected):

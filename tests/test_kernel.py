@@ -720,7 +720,10 @@ NOT_USABLE = {
         "%logs no-such-run",
         r"OptionsError: no saved run called 'no-such-run': %runs lists them\.",
     ),
-    "a count that is none": ("%runs some", r"OptionsError: %runs takes how many to list, not 'some': %runs 50; .*"),
+    "a count that is none": (
+        "%runs some",
+        r"OptionsError: %runs takes how many to list, not 'some': %runs 50; or %runs some --tensorboard",
+    ),
 }
 
 

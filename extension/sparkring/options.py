@@ -448,9 +448,9 @@ def runs_completions(line: str, names: Sequence[str]) -> list[str]:
     """What can stand at the end of `line`, a `%runs` line up to the cursor; `names` are runs that can be stopped."""
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
-    if words != ["--stop"]:
+    if words[:1] != ["--stop"]:
         return completions(runs_parser(), line)
-    return [shlex.quote(name) for name in names if name.startswith(current)]
+    return [shlex.quote(name) for name in names if name.startswith(current)] if len(words) == 1 else []
 
 
 @dataclass(frozen=True)

@@ -131,10 +131,19 @@ def test_a_rank_that_fails(notebook: Notebook, shoot: Callable[..., None]) -> No
     expect(tile(panel, 1)).to_have_css("background-color", "rgb(198, 58, 53)")
     for rank in (0, 2):
         expect(tile(panel, rank)).not_to_have_class("x")
-    # The other run in the notebook has kept its own.
-    if notebook.panel(AT_ENDLESS).count():
-        expect(state(notebook.panel(AT_ENDLESS))).to_have_text("interrupted")
     shoot(notebook, "failed", notebook.cell(AT_FAILING))
+
+
+def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
+    notebook.run(AT_FAILING, wait=True)
+    failed = notebook.panel(AT_FAILING)
+    expect(state(failed)).to_have_text("failed")
+    panel = running(notebook)
+    expect(state(failed)).to_have_text("failed")
+    expect(failed.locator(".sr-row", has_text="line 0")).to_have_count(0)
+    panel.get_by_role("button", name="■ Stop").click()
+    was_interrupted(notebook, panel)
+    expect(state(failed)).to_have_text("failed")
 
 
 def test_a_run_in_the_background(notebook: Notebook) -> None:
