@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import linecache
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from sparkring import capture as module
+from sparkring import source_lines
 from sparkring.capture import CapturedName, capture
 from sparkring.errors import CaptureError
 from sparkring.names import names_read
 from sparkring.packing import pack_call, unpack_call, unpack_names
+from sparkring.string_names import names_in_strings
 
 BUILTINS = set(vars(builtins))
 Namespace = dict[str, Any]
@@ -38,11 +43,11 @@ def travelled(source: str, namespace: Namespace, **options: Any) -> Namespace:
     return rank
 
 
-def on_rank(payload: bytes, cell: str, tmp_path: Path) -> str:
-    """What `cell` prints in a new process whose `__main__` has loaded `payload`."""
+def on_rank(payload: bytes, cell: str, tmp_path: Path, start: str = "") -> str:
+    """What `cell` prints in a new process whose `__main__` has loaded `payload`; `start` runs there first."""
     path = tmp_path / "payload"
     path.write_bytes(payload)
-    start = "import os, pathlib; data = pathlib.Path(os.environ['PAYLOAD']).read_bytes()\n"
+    start += "import os, pathlib; data = pathlib.Path(os.environ['PAYLOAD']).read_bytes()\n"
     start += "from sparkring.packing import unpack_names; unpack_names(data, globals()); del data, unpack_names\n"
     code = start + f"exec(compile({textwrap.dedent(cell)!r}, '<cell>', 'exec'), globals())"
     environment = {"PYTHONPATH": str(Path(module.__file__).parents[1]), "PAYLOAD": str(path)}
@@ -708,6 +713,247 @@ def test_missing_module_on_the_rank() -> None:
         del sys.modules["away_from_here"]
     with pytest.raises(CaptureError, match=r"`x` arrived, but could not be loaded.*No module named 'away_from_here'"):
         unpack_names(payload, {})
+
+
+# ── What values need in `__main__` ───────────────────────────────────────────────────────────────────────────────────
+
+FOUND_BY_NAME = """
+import collections, enum, functools, threading, typing
+
+class Base:
+    def __init__(self, x): self.x = x
+class Net(Base):
+    def value(self): return helper(self.x)
+    @staticmethod
+    def twice(x): return 2 * x
+class Outer:
+    class Inner:
+        class Innermost: pass
+class Color(enum.Enum):
+    RED = 1
+class Flag(enum.IntFlag):
+    A = 1
+    B = 2
+Pair = collections.namedtuple("Pair", "a b")
+class Bad(ValueError): pass
+def helper(x): return x + offset
+offset = 1
+@functools.lru_cache
+def cached(x): return x
+User = typing.NewType("User", int)
+class Unsendable:
+    lock = threading.Lock()
+    class Within: pass
+values = [Net(1), Net.twice, Outer.Inner(), Outer.Inner.Innermost, Color.RED, Flag.A | Flag.B, Pair(1, 2), Bad("no"),
+          functools.partial(helper, 2), cached, User, {"deep": [(Net,)]}]
+far = [*map(str, range(5000)), Net(2)]
+within = [Unsendable.Within()]
+"""
+
+
+def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
+    """Classes and functions that captured values are made of have their names in the rank's `__main__`."""
+    cell = """
+    import pickle, __main__
+    again = pickle.loads(pickle.dumps(values))
+    assert [type(each) for each in again] == [type(each) for each in values]
+    assert type(values[0]) is __main__.Net is again[-1]["deep"][0][0] and again[0].value() == 2 and again[1](2) == 4
+    assert type(again[2]) is Outer.Inner and again[3] is Outer.Inner.Innermost
+    assert again[4] is Color.RED and again[5] == Flag(3) and again[6] == Pair(1, 2) and isinstance(again[7], Bad)
+    assert again[8]() == 3 and again[9] is cached and again[10] is User
+    assert type(pickle.loads(pickle.dumps(far))[-1]) is Net and type(within[0]).__qualname__ == "Unsendable.Within"
+    class Net: pass
+    assert type(values[0]) is not Net and type(values[0]).__bases__ == (Base,)
+    print("good")
+    """
+    cell = textwrap.dedent(cell).replace("Outer.Inner", "__main__.Outer.Inner")
+    captured = capture("values, far, within\nclass Net: pass", notebook(FOUND_BY_NAME))
+    assert on_rank(captured.payload, cell, tmp_path) == "good\n"
+    rows = {each.name: each for each in captured.names}
+    assert (rows["Net"].via, rows["Net"].required, rows["Net"].travels) == ("values", False, "by value")
+    # An outer class that cannot travel costs only that pickle does not find what is inside it.
+    assert (rows["Unsendable"].travels, rows["Unsendable"].via) == ("cannot", "within")
+    assert rows["within"].travels == "by value"
+
+
+def test_what_ranks_hold_does_not_come_along() -> None:
+    """A warm gang's newer value of a name stays, whatever needs the name."""
+    namespace = notebook("class Net:\n    def f(self): return limit\nlimit = 1\nnet = Net()")
+    assert set(travelled("net", namespace)) >= {"net", "Net", "limit"}
+    assert not {"Net", "limit"} & set(travelled("net", namespace, held={"Net", "limit"}))
+
+
+def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
+    """Also under the name of an argument; what is not of the notebook is not bound."""
+    namespace = notebook(
+        "class Net: pass\ndef save(Net, m):\n    import pickle\n    return type(pickle.loads(pickle.dumps(m)))"
+    )
+    path = tmp_path / "payload"
+    path.write_bytes(pack_call(namespace["save"], {"Net": 1, "m": namespace["Net"]()}, namespace).payload)
+    code = f"""
+    import pathlib
+    from sparkring.packing import unpack_call
+    function, kwargs = unpack_call(pathlib.Path({str(path)!r}).read_bytes())
+    assert kwargs["Net"] == 1 and function(**kwargs) is Net and save is function and "m" not in globals()
+    """
+    environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, check=True)
+
+
+# ── Source lines ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def cell_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
+    """Runs a cell as ipykernel does: its lines are in linecache, and nowhere else."""
+
+    def run(source: str, filename: str = "/tmp/ipykernel_1/2.py", **values: Any) -> Namespace:
+        source = textwrap.dedent(source)
+        lines = source.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, filename, (len(source), None, lines, filename))
+        namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
+        exec(compile(source, filename, "exec", dont_inherit=True), namespace)
+        return namespace
+
+    return run
+
+
+def test_source_lines(cell_of_the_notebook: Callable[..., Namespace], tmp_path: Path) -> None:
+    """inspect and tracebacks find the lines of captured code; they travel once, and those of a library not at all."""
+    namespace = cell_of_the_notebook("""
+        import contextlib
+        def outer(x):
+            def inner():
+                return x / 0  # the fault
+            return inner
+        class Net:
+            def call(self):
+                if self:
+                    return 1
+        net, fault = Net(), outer(1)
+        @contextlib.contextmanager
+        def opened(): yield
+    """)
+    cell = """
+    import inspect, linecache, traceback
+    linecache.checkcache()
+    assert inspect.getsource(net.call).splitlines()[1] == "        if self:"
+    assert inspect.getsource(fault).startswith("    def inner():")
+    assert inspect.getsource(opened) == "@contextlib.contextmanager\\ndef opened(): yield\\n"
+    try:
+        fault()
+    except ZeroDivisionError:
+        assert "return x / 0  # the fault" in traceback.format_exc()
+    print("good")
+    """
+    payload = capture("net, fault, opened", namespace).payload
+    assert on_rank(payload, cell, tmp_path) == "good\n"
+    assert (payload.count(b"# the fault"), payload.count(b"# contextlib")) == (1, 0)
+    assert b"class AbstractContextManager" not in payload
+
+
+def test_the_lines_of_a_cell_full_of_data_stay(cell_of_the_notebook: Callable[..., Namespace]) -> None:
+    """A cell of some megabytes is not sent along with each function that it defines."""
+    namespace = cell_of_the_notebook(f"def f(): return 1\ntext = {'x' * source_lines.MOST_CHARS!r}")
+    assert len(capture("f", namespace).payload) < 10_000
+
+
+# ── Submodules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PACKAGE = {"__init__": "", "sub/__init__": "", "sub/deep": "x = 5", "other": "x = 6", "broken": "x = 7"}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "print(pack.sub.deep.x)",
+        "def f():\n    return [pack.sub.deep.x for _ in [1]]\nprint(*f())",
+        "print(reads())",
+        "print(Holder().value())",
+        "print(alias.deep.x)",
+        "try: pack.broken\nexcept AttributeError: print(5)",
+        "print(guarded())",
+    ],
+)
+def test_submodules(cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that attribute chains reach are imported on the rank; one that is missing there only matters when used."""
+    for name, source in PACKAGE.items():
+        path = tmp_path / f"pack/{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace = notebook("""
+        import pack.sub.deep, pack.other, pack.broken
+        import pack.sub as alias
+        def reads():
+            def inner(): return pack.sub.deep.x
+            return inner()
+        def guarded(): return 5 if True else pack.broken.x
+        class Holder:
+            def value(self): return pack.sub.deep.x
+    """)
+    payload = capture(cell, namespace).payload
+    (tmp_path / "pack/broken.py").write_text("raise OSError('a library is missing')")
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pack"]:
+        del sys.modules[name]
+    assert on_rank(payload, f"{cell}\nassert 'pack.other' not in sys.modules", tmp_path, start=start) == "5\n"
+
+
+# ── Names inside strings ─────────────────────────────────────────────────────────────────────────────────────────────
+
+# source, the notebook's names that it reads inside strings
+IN_STRINGS = {
+    "query": ("df.query('x > @a and y.str.contains(\"me@b\")')", "a"),
+    "query by keyword": ("df.query(expr='x > @a.limit')", "a"),
+    "frame's eval": ("df.eval('z = x + @a', inplace=True)", "a"),
+    "assigned": ("q = 'x > @a'\nq = q + ' and y < @b'\ndf.query(q)", "a b"),
+    "f-string": ("df.query(f'{col} > @a' + ' or @b')", "a b"),
+    "in a function": ("def f(): return df.query('@a')", "a"),
+    "held by the notebook": ("df.query(text)", "c"),
+    "eval": ("eval('a + [b for c in d]')", "a b d"),
+    "exec": ("exec('c = a\\nprint(c)')", "a print"),
+    "pandas.eval": ("import pandas as pd\npd.eval('a + @b')", "a b"),
+    "no code": ("eval('a +')\neval('\\0')", ""),
+    "format": ("'{a} {b.x[0]!r:>5} {0}'.format(1, **globals())", "a b 0"),
+    "format_map": ("'{a}'.format_map(vars())", "a"),
+    "percent": ("'%(a)05d %% %(b)s' % globals()", "a b"),
+    "template": ("Template('$a ${b} $$c').substitute(globals())", "a b"),
+    "keys": ("globals()['a'], globals().get('b', 0), 'c' in locals()", "a b c"),
+    "a model's eval": ("model.eval()\nprint('a b @a')", ""),
+    "texts that are only shown": ("'''a @a {a}'''\nprint('a', '{a}'.format(a=1), '%(a)s' % b, '$a')\nlog['a']", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IN_STRINGS)
+def test_names_in_strings(what: str) -> None:
+    """Strings that are read as code or filled in are looked through; others are not."""
+    source, expected = IN_STRINGS[what]
+    found = names_in_strings(ast.parse(source), {"text": "x > @c"})
+    assert {each.name for each in found} == set(expected.split())
+
+
+def test_names_in_strings_come_along(cell_of_the_notebook: Callable[..., Namespace]) -> None:
+    """Those of the cell and of its helpers; those that cannot travel stay behind, as do words in a docstring."""
+    namespace = cell_of_the_notebook(
+        '''
+        def helper(frame):
+            """What data and lock are for."""
+            return frame.query("x > @low and y < @lock")
+        def other(): return eval("data")
+        ''',
+        low=1, high=2, lock=threading.Lock(), data=bytes(10), df=None,
+    )  # fmt: skip
+    captured = capture("df.query('x < @high and y > @lock')\nhelper(df)", namespace)
+    assert {each.name: (each.required, each.via) for each in captured.names} == {
+        "df": (True, None), "helper": (True, None), "high": (False, None), "low": (False, "helper"),
+        "lock": (False, None),
+    }  # fmt: skip
+    assert [each.name for each in captured.left_out] == ["lock"]
+    rank: Namespace = {"__name__": "__main__"}
+    unpack_names(pack_call(namespace["helper"], {"frame": 1}, namespace).payload, rank)
+    assert rank["low"] == 1
+    assert not {"lock", "data"} & rank.keys()
 
 
 # ── What cannot travel ───────────────────────────────────────────────────────────────────────────────────────────────

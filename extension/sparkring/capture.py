@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import difflib
 import types
@@ -16,7 +17,9 @@ from sparkring.errors import CaptureError
 from sparkring.events import CapturedName
 from sparkring.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.packing import Packed, pack
-from sparkring.travel import Namespace, by_reference, ipython_names, type_name, walk
+from sparkring.string_names import MARKS, names_in_strings
+from sparkring.submodules import imported_submodules
+from sparkring.travel import Namespace, Problem, by_reference, ipython_names, type_name, walk
 
 LARGE_BYTES = 10 * 1024**2  # from here on a name is worth a warning
 
@@ -74,29 +77,40 @@ def capture(
     nowhere and for those that the cell needs and that cannot travel; all such names are in one error.
     """
     cell = names_read(source)
+    in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
     hidden = ipython_names(namespace, provided).union(reserved)
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
+    wanted |= {name: _Wanted(False, line) for name, line in in_strings if name not in wanted}
     wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
     used, written = _used_by(list(wanted), namespace)
     for name, via in used.items():
         if name not in hidden | IMPLICIT and name not in wanted:
             wanted[name] = _Wanted(wanted[via].required, via=via)
-    there = {name for name in wanted if name not in also and name in held}
-    wanted = {name: want for name, want in wanted.items() if name not in there}
+    modules = {name: namespace[name] for name in wanted}
+    submodules = imported_submodules(cell.chains, modules.get)
+
+    def stays(name: str) -> bool:
+        """Whether the notebook's value stays behind; functions would bring it along."""
+        return name in hidden or (name not in also and name in held)
+
+    wanted = {name: want for name, want in wanted.items() if not stays(name)}
     missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
     if not dry_run:
         _raise(missing)
 
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
-    hidden |= there  # functions would bring the notebook's along
-    packed = pack(values, namespace, hidden)
+    packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
     if rebound:  # helpers use them, but find there what the cell makes of them
+        hidden |= rebound
         values = {name: value for name, value in values.items() if name not in rebound}
-        packed = pack(values, namespace, hidden | rebound)
+        packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
 
-    rows = [_row(name, value, wanted[name], packed) for name, value in values.items()]
+    rows = [_row(name, value, wanted[name], packed.sizes.get(name), packed.problems.get(name))
+            for name, value in values.items()]  # fmt: skip
+    rows += [_row(name, namespace[name], _Wanted(False, via=each.via), each.size_bytes, each.problem)
+             for name, each in packed.along.items()]  # fmt: skip
     rows.sort(key=lambda row: (row.size_bytes is not None, -(row.size_bytes or 0), row.name))
     cannot = [row for row in rows if row.travels == "cannot" and not row.via]
     if not dry_run:
@@ -106,12 +120,13 @@ def capture(
     return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers)
 
 
-def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedName:
-    problem = packed.problems.get(name)
+def _row(
+    name: str, value: object, want: _Wanted, size_bytes: int | None, problem: Problem | None = None
+) -> CapturedName:
     return CapturedName(
         name=name,
         type_name=type_name(value),
-        size_bytes=packed.sizes.get(name),
+        size_bytes=size_bytes,
         travels="cannot" if problem else "by reference" if by_reference(value) else "by value",
         problem=problem.what if problem else None,
         advice=problem.advice if problem else None,
@@ -123,7 +138,8 @@ def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedNam
 def captured_call(function: object, kwargs: dict[str, Any], packed: Packed) -> tuple[CapturedName, ...]:
     """What pack_call() has packed: the function and its arguments."""
     values = (function, *kwargs.values())
-    return tuple(_row(name, value, _Wanted(True), packed) for name, value in zip(packed.sizes, values, strict=True))
+    sizes = packed.sizes.items()
+    return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], set[str]]:

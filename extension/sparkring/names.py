@@ -65,6 +65,23 @@ def global_names(code: types.CodeType) -> GlobalNames:
     return GlobalNames(reads, writes)
 
 
+_OUTER_NAMES = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
+                "LOAD_FROM_DICT_OR_DEREF"}  # fmt: skip
+
+
+def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
+    """Find what `a.b.c` in code and all code inside it starts from and reaches: `("a", "b", "c")`."""
+    found: set[tuple[str, ...]] = set()
+    chain: tuple[str, ...] = ()
+    for instruction, _ in instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+            chain = (*chain, instruction.argval)
+            found.add(chain)
+        elif instruction.opname != "EXTENDED_ARG":
+            chain = (instruction.argval,) if instruction.opname in _OUTER_NAMES else ()
+    return found.union(*(attribute_chains(each) for each in code.co_consts if isinstance(each, types.CodeType)))
+
+
 # ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -79,6 +96,7 @@ class CellNames:
     immediate: those of `required` that are read as the cell runs, not in a function, nor where a NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
+    chains: the attribute chains of its code, as attribute_chains() gives them.
     """
 
     required: dict[str, int]
@@ -86,6 +104,7 @@ class CellNames:
     immediate: dict[str, int]
     bound: frozenset[str]
     star_imports: bool
+    chains: frozenset[tuple[str, ...]]
 
 
 # Names bound by the time a statement is reached, whichever way it was reached; None where none leads to it.
@@ -114,7 +133,8 @@ def names_read(source: str, *, filename: str = "<cell>") -> CellNames:
     required = {name: line for name, line in reader.required.items() if name not in IMPLICIT}
     optional = {name: line for name, line in reader.optional.items() if name not in {*required, *IMPLICIT}}
     immediate = {name: line for name, line in reader.immediate.items() if name in required}
-    return CellNames(required, optional, immediate, frozenset(reader.bound - IMPLICIT), reader.unseen)
+    bound = frozenset(reader.bound - IMPLICIT)
+    return CellNames(required, optional, immediate, bound, reader.unseen, frozenset(reader.chains))
 
 
 class _Reader:
@@ -138,7 +158,9 @@ class _Reader:
         self.bodies: dict[str, dict[str, int]] = {}  # name of a function or class → what its code reads when it runs
         self.bound: set[str] = set()
         self.possible: set[str] = set()  # bound by some statement that may already have run
-        self._survey(self.compile(tree.body), top=True)
+        whole = self.compile(tree.body)
+        self.chains = attribute_chains(whole)
+        self._survey(whole, top=True)
 
     def _survey(self, code: types.CodeType, *, top: bool) -> None:
         """Note, before the walk, all that the cell binds, and what its functions read."""

@@ -1,28 +1,36 @@
 """Packs a notebook's values for the ranks, and loads them there.
 
 One pickler writes all values one after another, so what two names share they still share on the rank. Functions of
-the notebook arrive with the rank's own `__main__` as their globals, as they had the notebook's.
+the notebook arrive with the rank's own `__main__` as their globals, as they had the notebook's, and with their source
+lines. Its classes and functions that a value is made of get their names there, so that pickle finds them by name.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
+import collections
+import contextlib
 import functools
 import importlib
 import io
+import itertools
 import pickle
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
 from sparkring.channel import Buffer
 from sparkring.errors import CaptureError
-from sparkring.names import global_names
+from sparkring.names import attribute_chains, global_names
+from sparkring.source_lines import SourceLines, code_with_lines, source_text
+from sparkring.string_names import MARKS, StringName, names_in_strings
+from sparkring.submodules import Submodule, imported_submodules
 from sparkring.travel import (
     Kind,
     Namespace,
@@ -33,6 +41,7 @@ from sparkring.travel import (
     ipython_names,
     kind_of,
     kind_of_type,
+    name_in_main,
 )
 
 APART_BYTES = 1 << 20
@@ -56,14 +65,19 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace."""
+    """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace.
 
-    def __init__(self, stream: io.BytesIO, namespace: Namespace | None, hidden: Collection[str]) -> None:
+    `stays` tells of a name of the notebook whether functions go without it.
+    """
+
+    def __init__(self, stream: io.BytesIO, namespace: Namespace | None, stays: Callable[[str], bool]) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
-        self._namespace, self._hidden = namespace, hidden
+        self.met: set[str] = set()  # names of the notebook that what has been packed needs to have in `__main__`
+        self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
+        self._files: dict[str, _CodeFile] = {}
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = _RankNamespace()
@@ -84,6 +98,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._kinds[cls] = kind_of_type(cls)
         if self._kinds[cls] and (kind := kind_of(value)):
             raise Refused(kind)
+        if self._namespace is not None and (name := name_in_main(value, self._namespace)):
+            self.met.add(name)
+        if cls is types.CodeType and (file := self._files.get(value.co_filename)) and file.text:
+            return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
         if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
             return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
         if cls in (functools._lru_cache_wrapper, typing.NewType) and value.__module__ == "__main__":
@@ -93,53 +111,129 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
         if isinstance(value, types.FunctionType) and isinstance(reduced, tuple):
-            carried = reduced[2][1]["__globals__"]
-            # cloudpickle overlooks what the body of a class reads inside a function.
-            for name in global_names(value.__code__).reads:
-                if name in value.__globals__:
-                    carried[name] = value.__globals__[name]
-            if value.__globals__ is self._namespace:
-                for name in self._hidden:
-                    carried.pop(name, None)
+            self._complete(value, reduced[2][1])
+        elif issubclass(cls, type) and isinstance(reduced, tuple) and "." in value.__qualname__:
+            reduced[2][0]["__qualname__"] = value.__qualname__  # cloudpickle forgets what a class lies in
         return reduced
+
+    def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
+        """Give the state of a function that goes by value what cloudpickle overlooks, and take what stays."""
+        code, carried = function.__code__, state["__globals__"]
+        for name in global_names(code).reads:  # also what the body of a class reads inside a function
+            if name in function.__globals__:
+                carried[name] = function.__globals__[name]
+        submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
+        submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
+        # As these, since one that is missing on the rank must not keep the function from being loaded.
+        state["_cloudpickle_submodules"] = [Submodule(name) for name in sorted(submodules)]
+        if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
+            self._files[code.co_filename] = _CodeFile(code.co_filename)
+        if self._namespace is not None and function.__globals__ is self._namespace:
+            for name in [name for name in carried if self._stays(name)]:
+                del carried[name]
+            if code.co_filename in self._files:
+                self.met |= self._files[code.co_filename].names_in_strings(code, self._namespace)
+
+
+class _CodeFile:
+    """A cell, or a script, that functions of the notebook come from."""
+
+    def __init__(self, filename: str) -> None:
+        self.text = source_text(filename)
+        self.lines = SourceLines(filename, self.text)  # one object, so that it is written once
+        self._names: list[StringName] | None = None
+
+    def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
+        """The notebook's names in strings that `code` reads as code or fills in."""
+        if self._names is None:
+            self._names = []
+            if MARKS.search(self.text):
+                with contextlib.suppress(SyntaxError):  # a file that has changed since
+                    self._names = names_in_strings(ast.parse(self.text), namespace)
+        within = range(code.co_firstlineno, _last_line(code) + 1)
+        return {each.name for each in self._names if each.line in within and each.name in namespace}
+
+
+def _last_line(code: types.CodeType) -> int:
+    inner = (_last_line(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return max(code.co_firstlineno, *(line for _, _, line in code.co_lines() if line), *inner)
+
+
+class Along(NamedTuple):
+    """A value of the notebook that comes along, because the value called `via` needs it to be in `__main__`."""
+
+    via: str
+    size_bytes: int | None
+    problem: Problem | None  # why it stays behind, if it does: what needs it may do without
 
 
 @dataclass(frozen=True)
 class Packed:
     """`payload` holds the values that could be packed, `sizes` their bytes by name, `problems` says why of the rest.
 
-    `buffers` belong to the payload: the large ones among them, as they lie in memory.
+    `buffers` belong to the payload: the large ones among them, as they lie in memory. `along` are names beside those
+    of the values.
     """
 
     payload: bytes
     sizes: dict[str, int] = field(default_factory=dict)
     problems: dict[str, Problem] = field(default_factory=dict)
     buffers: tuple[memoryview, ...] = ()
+    along: dict[str, Along] = field(default_factory=dict)
 
 
-def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Collection[str] = ()) -> Packed:
-    """Pack `values` in their order, each sized by what it adds to those before it.
+def _none(name: str) -> bool:
+    return False
 
-    Functions whose globals are `namespace` get the rank's; those of its names that are `hidden` stay behind.
+
+def pack(
+    values: dict[str, Any],
+    namespace: Namespace | None = None,
+    stays: Callable[[str], bool] = _none,
+    *,
+    bound: Collection[str] = (),
+    submodules: Iterable[str] = (),
+) -> Packed:
+    """Pack `values` in their order, each sized by what it adds to those before it, and then what comes along.
+
+    Functions whose globals are `namespace` get the rank's; those of its names of which `stays` says so stay behind.
+    `bound` are the names that the rank's `__main__` will have anyway; `submodules` are imported on the rank.
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
+    along: dict[str, Along] = {}
     while True:
         stream, sizes = io.BytesIO(), dict[str, int]()
-        pickler = _Pickler(stream, namespace, hidden)
-        names = tuple(name for name in values if name not in problems)
-        pickler.dump(names)
-        for name in names:
+        pickler = _Pickler(stream, namespace, stays)
+        queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
+        along = {name: each for name, each in along.items() if each.problem}
+        known = {*bound, *along}
+        pickler.dump((len(queue), [Submodule(name) for name in sorted(submodules)]))
+        while queue:
+            name, value, via = queue.popleft()
             start, before = stream.tell(), len(pickler.buffers)
             try:
-                pickler.dump(values[name])
+                pickler.dump(name)
+                pickler.dump(value)
             except Exception as error:  # whatever the user's own __reduce__ raises
                 # The memo now points at bytes that were never written: begin again without this one.
-                problems[name] = diagnose(name, values[name], error, pickler.last)
+                problem = diagnose(name, value, error, pickler.last)
+                if via:
+                    along[name] = Along(via, None, problem)
+                else:
+                    problems[name] = problem
                 break
-            sizes[name] = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
+            size_bytes = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
+            if via:
+                along[name] = Along(via, size_bytes, None)
+            else:
+                sizes[name] = size_bytes
+            for met in sorted(pickler.met - known):
+                known.add(met)
+                if namespace is not None and not stays(met):
+                    queue.append((met, namespace[met], name))
         else:
-            return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers))
+            return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
 def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None) -> Packed:
@@ -151,7 +245,7 @@ def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: N
     hidden = ipython_names(namespace) if namespace is not None else frozenset()
     while name in kwargs:
         name += "()"  # a function may have an argument of its own name
-    packed = pack({name: function, **kwargs}, namespace, hidden)
+    packed = pack({name: function, **kwargs}, namespace, hidden.__contains__)
     if packed.problems:
         raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
     return packed
@@ -169,10 +263,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
+    """Yield the values that were packed, by name; put what comes along with them into `namespace`."""
     unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
-        for name in unpickler.load():
+        count, _ = unpickler.load()
+        for at in itertools.count():
+            try:
+                name = unpickler.load()
+            except EOFError:
+                break
             try:
                 value = unpickler.load()
             except Exception as error:  # whatever the value's class raises when it is rebuilt
@@ -181,7 +281,10 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
                     f"`{name}` arrived, but could not be loaded on this rank. {problem}. "
                     "What it is made of must be importable here too"
                 ) from error
-            yield name, value
+            if at < count:
+                yield name, value
+            else:
+                namespace[name] = value
     finally:
         namespace["__builtins__"] = own_builtins  # cloudpickle leaves its own there
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from sparkring import events, record, runs
-from sparkring.events import CodeFrame, Event, SourceLine
+from sparkring.events import Event
 from sparkring.record import RunRecord
 from sparkring.views import Quiet, View
 
@@ -25,8 +23,6 @@ class Recorder:
 
     def add(self, found: Iterable[Event]) -> None:
         for event in found:
-            if isinstance(event, events.RankFailed):
-                event = _with_source(event)
             if isinstance(event, events.TimelinePart):
                 self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
                 continue
@@ -59,17 +55,3 @@ class Recorder:
         self._show(self._view.close)
         runs.prune(slack=runs.SLACK)
         return self.record
-
-
-def _with_source(event: events.RankFailed) -> events.RankFailed:
-    """Add source lines that only the driver has: those of functions defined in other cells."""
-
-    def completed(frame: CodeFrame) -> CodeFrame:
-        if not frame.in_cell or frame.source:
-            return frame
-        near = range(max(1, frame.line - 2), frame.line + 3)
-        found = [SourceLine(n, linecache.getline(frame.filename, n).rstrip("\n")) for n in near]
-        return replace(frame, source=tuple(line for line in found if line.text or line.number == frame.line))
-
-    frames = tuple(completed(frame) for frame in event.failure.frames)
-    return replace(event, failure=replace(event.failure, frames=frames))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
+import functools
 import itertools
 import sys
 import types
+import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -74,6 +76,8 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # if it is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
+# What pickle writes as a module and a name.
+_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
 
@@ -115,6 +119,21 @@ def by_reference(value: object) -> bool:
     for part in str(getattr(value, "__qualname__", "")).split("."):
         found = getattr(found, part, None)
     return found is value and home != "__main__"
+
+
+def name_in_main(value: object, namespace: Namespace) -> str | None:
+    """Find the notebook's name that pickle, on a rank, finds a function or class of the notebook under.
+
+    Of a class inside another one, it is the outer one's. None if `value` is nothing that pickle looks up in `__main__`.
+    """
+    if not issubclass(type(value), _BY_NAME) or getattr(value, "__module__", None) != "__main__":
+        return None
+    root, *inner = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", "")).split(".")
+    found: object = namespace.get(root)
+    for part in inner:
+        found = vars(found).get(part) if isinstance(found, type) else None
+        found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+    return root if found is value else None
 
 
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:

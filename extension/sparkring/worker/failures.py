@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
+import types
 from typing import Any
 
+from sparkring import submodules
 from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, is_cell
 
 CONTEXT_LINES = 2
@@ -24,6 +27,10 @@ _ECHOES = (
     "Timed out waiting for clients",
     "Horovod has been shut down",
 )
+
+_NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
+_NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's
+_SCOPES = {"globals", "locals", "vars"}
 
 # pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
@@ -91,7 +98,7 @@ def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
         if in_cell:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
-                if text.strip():  # else another cell's, whose text the driver adds
+                if text.strip():
                     source.append({"number": number, "text": text.rstrip("\n")})
         found.append(
             {
@@ -128,11 +135,29 @@ def _advice(error: BaseException) -> str:
         return "A TFRecord file is damaged. Where tfrecords() reads it, `for batch in tfrecords(…): pass` names it."
     if isinstance(error, MemoryError):
         return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
-    if isinstance(error, NameError) and getattr(error, "name", None):
+    if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
+        name = f"{error.obj.__name__}.{error.name}"
+        if name in submodules.missing:
+            return f"The notebook has imported `{name}`, but this rank could not: {submodules.missing[name]}."
+    if unknown := _unknown_name(error):
         return (
-            f"`{error.name}` is not known on the ranks: define it in the cell or in the notebook, "
-            "or name it with --push."
+            f"`{unknown}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
         )
     if isinstance(error, ImportError) and "horovod" in str(error).lower():
         return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
+    return ""
+
+
+def _unknown_name(error: BaseException) -> str:
+    """The name that the rank's `__main__` would have to have; '' if the error is another one."""
+    if isinstance(error, NameError):
+        found = _NOT_DEFINED.search(str(error))  # pandas does not set its `name`
+        return error.name or (found[1] if found else "")
+    if isinstance(error, AttributeError) and (found := _NOT_IN_MAIN.search(str(error))):
+        return found[1]
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        mine = [frame for frame in frames if frame.f_globals.get("__name__") == "__main__"]
+        if mine and not _SCOPES.isdisjoint(mine[-1].f_code.co_names) and error.args[0].isidentifier():
+            return error.args[0]
     return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import linecache
 import os
 import queue
 import select
@@ -23,6 +22,7 @@ from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
+from sparkring.source_lines import keep_lines
 from sparkring.worker import collectives, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
@@ -208,7 +208,7 @@ def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
 
     Functions keep working after the cell, and tracebacks show its lines. `await` works at the top level.
     """
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    keep_lines(filename, source)
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     _execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)

@@ -1,0 +1,41 @@
+"""The source lines of a notebook's code, which no file on a rank holds.
+
+They travel with the code into the rank's `linecache`, under the file name that the code was compiled with. So
+`inspect.getsource`, AutoGraph and `torch.jit.script` find them there, and tracebacks show them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import types
+from collections.abc import Callable
+from typing import Any
+
+MOST_CHARS = 1_000_000  # a cell that is longer holds data, and goes without its lines
+
+
+def source_text(filename: str) -> str:
+    """Return the lines that code with this file name was compiled from; '' if they are not known, or too long."""
+    linecache.checkcache(filename)  # a script may have changed on disk
+    text = "".join(linecache.getlines(filename))
+    return text if len(text) <= MOST_CHARS else ""
+
+
+def keep_lines(filename: str, text: str) -> None:
+    """Put the lines of `filename` into linecache. They stay, since an entry without a time is compared with no file."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
+
+class SourceLines:
+    """The lines of one file name. Unpickling it puts them into linecache."""
+
+    def __init__(self, filename: str, text: str) -> None:
+        self._filename, self._text = filename, text
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str, str]]:
+        return keep_lines, (self._filename, self._text)
+
+
+def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
+    """Make a code object; `lines` stand before it in a pickle, so that they are there first."""
+    return make(*parts)

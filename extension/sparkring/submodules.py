@@ -1,0 +1,48 @@
+"""Submodules that the notebook has imported, and that code reaches through their package: `a.b.x` after `import a.b`.
+
+A module travels as its name, and importing a package does not import what lies in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterable
+
+missing: dict[str, str] = {}  # on a rank: submodules that could not be imported, and why
+
+
+def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[str], object]) -> set[str]:
+    """Find the submodules that attribute chains reach from those of their first names that are modules."""
+    found: set[str] = set()
+    for root, *attributes in chains:
+        module = value_of(root)
+        for attribute in attributes:
+            if not issubclass(type(module), types.ModuleType):
+                break
+            inside = vars(module)  # getattr() would have a lazily loaded module import something
+            name = f"{inside.get('__name__')}.{attribute}"
+            module = inside.get(attribute)
+            if module is not None and sys.modules.get(name) is module:
+                found.add(name)
+    return found
+
+
+class Submodule:
+    """A submodule to import where this is unpickled, if it is there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return import_submodule, (self._name,)
+
+
+def import_submodule(name: str) -> None:
+    """Import a submodule. If that fails, it only matters to code that uses it, which is told why in `missing`."""
+    try:
+        importlib.import_module(name)
+        missing.pop(name, None)
+    except Exception as error:  # whatever the module's own code raises
+        missing[name] = f"{type(error).__name__}: {error}"
