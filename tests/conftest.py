@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib.util
+import linecache
 import os
 import re
 import shutil
@@ -76,6 +78,24 @@ def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_
 def wait_until() -> Callable[..., Any]:
     """`wait_until(condition, what)`: see until()."""
     return until
+
+
+@pytest.fixture
+def notebook_cell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """`notebook_cell(source, **values)`: the namespace in which a cell has run as under ipykernel.
+
+    Its lines are in linecache, and in no file.
+    """
+
+    def run(source: str, filename: str = "/tmp/ipykernel_1/2.py", **values: Any) -> dict[str, Any]:
+        source = textwrap.dedent(source)
+        lines = source.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, filename, (len(source), None, lines, filename))
+        namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, **values}
+        exec(compile(source, filename, "exec", dont_inherit=True), namespace)
+        return namespace
+
+    return run
 
 
 # ── Nothing is left behind ────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import linecache
 import subprocess
 import sys
 import textwrap
@@ -803,24 +802,9 @@ def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
 # ── Source lines ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def cell_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
-    """Runs a cell as ipykernel does: its lines are in linecache, and nowhere else."""
-
-    def run(source: str, filename: str = "/tmp/ipykernel_1/2.py", **values: Any) -> Namespace:
-        source = textwrap.dedent(source)
-        lines = source.splitlines(keepends=True)
-        monkeypatch.setitem(linecache.cache, filename, (len(source), None, lines, filename))
-        namespace: Namespace = {"__name__": "__main__", "__builtins__": builtins, **values}
-        exec(compile(source, filename, "exec", dont_inherit=True), namespace)
-        return namespace
-
-    return run
-
-
-def test_source_lines(cell_of_the_notebook: Callable[..., Namespace], tmp_path: Path) -> None:
+def test_source_lines(notebook_cell: Callable[..., Namespace], tmp_path: Path) -> None:
     """inspect and tracebacks find the lines of captured code; they travel once, and those of a library not at all."""
-    namespace = cell_of_the_notebook("""
+    namespace = notebook_cell("""
         import contextlib
         def outer(x):
             def inner():
@@ -852,9 +836,9 @@ def test_source_lines(cell_of_the_notebook: Callable[..., Namespace], tmp_path: 
     assert b"class AbstractContextManager" not in payload
 
 
-def test_the_lines_of_a_cell_full_of_data_stay(cell_of_the_notebook: Callable[..., Namespace]) -> None:
+def test_the_lines_of_a_cell_full_of_data_stay(notebook_cell: Callable[..., Namespace]) -> None:
     """A cell of some megabytes is not sent along with each function that it defines."""
-    namespace = cell_of_the_notebook(f"def f(): return 1\ntext = {'x' * source_lines.MOST_CHARS!r}")
+    namespace = notebook_cell(f"def f(): return 1\ntext = {'x' * source_lines.MOST_CHARS!r}")
     assert len(capture("f", namespace).payload) < 10_000
 
 
@@ -933,9 +917,9 @@ def test_names_in_strings(what: str) -> None:
     assert {each.name for each in found} == set(expected.split())
 
 
-def test_names_in_strings_come_along(cell_of_the_notebook: Callable[..., Namespace]) -> None:
+def test_names_in_strings_come_along(notebook_cell: Callable[..., Namespace]) -> None:
     """Those of the cell and of its helpers; those that cannot travel stay behind, as do words in a docstring."""
-    namespace = cell_of_the_notebook(
+    namespace = notebook_cell(
         '''
         def helper(frame):
             """What data and lock are for."""

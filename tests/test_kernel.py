@@ -626,6 +626,37 @@ def test_the_result_of_a_function_run_from_the_notebook(kernel: Kernel) -> None:
     assert kernel.value("sparkring.HorovodRunner is HorovodRunner") == "True"
 
 
+def test_a_cell_gives_on_a_rank_what_it_gives_in_the_notebook(kernel: Kernel) -> None:
+    """What pickle, inspect, submodules and names in strings need is there, for the cell and for functions."""
+    kernel.run("""
+        import inspect, pickle, traceback, urllib.request
+        import pandas as pd
+
+        class Net:
+            def call(self, x):
+                return x / zero  # the fault
+        def large(frame): return frame.query("x > @limit").x.tolist()
+        net, zero, limit, scale = Net(), 0, 1, 10
+        frame = pd.DataFrame({"x": [1, 2, 3]})
+    """).done()
+    cell = """
+        again = pickle.loads(pickle.dumps([net, Net]))
+        try:
+            net.call(1)
+        except ZeroDivisionError:
+            shown = traceback.format_exc().splitlines()[-3].strip()
+        host = urllib.request.Request("http://host/").host
+        in_strings = large(frame), frame.eval("x * @scale").sum(), eval("scale + limit"), "{scale}".format(**globals())
+        repr([type(again[0]) is again[1] is type(net), inspect.getsource(net.call), shown, host, in_strings])
+    """
+    here = kernel.value(cell)
+    assert kernel.value(f"%%horovod\n{textwrap.dedent(cell)}") == f"rank 0: {here}"
+    assert "the fault" in here
+
+    error = kernel.run("%%horovod\npick = 'lim' + 'it'\nframe.query(f'x > @{pick}')").error
+    assert "`limit` is not known on the ranks: define it in the cell or in the notebook, or name it" in error.evalue
+
+
 def test_log_to_driver_prints_on_the_driver(kernel: Kernel) -> None:
     assert kernel.run("import sparkdl.horovod; sparkdl.horovod.log_to_driver('here')").done().printed == "here\n"
 

@@ -32,6 +32,7 @@ from sparkring.source_lines import SourceLines, code_with_lines, source_text
 from sparkring.string_names import MARKS, StringName, names_in_strings
 from sparkring.submodules import Submodule, imported_submodules
 from sparkring.travel import (
+    FOUND_BY_NAME,
     Kind,
     Namespace,
     Problem,
@@ -77,6 +78,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.met: set[str] = set()  # names of the notebook that what has been packed needs to have in `__main__`
         self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
+        self._found_by_name: set[type] = set()
         self._files: dict[str, _CodeFile] = {}
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
@@ -96,9 +98,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         cls = type(value)
         if cls not in self._kinds:
             self._kinds[cls] = kind_of_type(cls)
+            if self._namespace is not None and issubclass(cls, FOUND_BY_NAME):
+                self._found_by_name.add(cls)
         if self._kinds[cls] and (kind := kind_of(value)):
             raise Refused(kind)
-        if self._namespace is not None and (name := name_in_main(value, self._namespace)):
+        if cls in self._found_by_name and (name := name_in_main(value, self._namespace)):
             self.met.add(name)
         if cls is types.CodeType and (file := self._files.get(value.co_filename)) and file.text:
             return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
@@ -110,10 +114,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             return _cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
-        if isinstance(value, types.FunctionType) and isinstance(reduced, tuple):
-            self._complete(value, reduced[2][1])
-        elif issubclass(cls, type) and isinstance(reduced, tuple) and "." in value.__qualname__:
-            reduced[2][0]["__qualname__"] = value.__qualname__  # cloudpickle forgets what a class lies in
+        if isinstance(reduced, tuple):  # a function or a class that goes by value
+            if isinstance(value, types.FunctionType):
+                self._complete(value, reduced[2][1])
+            elif "." in value.__qualname__:
+                reduced[2][0]["__qualname__"] = value.__qualname__  # cloudpickle forgets what a class lies in
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:

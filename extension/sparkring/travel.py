@@ -77,7 +77,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
 # What pickle writes as a module and a name.
-_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
+FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
 
@@ -121,12 +121,12 @@ def by_reference(value: object) -> bool:
     return found is value and home != "__main__"
 
 
-def name_in_main(value: object, namespace: Namespace) -> str | None:
-    """Find the notebook's name that pickle, on a rank, finds a function or class of the notebook under.
+def name_in_main(value: object, namespace: Namespace | None) -> str | None:
+    """Find the name of the notebook under which pickle looks for `value`, which is of a type in FOUND_BY_NAME.
 
-    Of a class inside another one, it is the outer one's. None if `value` is nothing that pickle looks up in `__main__`.
+    For what is inside a class, it is the name of the outermost class. None if `value` is not there.
     """
-    if not issubclass(type(value), _BY_NAME) or getattr(value, "__module__", None) != "__main__":
+    if namespace is None or getattr(value, "__module__", None) != "__main__":
         return None
     root, *inner = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", "")).split(".")
     found: object = namespace.get(root)

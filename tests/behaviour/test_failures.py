@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import linecache
 import random
 import sys
 import time
@@ -109,17 +107,15 @@ def test_a_chain_of_exceptions(ring):
     assert "ValueError: no key" in (ring.view.record.ranks[0].tail or ring.view.record.ranks[1].tail)[-1].text
 
 
-def test_an_error_in_a_function_of_the_notebook(ring):
-    """The line of the other cell is shown, with its text, and where the cell called it."""
-    source = "def train(x):\n    y = x - 1\n    return 1 / y\n"
+def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
+    """The line of the other cell is shown, with its text, and where the cell called it; so does the traceback."""
     name = "<ipython-input-7-0123456789ab>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
-    exec(compile(source, name, "exec"), namespace)
-    text = str(failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace))
-    assert "line 3 of another cell, in train" in text
-    assert "→ 3      return 1 / y" in text
-    assert "called from cell line 3: train(a)" in text
+    namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
+    error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)
+    assert "line 3 of another cell, in train" in str(error)
+    assert "→ 3      return 1 / y  # slope" in str(error)
+    assert "called from cell line 3: train(a)" in str(error)
+    assert f'File "{name}", line 3, in train\n    return 1 / y  # slope\n' in error.record.failure.traceback
 
 
 def test_values_of_ranks_that_had_finished(ring):

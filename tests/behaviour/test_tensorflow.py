@@ -18,16 +18,30 @@ with strategy.scope():
     model.compile("sgd", "mse")
 x = np.random.default_rng(0).random((64, 4)).astype("float32")
 model.fit(x, x.sum(1), batch_size=16, epochs=2, verbose=0)
-[strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id, [w.tolist() for w in model.get_weights()]]
+
+@tf.function
+def halved(x):
+    if x > 1:
+        return x // 2
+    return magnitude(x)
+
+graphs = [*tf.data.Dataset.range(-1, 3).map(magnitude), halved(tf.constant(-8)), halved(tf.constant(8))]
+weights = [w.tolist() for w in model.get_weights()]
+[strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id, weights, [int(value) for value in graphs]]
 """
 
 
-def test_multi_worker_mirrored_strategy(ring):
-    """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal."""
-    first, second = ring.run(FIT, framework="tensorflow").values
+def test_multi_worker_mirrored_strategy(ring, notebook_cell):
+    """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal.
+
+    Functions of the notebook and of the cell become graphs, their branches too.
+    """
+    namespace = notebook_cell("def magnitude(x):\n    if x < 0:\n        x = -x\n    return x")
+    first, second = ring.run(FIT, framework="tensorflow", namespace=namespace).values
     assert (first[0], second[0]) == (2, 2)
     assert (first[1], second[1]) == (0, 1)
     assert first[2] == second[2]
+    assert first[3] == second[3] == [1, 0, 1, 2, 8, 4]
 
 
 SHARDS = """

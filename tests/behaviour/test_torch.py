@@ -20,16 +20,41 @@ for step in range(5):
     optimizer.step()
 total = torch.tensor(float(rank))
 dist.all_reduce(total)
+gathered = [None] * size
+dist.all_gather_object(gathered, net)
 dist.destroy_process_group()
-[total.item(), [p.detach().flatten().tolist() for p in model.parameters()], os.environ["LOCAL_RANK"]]
+file = io.BytesIO()
+torch.save(net, file)
+file.seek(0)
+nets = [*gathered, torch.load(file, weights_only=False)]
+scripted = torch.jit.script(net)
+[total.item(), [p.detach().flatten().tolist() for p in model.parameters()], os.environ["LOCAL_RANK"],
+ [type(each) is type(net) for each in nets], [scripted(torch.tensor([x])).item() for x in (-3.0, 3.0)]]
+"""
+
+NET = """
+import io
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        if bool(x.sum() > 0):
+            return x * 2
+        return x
+
+net = Net()
 """
 
 
-def test_distributed_data_parallel(ring):
-    """Ranks agree on the weights that they trained on different data, and an all_reduce sees every rank."""
-    first, second = ring.run(DDP, framework="torch").values
+def test_distributed_data_parallel(ring, notebook_cell):
+    """Ranks agree on the weights that they trained on different data, and an all_reduce sees every rank.
+
+    A model of the notebook's class can be gathered, saved, loaded and compiled there.
+    """
+    first, second = ring.run(DDP, framework="torch", namespace=notebook_cell(NET)).values
     assert first[0] == second[0] == 1.0
     assert first[1] == second[1]
+    assert first[3:] == second[3:] == [[True] * 3, [-3.0, 6.0]]
 
 
 def test_two_groups_one_after_another(local):

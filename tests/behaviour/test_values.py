@@ -66,6 +66,31 @@ data = np.arange(1000.0)
     assert result.values == [[3, 3, 499500.0, 4], [4, 3, 499500.0, 4]]
 
 
+def test_what_values_are_made_of_is_found_by_name(ring, notebook_cell):
+    """pickle finds the notebook's classes, inspect their lines; submodules and names in strings are there."""
+    namespace = notebook_cell("""
+        import logging.handlers
+        class Point:
+            def shifted(self): return eval("offset + 1")
+            def port(self): return logging.handlers.DEFAULT_TCP_LOGGING_PORT
+        point, offset, limit = Point(), 3, 4
+    """)
+    result = ring.run(
+        """
+        import inspect, pickle
+        again = pickle.loads(pickle.dumps([point]))[0]
+        same = type(again) is type(point)
+        ports = again.port(), logging.handlers.SYSLOG_UDP_PORT
+        same, again.shifted(), ports, inspect.getsource(again.port), "{limit}".format(**globals())
+        """,
+        namespace=namespace,
+    )
+    line = "    def port(self): return logging.handlers.DEFAULT_TCP_LOGGING_PORT\n"
+    assert result.values == [(True, 4, (9020, 514), line, "4")] * 2
+    told = {name.name: name.via for name in result.record.captured}
+    assert told == {"point": None, "logging": None, "limit": None, "Point": "point", "offset": "point"}
+
+
 def test_a_class_of_the_cell_comes_back(ring):
     """An object whose class exists only in the cell is rebuilt here."""
     assert ring.run("class Pair:\n    left = 7\nPair()").value.left == 7
