@@ -740,11 +740,12 @@ offset = 1
 @functools.lru_cache
 def cached(x): return x
 User = typing.NewType("User", int)
+Item = typing.TypeVar("Item")
 class Unsendable:
     lock = threading.Lock()
     class Within: pass
 values = [Net(1), Net.twice, Outer.Inner(), Outer.Inner.Innermost, Color.RED, Flag.A | Flag.B, Pair(1, 2), Bad("no"),
-          functools.partial(helper, 2), cached, User, {"deep": [(Net,)]}]
+          functools.partial(helper, 2), cached, User, Item, {"deep": [(Net,)]}]
 far = [*map(str, range(5000)), Net(2)]
 within = [Unsendable.Within()]
 """
@@ -759,7 +760,7 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
     assert type(values[0]) is __main__.Net is again[-1]["deep"][0][0] and again[0].value() == 2 and again[1](2) == 4
     assert type(again[2]) is Outer.Inner and again[3] is Outer.Inner.Innermost
     assert again[4] is Color.RED and again[5] == Flag(3) and again[6] == Pair(1, 2) and isinstance(again[7], Bad)
-    assert again[8]() == 3 and again[9] is cached and again[10] is User
+    assert again[8]() == 3 and again[9] is cached and again[10] is User and again[11] is Item
     assert type(pickle.loads(pickle.dumps(far))[-1]) is Net and type(within[0]).__qualname__ == "Unsendable.Within"
     class Net: pass
     assert type(values[0]) is not Net and type(values[0]).__bases__ == (Base,)

@@ -108,10 +108,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
         if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
             return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
-        if cls in (functools._lru_cache_wrapper, typing.NewType) and value.__module__ == "__main__":
+        if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
             # They pack themselves as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
+            if cls is typing.TypeVar:
+                return *self.dispatch_table[cls](value), {"__module__": "__main__"}
             return _cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
         if isinstance(reduced, tuple):  # a function or a class that goes by value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import sys
 import traceback
 import types
 from typing import Any
@@ -153,6 +154,8 @@ def _unknown_name(error: BaseException) -> str:
     if isinstance(error, NameError):
         found = _NOT_DEFINED.search(str(error))  # pandas does not set its `name`
         return error.name or (found[1] if found else "")
+    if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
+        return error.name or ""
     if isinstance(error, AttributeError) and (found := _NOT_IN_MAIN.search(str(error))):
         return found[1]
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
