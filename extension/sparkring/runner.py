@@ -207,7 +207,7 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
         buffers=packed.buffers,
         timeline=options.timeline,
     )
-    size_bytes = sum(packed.sizes.values())
+    size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
     code = _source_of(function)
     directory = _directory(options, code, kwargs.values())

@@ -132,6 +132,20 @@ def test_globals_of_a_held_function_that_change(shared_gang):
     assert shared_gang.values("rate()") == [0.75] * 3
 
 
+def test_the_class_of_what_is_sent(shared_gang):
+    """It has its name on the ranks, one object for all its instances, until the notebook or a cell defines it anew."""
+    gang = shared_gang
+    gang.define("class Thing:\n    version = 1\nfirst, second = Thing(), Thing()")
+    by_name = "import pickle\ntype(pickle.loads(pickle.dumps({0}))) is type({0}), {0}.version"
+    assert gang.values(by_name.format("first")) == [(True, 1)] * 3
+    assert gang.values("type(second) is type(first) is Thing, 'first' in globals()") == [(True, True)] * 3
+    gang.define("class Thing:\n    version = 2\nthird = Thing()")
+    assert gang.values(by_name.format("third")) == [(True, 2)] * 3
+    gang.values("class Thing:\n    version = 3\nmine = Thing()")
+    gang.define("fourth = Thing()")
+    assert gang.values("type(mine) is Thing, type(fourth) is Thing, fourth.version") == [(True, False, 2)] * 3
+
+
 def test_push_and_pull(shared_gang):
     """Push sends the notebook's value though the ranks' is newer; pull brings rank 0's, or the first's that run."""
     shared_gang.define("x = [1]")

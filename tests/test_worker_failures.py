@@ -1,0 +1,61 @@
+"""What a rank tells of an exception, beside where it was raised."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from sparkring import submodules
+from sparkring.worker.failures import as_failure
+
+# What code of the notebook raises, and the name that the ranks do not know.
+UNKNOWN = {
+    "a name": ("limit", "limit"),
+    "pandas": ("raise NameError(\"local variable 'limit' is not defined\")", "limit"),
+    "a key of globals()": ("globals()['limit']", "limit"),
+    "a key in a format": ("'{limit}'.format(**globals())", "limit"),
+    "a key in a template": ("import string\nstring.Template('$limit').substitute(globals())", "limit"),
+    "what pickle looks up": ("import pickle\npickle.loads(b'c__main__\\nNoSuchNet\\n.')", "NoSuchNet"),
+    "what pickle looks up in a class": (
+        "import pickle\npickle.loads(b'\\x80\\x04c__main__\\nNoNet.Part\\n.')",
+        "NoNet",
+    ),
+    "an attribute of __main__": ("import __main__\n__main__.no_such_limit", "no_such_limit"),
+    "another key": ("{}['limit']", ""),
+    "another attribute": ("import math\nmath.limit", ""),
+}
+
+
+@pytest.fixture
+def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """What is advised when code of a rank's `__main__` fails."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def run(source: str) -> str:
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            exec(compile(source, "<cell>", "exec"), vars(main))
+        return str(as_failure(raised.value)["advice"])
+
+    return run
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_name_that_the_ranks_do_not_know(what: str, advice: Callable[[str], str]) -> None:
+    """Its error names the way out, whoever looked for it; other errors are left as they are."""
+    source, name = UNKNOWN[what]
+    expected = f"`{name}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
+    assert advice(source) == (expected if name else "")
+
+
+def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) -> None:
+    """Why is told by the error of the code that uses it."""
+    try:
+        submodules.import_submodule("json.nowhere")
+        told = advice("import json\njson.nowhere.f()")
+    finally:
+        submodules.missing.clear()
+    assert told.startswith("The notebook has imported `json.nowhere`, but this rank could not: ModuleNotFoundError: No")
