@@ -904,7 +904,7 @@ IN_STRINGS = {
     "format_map": ("'{a}'.format_map(vars())", "a"),
     "percent": ("'%(a)05d %% %(b)s' % globals()", "a b"),
     "template": ("Template('$a ${b} $$c').substitute(globals())", "a b"),
-    "keys": ("globals()['a'], globals().get('b', 0), 'c' in locals()", "a b c"),
+    "keys": ("globals()['a'], globals().get('b', 0), 'c' in locals(), globals()['__builtins__']", "a b c"),
     "a model's eval": ("model.eval()\nprint('a b @a')", ""),
     "texts that are only shown": ("'''a @a {a}'''\nprint('a', '{a}'.format(a=1), '%(a)s' % b, '$a')\nlog['a']", ""),
 }  # fmt: skip

@@ -124,7 +124,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
-        """Give the state of a function that goes by value what cloudpickle overlooks, and take what stays."""
+        """Add to the state of a function that goes by value what cloudpickle overlooks, and remove what stays."""
         code, carried = function.__code__, state["__globals__"]
         for name in global_names(code).reads:  # also what the body of a class reads inside a function
             if name in function.__globals__:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sparkring.names import names_read
+from sparkring.names import IMPLICIT, names_read
 
 MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these has no such strings
 
@@ -56,7 +56,8 @@ class _Strings:
     def find(self) -> Iterator[StringName]:
         for node in self.nodes:
             for name in self.at(node):
-                yield StringName(name, getattr(node, "lineno", 0))
+                if name not in IMPLICIT:
+                    yield StringName(name, getattr(node, "lineno", 0))
 
     def at(self, node: ast.AST) -> Iterable[str]:
         """The names in the strings that a node uses."""
