@@ -113,7 +113,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             if cls is typing.TypeVar:
-                return *self.dispatch_table[cls](value), {"__module__": "__main__"}
+                return *self.dispatch_table[cls](value), (None, {"__module__": "__main__"})
             return _cached, (value.__wrapped__, value.cache_parameters())
         reduced = super().reducer_override(value)
         if isinstance(reduced, tuple):  # a function or a class that goes by value
