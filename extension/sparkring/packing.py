@@ -23,6 +23,9 @@ import cloudpickle
 from sparkring.channel import Buffer
 from sparkring.errors import CaptureError
 from sparkring.names import global_names
+from sparkring.reducers import reducers_for
+from sparkring.reducers.base import Reducer
+from sparkring.reducers.memory import Block, Memory
 from sparkring.travel import (
     Kind,
     Namespace,
@@ -55,15 +58,27 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
     return cached
 
 
+class _Cell:
+    """Stands for the cell of a closure in a pickle, empty: so the functions that share it share it on the rank."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return types.CellType, ()
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace."""
 
-    def __init__(self, stream: io.BytesIO, namespace: Namespace | None, hidden: Collection[str]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, namespace: Namespace | None, hidden: Collection[str], memory: Memory
+    ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
         self._namespace, self._hidden = namespace, hidden
         self._kinds: dict[type, Kind | None] = {}
+        self._memory = memory
+        self._reducers: dict[type, tuple[Reducer, ...]] = {}
+        self._cells: dict[int, _Cell] = {}  # by the id of the cell that each stands for
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = _RankNamespace()
@@ -91,6 +106,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             return _cached, (value.__wrapped__, value.cache_parameters())
+        if cls not in self._reducers:
+            self._reducers[cls] = (self._memory.reduce,) if Memory.is_array(cls) else reducers_for(cls)
+        for reducer in self._reducers[cls]:
+            if (reduced := reducer(value)) is not None:
+                return reduced
         reduced = super().reducer_override(value)
         if isinstance(value, types.FunctionType) and isinstance(reduced, tuple):
             carried = reduced[2][1]["__globals__"]
@@ -101,6 +121,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if value.__globals__ is self._namespace:
                 for name in self._hidden:
                     carried.pop(name, None)
+            if value.__closure__:  # cloudpickle gives each function cells of its own, and fills them afterwards
+                made, (*arguments, _), *state = reduced
+                cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
+                reduced = made, (*arguments, cells), *state
         return reduced
 
 
@@ -124,9 +148,11 @@ def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Col
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
+    blocks: tuple[Block, ...] = ()
     while True:
         stream, sizes = io.BytesIO(), dict[str, int]()
-        pickler = _Pickler(stream, namespace, hidden)
+        memory = Memory(blocks)
+        pickler = _Pickler(stream, namespace, hidden, memory)
         names = tuple(name for name in values if name not in problems)
         pickler.dump(names)
         for name in names:
@@ -139,6 +165,9 @@ def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Col
                 break
             sizes[name] = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
         else:
+            if shared := memory.shared():
+                blocks += shared
+                continue  # pack the arrays as views of these
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers))
 
 
