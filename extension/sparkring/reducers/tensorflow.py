@@ -20,8 +20,7 @@ from typing import Any
 from sparkring.reducers.base import Reduced, Reducer
 from sparkring.travel import Kind, Refused, by_reference, walk
 
-_THEIRS = ("keras", "tf_keras", "tensorflow")
-_SEARCHED = 20_000  # objects of a model among which its classes and functions are searched for
+_SEARCHED = 200  # objects of an attribute of a layer, among which classes and functions are searched for
 
 
 def reducer_for(cls: type) -> Reducer | None:
@@ -90,7 +89,7 @@ def _keras(cls: type) -> Any:
 def _function(function: Any) -> Reduced:
     """Pack what was decorated, to be traced on the rank when it is first called there."""
     original = function.python_function
-    bound = getattr(original, "__wrapped__", None)
+    bound = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
         # A method of an object: TensorFlow makes it from the class's when it is asked for.
         return getattr, (bound.__self__.target, bound.__func__.__name__)
@@ -142,7 +141,8 @@ def _model(model: Any) -> Reduced:
     name = type(model).__name__
     try:
         custom = _custom_objects(model, keras)
-        config = model.get_config()
+        with _named(custom):
+            config = model.get_config()
         _name_lambdas(config, {layer.name: layer for layer in model._flatten_layers()}, custom)
         recipe = (type(model), config, model.get_build_config() if model.built else None, custom, keras.__name__)
         weights = model.get_weights() if model.built else []
@@ -187,14 +187,32 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 def _custom_objects(model: Any, keras: Any) -> dict[str, Any]:
     """The classes and functions of a model that are not Keras' own, by the names that its configuration has for them."""
-    layers = list(model._flatten_layers())
+    parts = [part for layer in model._flatten_layers() for part in (type(layer), *vars(layer).values())]
     found: dict[str, Any] = {}
-    for step in walk([layers, [vars(layer) for layer in layers]], limit=_SEARCHED):
-        value = step.value
+    for value in (step.value for part in parts if not _is_theirs(type(part)) for step in walk(part, limit=_SEARCHED)):
         is_code = isinstance(value, (type, types.FunctionType))
-        if is_code and not by_reference(value) and value.__module__.partition(".")[0] not in _THEIRS:
-            found.setdefault(keras.utils.get_registered_name(value), value)
+        if is_code and not by_reference(value) and not _is_theirs(value):
+            name = keras.utils.get_registered_name(value)
+            found.setdefault(f"lambda {len(found)}" if name == "<lambda>" else name, value)
     return found
+
+
+def _is_theirs(value: Any) -> bool:
+    root = value.__module__.partition(".")[0]
+    return root in ("keras", "tf_keras", "tensorflow") or (root in sys.stdlib_module_names and root != "builtins")
+
+
+@contextmanager
+def _named(custom: dict[str, Any]) -> Iterator[None]:
+    """Give lambdas the names that they have in `custom`: Keras' configurations name functions."""
+    lambdas = {name: value for name, value in custom.items() if value.__name__ == "<lambda>"}
+    try:
+        for name, value in lambdas.items():
+            value.__name__ = name
+        yield
+    finally:
+        for value in lambdas.values():
+            value.__name__ = "<lambda>"
 
 
 def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
@@ -286,6 +304,8 @@ def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
 def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> None:
     if variables:
         layer.load_own_variables(variables)
+        if hasattr(layer, "bin_boundaries"):
+            layer.finalize_state()  # unlike other layers, Discretization does not call it
     if files:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
@@ -296,6 +316,8 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
 def _optimizer(optimizer: Any) -> Reduced:
     found = optimizer.variables
     values = [variable.numpy() for variable in (found() if callable(found) else found)]
+    if not getattr(optimizer, "_built", isinstance(found, types.MethodType)):
+        values = values[:1]
     return _optimizer_of, (type(optimizer), optimizer.get_config()), values, None, None, _give_variables
 
 
@@ -318,4 +340,5 @@ def _give_variables(optimizer: Any, values: list[Any]) -> None:
 
     if values:
         optimizer.iterations.assign(values[0])
+    if len(values) > 1:
         object.__setattr__(optimizer, name, make_and_assign)
