@@ -19,7 +19,7 @@ def names_in_hints_of(value: object) -> set[str]:
 
 
 def names_in_hints(source: str) -> set[str]:
-    """The names in the annotations of a cell, if it has `from __future__ import annotations`; and in those in quotes."""
+    """The names in those annotations of a cell that are text: all under `from __future__ import annotations`."""
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sparkring.reducers import torch
 from sparkring.reducers.base import Layout, Reduced
 
-_ALIGNMENT = 16  # of all that is allocated; torch wants an offset that is a multiple of the size of an element
+_ALIGNMENT = 16  # of blocks: torch wants an offset that is a multiple of the size of an element
 _EFFORT = 10_000  # how long NumPy searches for a common element of two arrays, before it is assumed that there is one
 
 
@@ -22,7 +22,7 @@ class Block:
     """The bytes between two addresses, in the memory of `owner`."""
 
     def __init__(self, start: int, end: int, owner: object) -> None:
-        start -= start % _ALIGNMENT  # that is the same allocation
+        start -= start % _ALIGNMENT  # a page of memory starts at a multiple of it, so what is before can be read
         self.start, self.end = start, end
         # An array, which unlike a memoryview or one of ctypes' is safe from the garbage collector while it is read.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
@@ -152,6 +152,6 @@ def _view(
 ) -> Any:
     import numpy
 
-    array = numpy.ndarray(shape, dtype, block, offset, strides)
+    array: Any = numpy.ndarray(shape, dtype, block, offset, strides)
     array.flags.writeable = writeable
     return array

@@ -89,10 +89,11 @@ def _keras(cls: type) -> Any:
 def _function(function: Any) -> Reduced:
     """Pack what was decorated, to be traced on the rank when it is first called there."""
     original = function.python_function
-    bound = getattr(original, "__original_wrapped__", None)
+    bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
         # A method of an object: TensorFlow makes it from the class's when it is asked for.
-        return getattr, (bound.__self__.target, bound.__func__.__name__)
+        target: Any = bound.__self__
+        return getattr, (target.target, bound.__func__.__name__)
     options = {
         "input_signature": function.input_signature,
         "autograph": function._autograph,
@@ -186,7 +187,7 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 
 def _custom_objects(model: Any, keras: Any) -> dict[str, Any]:
-    """The classes and functions of a model that are not Keras' own, by the names that its configuration has for them."""
+    """The classes and functions of a model that are not Keras' own, by their names in its configuration."""
     parts = [part for layer in model._flatten_layers() for part in (type(layer), *vars(layer).values())]
     found: dict[str, Any] = {}
     for value in (step.value for part in parts if not _is_theirs(type(part)) for step in walk(part, limit=_SEARCHED)):
@@ -254,7 +255,7 @@ def _same_random_numbers(keras: Any) -> Iterator[None]:
     backend = sys.modules.get(f"{keras.__name__}.src.backend")
     seeds = getattr(getattr(backend, "_SEED_GENERATOR", None), "generator", None)
     context = sys.modules["tensorflow.python.eager.context"].context()
-    drawing = (random._inst, seeds, getattr(context, "_rng", None))  # type: ignore[attr-defined]
+    drawing = (random._inst, seeds, getattr(context, "_rng", None))
     generators = [generator for generator in drawing if generator is not None]
     states = [generator.getstate() for generator in generators]
     try:

@@ -5,9 +5,12 @@ Nothing here imports torch before it is needed: whoever has such an object has i
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import types
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from sparkring.reducers.base import Layout, Reduced, Reducer
@@ -38,7 +41,7 @@ def reducer_for(cls: type) -> Reducer | None:
 
 def tensor_types() -> tuple[type, ...]:
     """The types of plain tensors, if torch has been imported."""
-    nn = sys.modules.get("torch.nn")
+    nn: Any = sys.modules.get("torch.nn")
     return (sys.modules["torch"].Tensor, nn.Parameter) if hasattr(nn, "Parameter") else ()
 
 
@@ -143,11 +146,21 @@ def _uncompiled(original: Any) -> Any:
 
 def _scripted(value: Any) -> Reduced:
     buffer = io.BytesIO()
-    sys.modules["torch"].jit.save(value, buffer)
+    with _without_advice():
+        sys.modules["torch"].jit.save(value, buffer)
     return _script, (buffer.getvalue(),)
 
 
 def _script(saved: bytes) -> Any:
     import torch
 
-    return torch.jit.load(io.BytesIO(saved), map_location="cpu")
+    with _without_advice():
+        return torch.jit.load(io.BytesIO(saved), map_location="cpu")
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """That torch.jit is deprecated was said when the user called it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -40,7 +40,7 @@ class _Finder:
         spec = PathFinder.find_spec(fullname, path) if fullname == _SPAWN else None
         if spec is None or spec.loader is None:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         execute = spec.loader.exec_module
 
         def execute_and_install(module: types.ModuleType) -> None:
