@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import random
 import subprocess
 import sys
 import textwrap
@@ -939,6 +940,277 @@ def test_names_in_strings_come_along(notebook_cell: Callable[..., Namespace]) ->
     unpack_names(pack_call(namespace["helper"], {"frame": 1}, namespace).payload, rank)
     assert rank["low"] == 1
     assert not {"lock", "data"} & rank.keys()
+
+
+# ── What pickle loses, or cannot do ──────────────────────────────────────────────────────────────────────────────────
+
+PECULIAR = """
+from __future__ import annotations
+import dataclasses, functools, textwrap, typing
+
+def counter():
+    n = 0
+    def up():
+        nonlocal n
+        n += 1
+        return again(2)
+    def get(): return n
+    def again(k): return k if k == 0 else again(k - 1)
+    return up, get
+up, get = counter()
+
+class Hinted: pass
+@dataclasses.dataclass
+class Config:
+    hinted: Hinted
+    more: list[Config]
+def configured(c: Config) -> typing.Optional[Hinted]: ...
+
+class Circle:
+    def __init__(self): self.reads = 0
+    @functools.cached_property
+    def area(self):
+        self.reads += 1
+        return 3
+circle = Circle()
+
+@functools.singledispatch
+def kind(x): return "anything"
+@kind.register
+def _(x: Circle): return "circle, not " + kind(1)
+@kind.register(int)
+def _(x): return "number"
+
+class Keyed:
+    def __init__(self): self.items = {"a": 1}
+    def __getattr__(self, name): return self.items[name]
+class Attributes(dict):
+    def __getattr__(self, name): return self[name]
+class Slotted:
+    __slots__ = ("a", "b")
+    def __getattr__(self, name): return self.b
+keyed, attributes, slotted = Keyed(), Attributes(a=1), Slotted()
+attributes["b"], slotted.a = attributes, 1
+"""
+
+
+def test_what_pickle_loses(tmp_path: Path) -> None:
+    """Shared variables of closures, cached properties, dispatch by type, `__getattr__` without a guard, and hints."""
+    cell = """
+    assert up() == 0 and up() == 0 and get() == 2
+    assert circle.area + circle.area == 6 and circle.reads == 1
+    assert (kind(circle), kind(1), kind("")) == ("circle, not number", "number", "anything")
+    assert keyed.a == attributes.a == slotted.a == 1 and attributes.b is attributes
+    import typing
+    assert typing.get_type_hints(Config) == {"hinted": Hinted, "more": list[Config]}
+    assert typing.get_type_hints(configured) == {"c": Config, "return": typing.Optional[Hinted]}
+    print("good")
+    """
+    # The namespace that type hints are looked up in is the cell's: `Hinted` comes through `Config` alone.
+    captured = capture(textwrap.dedent(cell.replace("Hinted", "object")), notebook(PECULIAR))
+    assert ("Hinted", "Config") in {(each.name, each.via) for each in captured.names}
+    assert on_rank(captured.payload, cell, tmp_path) == "good\n"
+
+
+def test_hints_of_the_cell() -> None:
+    """Names in annotations that are text are taken along, and the cell does without those that cannot travel."""
+    namespace = notebook("class A: pass\nclass B: pass", lock=threading.Lock())
+    assert travelled("def f(a: 'list[A]', l: 'lock'): ...", namespace).keys() >= {"A"}
+    assert travelled("from __future__ import annotations\ndef f(a: A) -> B: ...", namespace).keys() >= {"A", "B"}
+
+
+def test_implementations_added_to_an_imported_dispatcher() -> None:
+    """A `singledispatch` function of a module is imported on the rank, and gets what the notebook has added to it."""
+    import pkgutil
+
+    dispatcher = pkgutil.iter_importer_modules
+    namespace = notebook("class A: pass\nd.register(A, lambda a, prefix='': 'of A')", d=dispatcher)
+    rank = travelled("d, A", namespace)
+    assert rank["d"] is dispatcher
+    assert rank["d"](rank["A"]()) == "of A"
+
+
+ARRAYS = """
+import numpy as np
+base = np.arange(100.0)
+part, turned, stepped = base[10:20], base.reshape(10, 10).T, base[::-7]
+fixed = base[:3]
+fixed.flags.writeable = False
+table = np.arange(3_000.0).reshape(3, 1000)
+first, last = table[:, 0], table[:, 999]
+"""
+
+
+def test_arrays_that_share_memory() -> None:
+    """Views share it on the rank, whatever their order; columns that have nothing in common bring no table along."""
+    pytest.importorskip("numpy")
+    namespace = notebook(ARRAYS)
+    rank = travelled("stepped, turned, fixed, part, base", namespace)
+    for name in ("base", "part", "turned", "stepped", "fixed"):
+        assert (rank[name] == namespace[name]).all()
+        assert rank[name].flags.writeable == (name != "fixed")
+    rank["base"][:] = 7
+    assert all((rank[name] == 7).all() for name in ("part", "turned", "stepped", "fixed"))
+    assert namespace["base"][1] == 1
+    columns = capture("first, last", namespace)
+    assert len(columns.payload) < 2_000
+    assert (travelled("first, last", namespace)["last"] == namespace["last"]).all()
+
+
+TENSORS = """
+import torch
+base = torch.arange(12.0)
+part, array, columns = base[2:5], base.numpy(), torch.arange(12).reshape(3, 4)[:, 1:3]
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+model[1].weight = model[0].weight
+model(torch.ones(1, 2)).sum().backward()
+model[0].bias.label = "bias of 0"
+state = model.state_dict()
+half, empty, scalar = torch.ones(3, dtype=torch.bfloat16), torch.empty(0), torch.tensor(3)
+leaf = torch.ones(2, requires_grad=True)
+
+@torch.compile(backend="eager", fullgraph=True)
+def step(x): return compiled(x) + offset
+offset = 1
+compiled = torch.compile(model, backend="eager")
+scripted = torch.jit.script(torch.nn.Linear(2, 2))
+step(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_tensors_and_compiled_functions() -> None:
+    """Tensors keep their gradients and what they share; what was compiled is compiled anew."""
+    torch = pytest.importorskip("torch")
+    namespace = notebook(TENSORS)
+    cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, step, compiled, scripted"
+    rank = travelled(cell, namespace)
+    for name in ("base", "part", "columns", "half", "empty", "scalar", "leaf"):
+        assert torch.equal(rank[name], namespace[name])
+        assert rank[name].requires_grad == (name == "leaf")
+    model = rank["model"]
+    assert torch.equal(model[0].weight.grad, namespace["model"][0].weight.grad)
+    assert model[1].weight is model[0].weight
+    assert model[0].bias.label == "bias of 0"
+    assert rank["compiled"]._orig_mod is model
+    x = torch.ones(1, 2)
+    assert torch.equal(rank["step"](x), namespace["step"](x))
+    assert torch.equal(rank["scripted"](x), namespace["scripted"](x))
+    with torch.no_grad():
+        rank["base"].fill_(7)
+        model[0].weight.fill_(7)
+    assert (rank["part"] == 7).all()
+    assert (rank["array"] == 7).all()
+    assert (rank["state"]["0.weight"] == 7).all()
+    assert namespace["base"][0] == 0
+
+
+KERAS = """
+import numpy as np, tensorflow as tf
+from tensorflow import keras
+from keras import layers
+
+by = 2.0
+class Scale(layers.Layer):
+    def __init__(self, power, **options):
+        super().__init__(**options)
+        self.power = power
+    def build(self, shape): self.scale = self.add_weight(name="scale", shape=shape[-1:], initializer="random_normal")
+    def call(self, x): return x * self.scale * by ** self.power
+class Net(keras.Model):
+    def __init__(self, units=3):
+        super().__init__()
+        self.inner, self.parts = layers.Dense(units, activation=bent), [layers.Dense(2)]
+    def call(self, x): return self.parts[0](self.inner(x))
+def bent(x): return x * by
+def loss(truth, found): return tf.reduce_mean((truth - found) ** 2) * by
+x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+lambdas = [layers.Lambda(lambda x: x * by), layers.Dense(1, activation=lambda x: x - by)]
+model = keras.Sequential([layers.Input((3,)), Scale(2), *lambdas])
+optimizer = keras.optimizers.Adam(0.01)
+model.compile(optimizer, loss, metrics=["mae"])
+model.fit(x, y, verbose=0)
+net, untouched, layer = Net(5), Net(), model.layers[0]
+net(x)
+
+normalization, vectorization = layers.Normalization(), layers.TextVectorization()
+discretization = layers.Discretization(num_bins=3)
+normalization.adapt(np.arange(30.0).reshape(10, 3))
+vectorization.adapt(["a b", "c"])
+discretization.adapt(np.arange(10.0))
+text = keras.Input((1,), dtype=tf.string)
+embedding = keras.Model(text, layers.Embedding(10, 2)(vectorization(text)))
+trained = keras.optimizers.legacy.Adam(0.1)
+weight = tf.Variable([1.0, 2.0])
+trained.apply_gradients([(tf.ones(2), weight)])
+
+class Stepper(tf.Module):
+    def __init__(self): self.state = tf.Variable(1.0)
+    @tf.function
+    def step(self, x): return x + self.state
+@tf.function(input_signature=[tf.TensorSpec([None])])
+def doubled(x): return x * weight[0] * by
+stepper = Stepper()
+step = stepper.step
+step(1.0), doubled(tf.ones(2))
+dataset = tf.data.Dataset.range(10).map(lambda x: x * 2).shuffle(3, seed=1).batch(4)
+words = tf.data.Dataset.from_tensor_slices(["a c"]).batch(1).map(vectorization)
+
+def results():
+    return [
+        model(x), net(x), layer(x), normalization(x), vectorization(["a c"]), discretization([[4.0]]),
+        embedding(tf.constant([["a c"]])), step(1.0), doubled(tf.ones(2)), *dataset.map(tf.reduce_max), *words,
+        [int(optimizer.iterations), *optimizer.variables[2:]][0], int(trained.iterations),
+    ]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:
+    """Models of the notebook's classes, losses and lambdas, adapted layers, `tf.function` and datasets arrive."""
+    pytest.importorskip("tensorflow")
+    namespace = watch.except_for(lambda: notebook(KERAS))  # TensorFlow leaves a file open
+    cell = """
+    results()
+    assert model.optimizer is optimizer and model.loss is loss and type(net) is Net and untouched(x).shape == (4, 2)
+    momentum = optimizer.variables[2].numpy()
+    model.fit(x, y, verbose=0)
+    stepper.state.assign(5.0)
+    assert int(optimizer.iterations) == 2 and momentum.any() and float(step(1.0)) == 6.0
+    """
+    drawn = random.getstate()
+    captured = capture(textwrap.dedent(cell), namespace)
+    assert random.getstate() == drawn
+    printing = "\nimport numpy as np\nprint([np.asarray(each).tolist() for each in found])"
+    found = on_rank(captured.payload, f"found = results(){textwrap.dedent(cell)}{printing}", tmp_path)
+    there = [namespace["np"].asarray(each).tolist() for each in namespace["results"]()]
+    assert found.splitlines()[-1] == repr(there)
+
+
+# What the notebook runs, and what is said of its `x`.
+NOT_FROM_TENSORFLOW = {
+    "model": ("class Net(keras.Model):\n    def __init__(self, f): super().__init__()\nx = Net(len)",
+              "`x` is a Keras model, `Net`, that cannot be made again from its configuration ("),
+    "dataset": ("x = tf.data.Dataset.from_generator(lambda: [1], output_types=tf.int32)",
+                "`x` is a tf.data.Dataset that depends on this process (PyFunc is stateful); make it in the cell, or"),
+    "iterator": ("x = [iter(tf.data.Dataset.range(3))]", "`x[0]` is an iterator over a dataset; call `iter()` on"),
+    "concrete function": ("x = tf.function(abs).get_concrete_function(1)", "`x` is a concrete function, which is"),
+    "strategy": ("x = tf.distribute.get_strategy()", "`x` is a tf.distribute strategy; make it in the cell"),
+    "table": ("x = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(['a'], [1]), 0)",
+              "`x` is a tf.lookup table; make it in the cell"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)
+def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
+    """They are refused before the launch, with what to do."""
+    pytest.importorskip("tensorflow")
+    source, expected = NOT_FROM_TENSORFLOW[what]
+    assert expected in str(error("x", notebook(f"import tensorflow as tf\nfrom tensorflow import keras\n{source}")))
 
 
 # ── What cannot travel ───────────────────────────────────────────────────────────────────────────────────────────────

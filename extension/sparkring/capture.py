@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from sparkring.errors import CaptureError
 from sparkring.events import CapturedName
+from sparkring.hints import names_in_hints, names_in_hints_of
 from sparkring.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.packing import Packed, pack
 from sparkring.string_names import MARKS, names_in_strings
@@ -83,10 +84,12 @@ def capture(
     wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
     wanted |= {name: _Wanted(False, line) for name, line in in_strings if name not in wanted}
     wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
-    used, written = _used_by(list(wanted), namespace)
-    for name, via in used.items():
-        if name not in hidden | IMPLICIT and name not in wanted:
-            wanted[name] = _Wanted(wanted[via].required, via=via)
+    may_want = {name: _Wanted(False) for name in names_in_hints(source) if name in namespace and name not in hidden}
+    wanted = may_want | wanted
+    used, hints, written = _used_by(list(wanted), namespace)
+    for name, via in [*hints.items(), *used.items()]:
+        if name not in hidden | IMPLICIT and name not in wanted and via in wanted:
+            wanted[name] = _Wanted(wanted[via].required and name in used, via=via)
     modules = {name: namespace[name] for name in wanted}
     submodules = imported_submodules(cell.chains, modules.get)
 
@@ -142,10 +145,15 @@ def captured_call(function: object, kwargs: dict[str, Any], packed: Packed) -> t
     return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
 
 
-def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], set[str]]:
-    """Find the notebook's names that functions within the values of `names` read (name → who), and those they set."""
+def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """Find the notebook's names that functions within the values of `names` read, and those they set.
+
+    Returns the names that are read and those that only annotations hold as text (name → who), and those that are set.
+    """
     used: dict[str, str] = {}
+    hints: dict[str, str] = {}
     written: set[str] = set()
+    names = list(names)
     for name in names:
         for step in walk(namespace[name], limit=2_000):
             function = step.value
@@ -153,7 +161,11 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
                 reads, writes = global_names(function.__code__)
                 used.update({read: name for read in reads if read in namespace and read not in used})
                 written |= writes
-    return used, written
+            for hint in names_in_hints_of(step.value):
+                if hint in namespace and hint not in hints and hint not in names:
+                    hints[hint] = name
+                    names.append(hint)  # what it uses in its turn
+    return used, hints, written
 
 
 def _turn(value: object) -> int:

@@ -102,7 +102,7 @@ def _content(value: Any) -> bytes:
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
-        value = {name: item for name, item in getattr(value, "__dict__", {}).items() if _is_plain(item)}
+        value = {name: item for name, item in _attributes(value).items() if _is_plain(item)}
     buffers: list[pickle.PickleBuffer] = []
     try:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
@@ -111,6 +111,11 @@ def _content(value: Any) -> bytes:
     except Exception:  # something in it cannot be pickled: then its identity has to do
         return b""
     return found.digest()
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Its `__dict__`, if it has one; a `__getattr__` of its class is not asked for it."""
+    return vars(value) if type(value).__dictoffset__ else {}
 
 
 def _is_plain(value: Any) -> bool:

@@ -28,6 +28,9 @@ import cloudpickle
 from sparkring.channel import Buffer
 from sparkring.errors import CaptureError
 from sparkring.names import attribute_chains, global_names
+from sparkring.reducers import reducers_for
+from sparkring.reducers.base import Reducer
+from sparkring.reducers.memory import Block, Memory
 from sparkring.source_lines import SourceLines, code_with_lines, source_text
 from sparkring.string_names import MARKS, StringName, names_in_strings
 from sparkring.submodules import Submodule, imported_submodules
@@ -65,13 +68,22 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
     return cached
 
 
+class _Cell:
+    """Stands for the cell of a closure in a pickle, empty: so the functions that share it share it on the rank."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return types.CellType, ()
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace.
 
     `stays` tells of a name of the notebook whether functions go without it.
     """
 
-    def __init__(self, stream: io.BytesIO, namespace: Namespace | None, stays: Callable[[str], bool]) -> None:
+    def __init__(
+        self, stream: io.BytesIO, namespace: Namespace | None, stays: Callable[[str], bool], memory: Memory
+    ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
@@ -80,6 +92,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._kinds: dict[type, Kind | None] = {}
         self._found_by_name: set[type] = set()
         self._files: dict[str, _CodeFile] = {}
+        self._memory = memory
+        self._reducers: dict[type, tuple[Reducer, ...]] = {}
+        self._cells: dict[int, _Cell] = {}  # by the id of the cell that each stands for
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = _RankNamespace()
@@ -115,10 +130,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if cls is typing.TypeVar:
                 return *self.dispatch_table[cls](value), (None, {"__module__": "__main__"})
             return _cached, (value.__wrapped__, value.cache_parameters())
+        if cls not in self._reducers:
+            self._reducers[cls] = (self._memory.reduce,) if Memory.is_array(cls) else reducers_for(cls)
+        for reducer in self._reducers[cls]:
+            if (reduced := reducer(value)) is not None:
+                return reduced
         reduced = super().reducer_override(value)
         if isinstance(reduced, tuple):  # a function or a class that goes by value
             if isinstance(value, types.FunctionType):
                 self._complete(value, reduced[2][1])
+                if value.__closure__:  # cloudpickle gives each function cells of its own, and fills them afterwards
+                    made, (*arguments, _), *state = reduced
+                    cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
+                    reduced = made, (*arguments, cells), *state
             elif "." in value.__qualname__:
                 reduced[2][0]["__qualname__"] = value.__qualname__  # cloudpickle forgets what a class lies in
         return reduced
@@ -209,9 +233,11 @@ def pack(
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
     along: dict[str, Along] = {}
+    blocks: tuple[Block, ...] = ()
     while True:
         stream, sizes = io.BytesIO(), dict[str, int]()
-        pickler = _Pickler(stream, namespace, stays)
+        memory = Memory(blocks)
+        pickler = _Pickler(stream, namespace, stays, memory)
         queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
         along = {name: each for name, each in along.items() if each.problem}
         known = {*bound, *along}
@@ -240,6 +266,9 @@ def pack(
                 if namespace is not None and not stays(met):
                     queue.append((met, namespace[met], name))
         else:
+            if shared := memory.shared():
+                blocks += shared
+                continue  # pack the arrays as views of these
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 

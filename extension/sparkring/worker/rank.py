@@ -23,7 +23,7 @@ from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
 from sparkring.source_lines import keep_lines
-from sparkring.worker import collectives, process, stacks
+from sparkring.worker import children, collectives, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
 
@@ -58,6 +58,7 @@ class Rank:
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
         quiet.silence_when_imported()
+        children.prepare_children(self.namespace)
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:

@@ -1,0 +1,110 @@
+"""What a rank gives to the processes that it starts with multiprocessing's `spawn` or `forkserver`.
+
+Such a process is a new Python, and looks in its `__main__` for the functions and classes that it is told to use. A
+script is run again for that; a rank has no script. So it sends along what its `__main__` defines at that moment, and
+the child runs child_main.py, which loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+_SPAWN = "multiprocessing.spawn"
+_MAIN = "sparkring.worker.child_main"
+_PLACE = "_sparkring_main"  # an attribute of `sys` in the child
+
+_DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
+
+
+def prepare_children(namespace: dict[str, Any]) -> None:
+    """From now on, give the processes that this one starts what `namespace`, its `__main__`'s, defines."""
+    if _SPAWN in sys.modules:
+        _install(sys.modules[_SPAWN], namespace)
+    else:  # most ranks start none, and its import takes a while
+        sys.meta_path.insert(0, _Finder(namespace))
+
+
+class _Finder:
+    """Finds multiprocessing.spawn where it is, and changes it as soon as it has been imported."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname == _SPAWN else None
+        if spec is None or spec.loader is None:
+            return None
+        sys.meta_path.remove(self)
+        execute = spec.loader.exec_module
+
+        def execute_and_install(module: types.ModuleType) -> None:
+            execute(module)
+            _install(module, self._namespace)
+
+        spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
+        return spec
+
+
+def _install(spawn: Any, namespace: dict[str, Any]) -> None:
+    original: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
+
+    @functools.wraps(original)
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": _Carried(_definitions(namespace))}
+
+    spawn.get_preparation_data = get_preparation_data
+
+
+def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
+    """Pack the functions and classes of `__main__`, with what they use, and say why of those that cannot be."""
+    from sparkring.packing import pack
+
+    found = {
+        name: value
+        for name, value in namespace.items()
+        if isinstance(value, _DEFINITIONS) and value.__module__ == "__main__"
+    }
+    packed = pack(found, namespace)
+    problems = {name: f"`{name}` cannot be used in a process that a rank starts: {problem}"
+                for name, problem in packed.problems.items()}  # fmt: skip
+    return packed.payload, [bytearray(buffer) for buffer in packed.buffers], problems
+
+
+class _Sys:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, ("sys",)
+
+
+class _Carried:
+    """Becomes an attribute of `sys` where it is loaded: in a child that cannot import sparkring yet."""
+
+    def __init__(self, content: tuple[Any, ...]) -> None:
+        self._content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return setattr, (_Sys(), _PLACE, self._content)
+
+
+def load(namespace: dict[str, Any]) -> None:
+    """In the child: define in `namespace`, its `__main__`'s, what it was given."""
+    from sparkring.packing import unpack_names
+
+    payload, buffers, problems = vars(sys).pop(_PLACE)
+    unpack_names(payload, namespace, buffers)
+    namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
+    prepare_children(namespace)
+
+
+def _unavailable(problem: str) -> Callable[..., Any]:
+    def unavailable(*_: object, **__: object) -> Any:
+        from sparkring.errors import CaptureError
+
+        raise CaptureError(problem)
+
+    return unavailable
