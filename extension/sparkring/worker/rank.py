@@ -7,6 +7,7 @@ The loop takes one request after another, and what they bind stays; a run of one
 from __future__ import annotations
 
 import ast
+import builtins
 import gc
 import linecache
 import os
@@ -126,7 +127,7 @@ class Rank:
         sparkdl.install()
 
     def run(self, frame: Frame) -> None:
-        """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
+        """Run one request and tell how it went; an interrupt is told like an error, and so is an exit with a code."""
         fields = frame.fields
         os.environ.update(fields["environment"])
         here.enter(here.Here(**fields["checkpoints"]))
@@ -140,7 +141,12 @@ class Rank:
                     from sparkring.worker import autolog
 
                     autolog.install()
-                value = self.compute(fields, frame)
+                try:
+                    value = self.compute(fields, frame)
+                except SystemExit as end:
+                    if exit_code(end) != 0:
+                        raise
+                    value = None
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
@@ -150,6 +156,8 @@ class Rank:
         except BaseException as error:  # whatever ends the user's code is the outcome, and is told
             signal.signal(signal.SIGINT, _pass_over)  # it may have come in the middle of the line above
             if os.getpid() != self.pid:
+                if isinstance(error, SystemExit):
+                    _leave_forked_child(exit_code(error))
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
@@ -231,6 +239,13 @@ def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     return value
 
 
+def exit_code(end: SystemExit) -> int:
+    """The code with which Python ends a process on a SystemExit: 0 if it has none, 1 if it has a message."""
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
+
+
 def type_name(value: object) -> str:
     """A value's type as people write it: `dict`, `numpy.ndarray`."""
     kind = type(value)
@@ -265,6 +280,8 @@ def _fresh_main() -> dict[str, Any]:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
+    # The `exit` that Python's site module defines closes stdin, which the next cell of a warm gang may read.
+    builtins.exit = builtins.quit = sys.exit
     from sparkring.worker.shell import get_ipython
 
     module.__dict__.update(__builtins__=__builtins__, get_ipython=get_ipython, display=print)
