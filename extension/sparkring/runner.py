@@ -30,7 +30,7 @@ from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.storage import locate
 from sparkring.turn import Request, Turn
-from sparkring.versions import versions
+from sparkring.versions import modules_of, versions
 from sparkring.views import View, open_view, summary, tell
 from sparkring.warm import WarmGang
 
@@ -102,6 +102,7 @@ def _open_cell(
         options.autolog,
         options.env,
         captured.buffers,
+        modules_of(namespace[name] for name in captured.sent),
         tuple(captured.sent),
         timeline=options.timeline,
     )
@@ -206,6 +207,7 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
         framework,
         autolog=options.autolog,
         buffers=packed.buffers,
+        modules=modules_of((function, *kwargs.values())),
         timeline=options.timeline,
     )
     size_bytes = sum(packed.sizes.values())

@@ -24,6 +24,7 @@ class Request(NamedTuple):
     autolog: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
+    modules: frozenset[str] = frozenset()  # the packages that what travels is imported from
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
     timeline: bool = False  # whether the framework is to record one
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from

@@ -218,7 +218,13 @@ def test_exits_that_are_exceptions(shared_gang):
     assert "called sys.exit(2)" in str(failed(shared_gang, "import sys\nsys.exit(2)"))
     assert shared_gang.values("import sys\nreached, sys.stdin.read()") == [(rank, "") for rank in range(3)]
     # A process that the cell forks ends with the code that it gives.
-    forked = "import os, sys\nchild = os.fork()\nif child == 0:\n    sys.exit(rank)\nos.waitstatus_to_exitcode(os.waitpid(child, 0)[1])"
+    forked = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(rank)
+os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
     assert shared_gang.values(forked) == [0, 1, 2]
 
 
