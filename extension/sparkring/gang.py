@@ -8,7 +8,6 @@ A gang runs one request after another, each of them a Turn; a cold gang is given
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import secrets
 import signal
@@ -336,8 +335,6 @@ class Gang:
                 "world": place._asdict(),
                 "address": hellos[member]["address"],
                 "environment": gpus.get(place.node, {}),
-                "path": [entry for entry in sys.path if entry],
-                "folder": os.getcwd(),
             }
             self._tell(member, "world", world)
         if self.turn is not None:
@@ -367,6 +364,7 @@ class Gang:
                 "autolog": request.autolog,
                 "barrier": framework.in_task,
                 "environment": environment,
+                "notebook": request.notebook._asdict(),
                 "checkpoints": request.checkpoints._asdict(),
             }
             parts: list[Buffer] = [request.payload, *request.buffers]

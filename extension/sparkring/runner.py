@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sparkring import background, events, runs
+from sparkring import background, events, notebook_state, runs
 from sparkring.attempts import Attempts
 from sparkring.background import BackgroundRun
 from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
@@ -100,11 +100,12 @@ def _open_cell(
         source,
         options.pull,
         options.autolog,
-        options.env,
+        (*(warm.wanted.env if warm else ()), *options.env),
         captured.buffers,
         modules_of(namespace[name] for name in captured.sent),
         tuple(captured.sent),
         timeline=options.timeline,
+        notebook=notebook_state.gather(),
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -209,6 +210,7 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
         buffers=packed.buffers,
         modules=modules_of((function, *kwargs.values())),
         timeline=options.timeline,
+        notebook=notebook_state.gather(),
     )
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}

@@ -18,6 +18,8 @@ BOOT = (
 
 # Follows the last row: a stream that breaks off must not pass for a short partition.
 ROWS_END = b"end of rows"
+# Where the metadata of their Arrow schema says what Spark knows of them.
+SPARK_SCHEMA = b"sparkring.spark"
 
 
 class Ticket(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +10,7 @@ from sparkring.data.jobs import interruptibly
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.launchers.spark.session import stopped
 from sparkring.words import REASONS, line_with
+from sparkring.worker.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,11 +52,21 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """Its columns, as Arrow says it."""
+        """Its columns, as Arrow says it; in the metadata how toPandas() gives them to Python."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        setting = self.frame.sparkSession.conf.get
+        by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
+        structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
+        told = {
+            "schema": self.frame.schema.jsonValue(),
+            "timezone": setting("spark.sql.session.timeZone"),
+            "arrow": by_arrow,
+            "structs": ("dict" if by_arrow else "row") if structs == "legacy" else structs,
+        }
         try:
-            return bytes(to_arrow_schema(self.frame.schema).serialize())
+            found = to_arrow_schema(self.frame.schema).with_metadata({SPARK_SCHEMA: json.dumps(told).encode()})
+            return bytes(found.serialize())
         except Exception as error:  # pyspark has more than one class for it
             raise LaunchError(
                 f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "
