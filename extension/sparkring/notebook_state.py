@@ -197,9 +197,17 @@ class RankState:
         if (now.loggers, now.logging_disabled) != (before.loggers, before.logging_disabled):
             self._apply_logging(before.loggers, now)
 
+    def leave_run(self) -> None:
+        """At the end of a cell: leave the notebook's MLflow run as it is, if the cell has gone on with it.
+
+        MLflow would end it when this process exits, while the notebook, which has begun it, still goes on with it.
+        """
+        active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
+        run = active_run() if active_run is not None else None
+        if run is not None and run.info.run_id == self._told.environment.get("MLFLOW_RUN_ID"):
+            sys.modules["mlflow"].end_run("RUNNING")
+
     def _apply_environment(self, before: Mapping[str, str | None], now: Mapping[str, str | None]) -> None:
-        if before.get("MLFLOW_RUN_ID") != now.get("MLFLOW_RUN_ID"):
-            _end_run(before.get("MLFLOW_RUN_ID"))
         for name, value in now.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -255,11 +263,3 @@ def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_p
             placed.add(kind)
             found += [each for each in own if kinds[each] == kind]
     return list(dict.fromkeys([*found, *own]))
-
-
-def _end_run(run_id: str | None) -> None:
-    """Have this rank's MLflow, if it is in use, leave the run that was the notebook's until now."""
-    active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
-    run = active_run() if active_run is not None and run_id else None
-    if run is not None and run.info.run_id == run_id:
-        sys.modules["mlflow"].end_run()

@@ -74,17 +74,20 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions
 
-    columns: list[Column] = []
+    changed: dict[str, Column] = {}
     for field in frame.schema.fields:
         column = functions.col(_quoted(field.name))
         if _is_vector(field.dataType):
             from pyspark.ml.functions import vector_to_array
 
-            column = vector_to_array(column).alias(field.name)
+            changed[field.name] = vector_to_array(column)
         elif _has_times(field.dataType):
-            column = column.cast(_without_zone(field.dataType)).alias(field.name)
-        columns.append(column)
-    return frame.select(columns)
+            changed[field.name] = column.cast(_without_zone(field.dataType))
+    if not changed:
+        return frame
+    return frame.select([
+        changed[name].alias(name) if name in changed else functions.col(_quoted(name)) for name in frame.columns
+    ])  # fmt: skip
 
 
 def _has_times(kind: DataType) -> bool:

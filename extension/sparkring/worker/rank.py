@@ -145,6 +145,8 @@ class Rank:
                     if exit_code(end) != 0:
                         raise
                     value = None
+                finally:
+                    self.notebook.leave_run()
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
