@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 # Variables of a machine, a process or an installation, which would be wrong elsewhere.
@@ -21,6 +19,8 @@ _NOT_OURS = re.compile(
     r"|USER|VIRTUAL_ENV|_)$"
     r"|_?(CONDA_|DBUS_|DYLD_|HADOOP_|IPY|JAVA_|JPY_|JUPYTER|LD_|PYSPARK_|PYTHON|SPARK_|SPARKRING_|SSH_|XDG_|YARN_)"
 )
+
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 PathKind = Literal["", "stdlib", "site"]
 
@@ -77,12 +77,11 @@ def gather() -> NotebookState:
 
 def kind_of_entry(entry: str) -> PathKind:
     """Whether an entry of sys.path is a part of the standard library, of an installation's packages, or neither."""
-    parts = PurePath(entry).parts
+    parts = entry.rstrip(os.sep).split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return "site"
-    name = parts[-1] if parts else ""
-    standard = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
-    return "stdlib" if entry in standard or name == "lib-dynload" or re.fullmatch(r"python\d+\.zip", name) else ""
+    standard = entry == _STANDARD_LIBRARY or parts[-1] == "lib-dynload" or re.fullmatch(r"python\d+\.zip", parts[-1])
+    return "stdlib" if standard else ""
 
 
 def _environment_at_start() -> dict[str, str]:

@@ -6,6 +6,7 @@ import datetime
 import itertools
 import os
 import signal
+import sys
 
 import psutil
 import pytest
@@ -137,11 +138,12 @@ def _point_class():
 
 
 @pytest.fixture
-def rich(spark):
+def rich(spark, monkeypatch):
     """A row of everything and a row of nulls, in a session with a time zone of its own."""
     from pyspark.ml.linalg import Matrices, Vectors
 
     point = _point_class()
+    monkeypatch.setattr(sys.modules["__main__"], "PointType", type(point.__UDT__), raising=False)  # as in a notebook
     rows = [
         (
             0,

@@ -104,7 +104,9 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
     # MLflow takes the run's name out of the environment when it has read it; the next cell goes on with it, too.
     # Only the notebook ends the run.
     change = "logging.getLogger().setLevel(logging.ERROR)\nos.environ['CHANGES'] = 'by the cell'"
-    assert shared_gang.values(f"{change}\nos.environ['MLFLOW_RUN_ID'], mlflow.ended") == [("run-7", ["RUNNING"])] * 3
+    assert (
+        shared_gang.values(f"{change}\nos.environ['MLFLOW_RUN_ID'], list(mlflow.ended)") == [("run-7", ["RUNNING"])] * 3
+    )
     result = shared_gang.cell(cell)
     assert result.values == ["by the cell"] * 3
     assert [line.text for line in result.record.ranks[0].tail] == ["ERROR: error"]

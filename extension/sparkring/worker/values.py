@@ -6,7 +6,7 @@ they are to Spark stands in Spark's own schema, which comes in the metadata of A
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,9 @@ class Values:
     """The columns of a DataFrame, of which `schema` is the Arrow schema, as Spark gives them to Python."""
 
     def __init__(self, schema: Any) -> None:
-        from pyspark.sql.types import StructType
-
-        told = json.loads(schema.metadata[SPARK_SCHEMA])
-        self._fields = StructType.fromJson(told["schema"]).fields
-        self._timezone: str = told["timezone"]
-        self._structs: str = told["structs"]
-        self._by_arrow: bool = told["arrow"]
+        # From the driver, through the task that has started this rank.
+        found, self._timezone, self._by_arrow, self._structs = pickle.loads(schema.metadata[SPARK_SCHEMA])
+        self._fields = found.fields
 
     def rows(self, batch: Any) -> list[Any]:
         """A batch as pyspark.sql.Row; times are those that a clock in the session's time zone shows."""

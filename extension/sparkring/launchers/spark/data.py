@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,20 +52,19 @@ class Data(NamedTuple):
 
     def schema(self) -> bytes:
         """Its columns, as Arrow says it; in the metadata how toPandas() gives them to Python."""
+        import cloudpickle
         from pyspark.sql.pandas.types import to_arrow_schema
 
         setting = self.frame.sparkSession.conf.get
         by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
         structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
-        told = {
-            "schema": self.frame.schema.jsonValue(),
-            "timezone": setting("spark.sql.session.timeZone"),
-            "arrow": by_arrow,
-            "structs": ("dict" if by_arrow else "row") if structs == "legacy" else structs,
-        }
+        if structs == "legacy":
+            structs = "dict" if by_arrow else "row"
         try:
-            found = to_arrow_schema(self.frame.schema).with_metadata({SPARK_SCHEMA: json.dumps(told).encode()})
-            return bytes(found.serialize())
+            schema = self.frame.schema
+            # Packed, and not as JSON, since the notebook may have types of its own, which ranks cannot import.
+            told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
+            return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
         except Exception as error:  # pyspark has more than one class for it
             raise LaunchError(
                 f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "
