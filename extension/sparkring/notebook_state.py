@@ -71,7 +71,8 @@ class NotebookState(NamedTuple):
 def gather() -> NotebookState:
     """This process's, as it is now."""
     loggers, disabled = _logging()
-    path = [(entry, kind_of_entry(entry)) for entry in sys.path]
+    entries: list[Any] = sys.path  # also such as are no strings, which Python passes over
+    path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
     return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled)
 
 
@@ -208,9 +209,11 @@ class RankState:
 
     def _apply_environment(self, before: Mapping[str, str | None], now: Mapping[str, str | None]) -> None:
         for name, value in now.items():
+            changed = name not in before or before[name] != value
             if value is None:
-                os.environ.pop(name, None)
-            elif name not in os.environ or before.get(name) != value:  # MLflow deletes the run's when it has read it
+                if changed:
+                    os.environ.pop(name, None)
+            elif changed or name not in os.environ:  # MLflow deletes the run's variable when it has read it
                 os.environ[name] = value
 
     def _apply_logging(self, before: Mapping[str, Logger], now: NotebookState) -> None:
@@ -220,7 +223,9 @@ class RankState:
             logger.removeHandler(handler)
         self._handlers.clear()
         for name in before.keys() - now.loggers.keys():
-            logging.getLogger(name).setLevel(logging.NOTSET if name else logging.WARNING)
+            logger = logging.getLogger(name)
+            logger.setLevel(logging.NOTSET if name else logging.WARNING)
+            logger.propagate = True
         for name, told in now.loggers.items():
             logger = logging.getLogger(name)
             logger.setLevel(told.level)
