@@ -39,7 +39,7 @@ def test_each_turn_begins_with_how_the_gpus_were_used():
     """Members tell changes only: what was told during one cell is there in the record of the next."""
     found = gang.Gang(LocalLauncher({}, 1, None), 1)
     found.worlds, found._rank_of, found._member_of = [World()], {0: 0}, {0: 0}
-    found._hellos, found._connections = {0: {"pid": 1}}, {0: Home()}
+    found._hellos, found._connections = {0: {"pid": 1, "packages": None}}, {0: Home()}
     used = {"address": "0", "name": "NVIDIA", "used_bytes": 5, "total_bytes": 9, "busy_percent": 40}
     found._inbox.put((0, Frame("gpu", used, [])))
     (heard,) = found.poll(0.0)

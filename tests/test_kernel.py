@@ -520,7 +520,7 @@ def test_pull_puts_names_into_the_notebook(kernel: Kernel) -> None:
 
 
 def test_names_that_the_cell_binds_stay_on_the_ranks(kernel: Kernel) -> None:
-    kernel.run("%%horovod\nonly_there = 1").done()
+    kernel.run("%%horovod\nonly_there = 1\nexit()").done()  # which is a success
     assert kernel.value("'only_there' in globals()") == "False"
 
 

@@ -8,7 +8,6 @@ A gang runs one request after another, each of them a Turn; a cold gang is given
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import secrets
 import signal
@@ -31,6 +30,7 @@ from sparkring.launchers.base import Launcher
 from sparkring.place import World, gpu_environments, place_ranks
 from sparkring.storage import root_for_ranks
 from sparkring.turn import Request, Turn
+from sparkring.versions import difference
 from sparkring.worker import stacks
 from sparkring.worker.ticket import Ticket
 
@@ -103,12 +103,16 @@ class Gang:
             ) from error
         self._cleanup.callback(listener.close)
         self._cleanup.callback(self._closed.set)
-        ticket = Ticket(-1, self.launcher.host, listener.port, self._secret.hex(), [], [])
+        ticket = Ticket(-1, self.launcher.host, listener.port, self._secret.hex(), [], [], sys.prefix)
         self._started = time.monotonic()
         self.launcher.start(self.size, ticket)
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Turn:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn must go on."""
+        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn must go on.
+
+        LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
+        """
+        self._check_packages(request)
         self.turn = Turn(request, tuple(ranks) or tuple(range(self.size)))
         if self.up:
             self._begin(self.turn)
@@ -324,13 +328,13 @@ class Gang:
             hello, connection = hellos[self._member_of[rank]], self._connections[self._member_of[rank]]
             seat = Seat(hello["host"], hello["address"], hello["interface"], connection.peer_host(), hello["port"])
             self._seats.append(seat)
+        if self.turn is not None:
+            self._check_packages(self.turn.request)
         for member, place in enumerate(self.worlds):
             world = {
                 "world": place._asdict(),
                 "address": hellos[member]["address"],
                 "environment": gpus.get(place.node, {}),
-                "path": [entry for entry in sys.path if entry],
-                "folder": os.getcwd(),
             }
             self._tell(member, "world", world)
         if self.turn is not None:
@@ -360,6 +364,7 @@ class Gang:
                 "autolog": request.autolog,
                 "barrier": framework.in_task,
                 "environment": environment,
+                "notebook": request.notebook._asdict(),
                 "checkpoints": request.checkpoints._asdict(),
             }
             parts: list[Buffer] = [request.payload, *request.buffers]
@@ -369,6 +374,17 @@ class Gang:
                 self._send(member, fields, parts)
             self._untold.append(events.RankStarted(now, *self.place_of(rank)))
         self._untold += [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in turn.ranks]
+
+    def _check_packages(self, request: Request) -> None:
+        """LaunchError if a member runs another Python, in which a package is missing that the request needs."""
+        for hello in self._hellos.values():
+            if hello["packages"] is not None and (found := difference(request.modules, hello["packages"])):
+                raise LaunchError(
+                    f"what the cell takes from the notebook needs {found.module} {found.here}, as in this notebook's "
+                    f"Python ({sys.executable}), and the executors' on {hello['host']} ({hello['python']}) has "
+                    f"{found.there or 'none'}: set PYSPARK_PYTHON to a Python with the notebook's packages before the "
+                    "SparkSession is made, or install it there."
+                )
 
     def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:
         """Send to several members at once, while they go on telling."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sparkring import background, events, runs
+from sparkring import background, events, notebook_state, runs
 from sparkring.attempts import Attempts
 from sparkring.background import BackgroundRun
 from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
@@ -30,7 +30,7 @@ from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.storage import locate
 from sparkring.turn import Request, Turn
-from sparkring.versions import versions
+from sparkring.versions import modules_of, versions
 from sparkring.views import View, open_view, summary, tell
 from sparkring.warm import WarmGang
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
     from sparkring.launchers.spark.data import Data
 
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
+# What ranks have unless the notebook defines it. IPython hides `exit` and `quit` from the builtins of its kernel.
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "exit", "quit")
 
 last_result: RunResult | None = None
 
@@ -99,10 +100,12 @@ def _open_cell(
         source,
         options.pull,
         options.autolog,
-        options.env,
+        (*(warm.wanted.env if warm else ()), *options.env),
         captured.buffers,
+        modules_of(namespace[name] for name in captured.sent),
         tuple(captured.sent),
         timeline=options.timeline,
+        notebook=notebook_state.gather(),
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -205,7 +208,9 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
         framework,
         autolog=options.autolog,
         buffers=packed.buffers,
+        modules=modules_of((function, *kwargs.values())),
         timeline=options.timeline,
+        notebook=notebook_state.gather(),
     )
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}

@@ -9,6 +9,7 @@ from sparkring.channel import Frame
 from sparkring.checkpointing.here import Here
 from sparkring.ends import echo_order
 from sparkring.events import Event, Failure, RankFailed, RankFinished, RankStopped
+from sparkring.notebook_state import NotebookState
 
 SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
 
@@ -24,8 +25,10 @@ class Request(NamedTuple):
     autolog: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
+    modules: frozenset[str] = frozenset()  # the packages that what travels is imported from
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
     timeline: bool = False  # whether the framework is to record one
+    notebook: NotebookState = NotebookState()
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
 
 

@@ -1,10 +1,15 @@
-"""Which versions a run ran with, as they are installed beside the notebook."""
+"""Which versions a run ran with, as they are installed beside the notebook; and whether ranks have the same."""
 
 from __future__ import annotations
 
 import functools
 import platform
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping
 from importlib import metadata
+from typing import NamedTuple
 
 import sparkring
 
@@ -26,6 +31,46 @@ def versions() -> tuple[tuple[str, str], ...]:
     found = [(name, next(filter(None, map(_version, packages)), "")) for name, *packages in _PACKAGES]
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
+
+
+class Difference(NamedTuple):
+    """A package that two Pythons have in different versions: the module's name, and its versions, '' for none."""
+
+    module: str
+    here: str
+    there: str
+
+
+def modules_of(values: Iterable[object]) -> frozenset[str]:
+    """The packages from which ranks import what `values` are made of, by the names of their modules."""
+    own = {"__main__", "sparkring", "cloudpickle"}  # these travel with the task
+    return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
+
+
+def _home(value: object) -> str:
+    if isinstance(value, types.ModuleType):
+        return str(value.__name__)
+    named = isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+    return str((value if named else type(value)).__module__)
+
+
+@functools.cache  # it looks through all that is installed
+def installed() -> dict[str, str]:
+    """The versions of the packages that are installed for this Python, by the names of their modules."""
+    return {module: _version(packages[0]) for module, packages in metadata.packages_distributions().items()}
+
+
+def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:
+    """The first of `modules` that is installed here and `there` in another minor version, or not at all."""
+    here = installed()
+    for module in sorted(modules):
+        if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):
+            return Difference(module, here[module], there.get(module, ""))
+    return None
+
+
+def _minor(version: str) -> list[str]:
+    return re.findall(r"\d+", version)[:2]
 
 
 def _version(package: str) -> str:

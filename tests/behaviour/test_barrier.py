@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import itertools
 import os
 import signal
+import sys
 
 import psutil
 import pytest
@@ -92,25 +92,101 @@ def test_rank_i_has_partition_i(barrier, spark):
     assert values == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_values_are_what_spark_collects(barrier, spark):
-    """Nested ones too, and times as a clock in the session's zone shows them."""
+RICH = """
+    id, vector, sparse, point, matrix, named_struct('vector', vector, 'at', array(at)) AS both, at,
+    cast(id AS tinyint) AS small, cast(id AS float) AS real, interval '2' hour AS took, NULL AS nothing,
+    IF(id = 0, 3, NULL) AS count, IF(id = 0, true, NULL) AS yes, IF(id = 0, 'ö', NULL) AS s,
+    IF(id = 0, cast(1.5 AS decimal(5, 2)), NULL) AS price, IF(id = 0, date'2020-01-02', NULL) AS day,
+    IF(id = 0, timestamp_ntz'2020-01-01 10:00:00', NULL) AS clock, IF(id = 0, cast('ab' AS binary), NULL) AS bytes,
+    IF(id = 0, array(1, NULL), NULL) AS list, IF(id = 0, struct(1 AS a, array(struct(2 AS b)) AS l), NULL) AS row,
+    IF(id = 0, map('k', struct(3 AS c)), NULL) AS map
+"""
+
+
+def _point_class():
+    """A class with a user-defined type, both made as in a notebook: ranks cannot import them."""
+    from pyspark.sql.types import ArrayType, DoubleType, UserDefinedType
+
+    class PointType(UserDefinedType):
+        @classmethod
+        def sqlType(cls):
+            return ArrayType(DoubleType(), False)
+
+        @classmethod
+        def module(cls):
+            return "__main__"
+
+        def serialize(self, point):
+            return [point.x, point.y]
+
+        def deserialize(self, stored):
+            return Point(*stored)
+
+    class Point:
+        __UDT__ = PointType()
+
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+        def __repr__(self):
+            return f"Point({self.x}, {self.y})"
+
+        def __eq__(self, other):
+            return repr(self) == repr(other)
+
+    return Point
+
+
+@pytest.fixture
+def rich(spark, monkeypatch):
+    """A row of everything and a row of nulls, in a session with a time zone of its own."""
+    from pyspark.ml.linalg import Matrices, Vectors
+
+    point = _point_class()
+    monkeypatch.setattr(sys.modules["__main__"], "PointType", type(point.__UDT__), raising=False)  # as in a notebook
+    rows = [
+        (
+            0,
+            Vectors.dense([1.0, 2.0]),
+            Vectors.sparse(3, [1], [4.0]),
+            point(5.0, 6.0),
+            Matrices.dense(1, 1, [7.0]),
+        ),
+        (1, None, None, None, None),
+    ]
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    try:
-        rich = spark.sql("""
-            SELECT timestamp'2020-01-01 10:00:00' t, date'2020-01-02' d, cast(1.5 AS decimal(5, 2)) n, 'ö' s,
-                   struct(1 AS a, array(struct(2 AS b)) AS l) r, map('k', struct(3 AS c)) m, cast(NULL AS int) z
-        """)
-        ((row,), frame) = (barrier(source, rich).value for source in ("list(rows)", "rows.to_pandas()"))
-    finally:
-        spark.conf.unset("spark.sql.session.timeZone")
-    assert (row.t, row.d, row.n) == (
-        datetime.datetime(2020, 1, 1, 10),
-        datetime.date(2020, 1, 2),
-        decimal.Decimal("1.50"),
-    )
-    assert (row.s, row.r.l[0].b, row.m["k"].c, row.z) == ("ö", 2, 3, None)
-    assert list(frame.columns) == list("tdnsrmz")
-    assert str(frame.t[0]) == "2020-01-01 10:00:00"
+    frame = spark.createDataFrame(rows[:1], ["id", "vector", "sparse", "point", "matrix"])
+    frame = spark.createDataFrame(rows, frame.schema).repartition(1).sortWithinPartitions("id")
+    at = "IF(id = 0, timestamp'2020-01-01 10:00:00', NULL) AS at"
+    frame.selectExpr("*", at).createOrReplaceTempView("rich")
+    yield spark.sql(f"SELECT {RICH} FROM rich")
+    spark.catalog.dropTempView("rich")
+    spark.conf.unset("spark.sql.session.timeZone")
+
+
+def test_values_are_what_spark_gives(barrier, spark, rich):
+    """Rows as collect() has them, frames as toPandas(): the same types, nulls, nested values and user-defined types.
+
+    Times are those that a clock in the session's zone shows.
+    """
+    rows, expected = barrier("list(rows)", rich).value, rich.collect()
+    for row, known in zip(rows, expected, strict=True):
+        for name, value, wanted in zip(known.__fields__, row, known, strict=True):
+            if name not in ("at", "both"):  # collect() has them in the zone of the machine
+                assert (type(value).__name__, value) == (type(wanted).__name__, wanted), name
+    at = datetime.datetime(2020, 1, 1, 10)
+    assert (rows[0].at, rows[0].both.at, rows[0].both.vector) == (at, [at], expected[0].vector)
+    for by_arrow in ("false", "true"):
+        spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", by_arrow)
+        try:
+            # What toPandas() has no Arrow for.
+            known = rich if by_arrow == "false" else rich.drop("took")
+            frame, expected = barrier("rows.to_pandas()", known).value, known.toPandas()
+        finally:
+            spark.conf.unset("spark.sql.execution.arrow.pyspark.enabled")
+        assert repr(frame.to_dict("list")) == repr(expected.to_dict("list"))
+        if by_arrow == "false":
+            assert list(frame.dtypes.items()) == list(expected.dtypes.items())
 
 
 def test_rows_can_be_read_once(barrier, spark):

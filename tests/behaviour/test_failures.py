@@ -30,7 +30,7 @@ def on_rank_1(code: str) -> str:
     [
         ("os._exit(3)", "exit", "exited with code 3 before the cell ended"),
         ("os._exit(0)", "exit", "exited with code 0 before the cell ended"),
-        ("sys.exit()", "exit", "called sys.exit()"),
+        ("sys.exit('no data')", "exit", "called sys.exit('no data')"),
         ("sys.exit(2)", "exit", "called sys.exit(2)"),
         ("ctypes.string_at(0)", "signal", "killed by SIGSEGV"),
         ("os.abort()", "signal", "killed by SIGABRT"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sparkring.errors import SlotsError
@@ -57,6 +60,35 @@ session.stop()
 os.environ["PYSPARK_PYTHON"] = OTHER
 session = spark("local[2]")
 attempt("another Python")
+df = session.range(0, 4, 1, 2)
+source = "[row.id for row in rows], sys.executable"
+found["its rows"] = run_cell(source, {"df": df, "sys": sys}, Options(np=0, data="df"),
+                             framework="barrier", title="test", code="", view=View()).values
+session.stop()
+"""
+BARE = """
+os.environ["PYSPARK_PYTHON"] = {python!r}
+import numpy
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.launchers.spark.slots import slots
+session = spark({url!r})
+try:
+    run("rank", 0)
+except SlotsError as error:
+    print("FOUND", error, flush=True)
+while not slots(session.sparkContext).total:
+    time.sleep(0.1)
+
+def refused(source, **options):
+    try:
+        return run_cell(source, {{"df": session.range(4), "x": numpy.ones(2)}}, Options(np=1, **options), title="test",
+                        framework="barrier" if options else "plain", code=source, view=View()).values
+    except LaunchError as error:
+        print("REFUSED", error)
+
+refused("x.sum()")
+refused("list(rows)", data="df")
+print("PATH", run("__import__('sys').prefix, __import__('sys').path", 1).value)
 session.stop()
 """
 
@@ -138,26 +170,32 @@ def test_a_fixed_port(attempts):
     assert attempts["free port again"][2] == [0]
 
 
-def test_executors_with_another_python(attempts):
-    """The versions are told before the Java stack, and what to set."""
-    kind, text, *_ = attempts["another Python"]
-    assert kind == "LaunchError"
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in text
-    assert "PYSPARK_PYTHON" in text
+def test_under_a_local_master_members_run_this_python(attempts):
+    """Whichever Python Spark runs there for others: it has neither this one's version nor its packages."""
+    assert attempts["another Python"][2] == [0]
+    assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 
 
-def test_every_slot_of_a_cluster_without_workers(driver, lonely_master):
-    """np=0 takes every slot; where there is none, one sentence says so and what to do."""
-    text = driver(f"""
-        from sparkring.errors import SlotsError
-        session = spark({lonely_master.url!r})
-        try:
-            run("rank", 0)
-        except SlotsError as error:
-            print("FOUND", error)
-        session.stop()
-    """).wait()
-    assert "FOUND -n 0 takes every task slot, and there is none" in text, text
+def test_executors_with_another_python(driver, lonely_master, tmp_path):
+    """What it lacks is told in one sentence, with both paths and the setting; nothing of this one is mixed into it.
+
+    Before any executor is there, np=0, which takes every slot, says that there is none.
+    """
+    folder = tmp_path / "bare"
+    venv.create(folder, symlinks=True, with_pip=False)
+    python = str(folder / "bin" / "python")
+    found = driver(BARE.format(python=python, url=lonely_master.url))
+    found.until_said("FOUND -n 0 takes every task slot, and there is none")
+    lonely_master.add()
+    text = found.wait()
+    package, rows = (line for line in text.splitlines() if line.startswith("REFUSED"))
+    for line, lacks in ((package, f"numpy {np.__version__}"), (rows, "no pyarrow")):
+        assert all(part in line for part in (lacks, sys.executable, python, "PYSPARK_PYTHON")), line
+    (path,) = (line for line in text.splitlines() if line.startswith("PATH"))
+    prefix, entries = ast.literal_eval(path.removeprefix("PATH "))
+    assert prefix == str(folder)
+    theirs = [entry for entry in entries if "site-packages" in entry and "pyspark" not in entry]
+    assert all(entry.startswith(prefix) for entry in theirs), entries
 
 
 def test_a_module_that_spark_ships_is_there_on_the_ranks(driver, tmp_path):

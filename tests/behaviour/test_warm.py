@@ -214,10 +214,32 @@ def test_an_error_in_a_function_of_an_earlier_cell(shared_gang):
     assert "called from cell line 3: divide(a)" in text
 
 
+EXITS = {
+    "sys.exit()": "import sys\nsys.exit()",
+    "sys.exit(main())": "import sys\ndef main(): return 0\nsys.exit(main())",
+    "exit()": "exit()",
+    "absl": "from absl import app\napp.run(lambda arguments: None)",
+    "click": "import click\n@click.command()\ndef main(): pass\nmain()",
+}
+
+
 def test_exits_that_are_exceptions(shared_gang):
-    """sys.exit() in a cell ends the cell, not the rank."""
+    """An exit ends the cell, not the rank: without a code it is a success, and with one a failure that names it."""
+    for code in EXITS.values():
+        result = shared_gang.cell(f"reached = rank\n{code}\nreached = 'the rest of the cell'", pull=("reached",))
+        assert (result.values, result.pulled) == ([None] * 3, {"reached": 0})
+        assert [rank.state for rank in result.record.ranks] == ["finished"] * 3
     assert "called sys.exit(2)" in str(failed(shared_gang, "import sys\nsys.exit(2)"))
-    assert shared_gang.values("rank") == [0, 1, 2]
+    assert shared_gang.values("import sys\nreached, sys.stdin.read()") == [(rank, "") for rank in range(3)]
+    # A process that the cell forks ends with the code that it gives.
+    forked = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(rank)
+os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+    assert shared_gang.values(forked) == [0, 1, 2]
 
 
 def test_interrupt_keeps_the_gang(shared_gang):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from pyarrow import parquet
 
+from sparkring import shards
 from sparkring.data.frames import version_of
 from sparkring.data.materialise import COMMIT, OWNER, USED, clean, materialise
 from sparkring.errors import DataError
@@ -178,6 +179,24 @@ def test_vectors_become_arrays(spark, cache):
     rows = [(0, Vectors.dense([1.0, 2.0])), (1, Vectors.sparse(2, [1], [3.0]))]
     copy = materialise(spark.createDataFrame(rows, ["id", "a.`v"]), cache=cache)
     assert sorted((row["id"], row["a.`v"]) for row in rows_of(copy)) == [(0, [1.0, 2.0]), (1, [0.0, 3.0])]
+
+
+def test_values_are_those_of_to_pandas(spark, cache):
+    """Times are those of the session's zone, and other rows in another one; what no array can hold is told."""
+    frame = spark.sql("SELECT id, timestamp'2020-01-01 10:00:00' AS at, IF(id < 30, id, NULL) AS x, struct(id) AS r "
+                      "FROM range(40)")  # fmt: skip
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        copy, times = materialise(frame, cache=cache), frame.toPandas()["at"]
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+    assert version_of(frame) != copy.version
+    data = shards(copy.location.written, 40, columns=["at"], shuffle=False)
+    assert (next(data.as_numpy("at")) == times.to_numpy()).all()
+    for columns, said in ((["x"], r"`x` has nulls \(10 in 40 rows\)"), (["r"], "`r` is struct.*leave it out")):
+        with pytest.raises(DataError, match=said):
+            shards(copy.location.written, 8, columns=columns)._sparkring_look_ahead(2)
+    shards(copy.location.written, 8, columns=["x"], fill={"x": 0})._sparkring_look_ahead(2)
 
 
 def test_row_groups(spark, cache):

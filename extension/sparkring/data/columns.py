@@ -45,10 +45,7 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
     if not array.null_count:
         return array
     if name not in fill:
-        raise DataError(
-            f"column `{name}` has nulls ({array.null_count:,} in {len(array):,} rows), and an array has none: say what "
-            f"stands for them, fill={{'{name}': 0}}, or leave these rows out, where=\"{name} is not None\"."
-        )
+        raise has_nulls(name, array.null_count, len(array))
     try:
         return pc.fill_null(array, pa.scalar(fill[name], array.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
@@ -58,6 +55,14 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         return pa.array([fill[name] if value is None else value for value in array.to_pylist()], array.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError):
         raise DataError(f"fill={{'{name}': {fill[name]!r}}}: column `{name}` is {array.type}.") from None
+
+
+def has_nulls(name: str, count: int, rows: int) -> DataError:
+    """What to say of a column with nulls for which nothing is to stand."""
+    return DataError(
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), and an array has none: say what stands for them, "
+        f"fill={{'{name}': 0}}, or leave these rows out, where=\"{name} is not None\"."
+    )
 
 
 def _array(array: pa.Array, name: str) -> Array:

@@ -12,9 +12,10 @@ import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -70,7 +71,8 @@ class Dataset:
     """A data set as it was when it was opened: `version` is a digest of all footers and what was chosen of them.
 
     `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
-    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words.
+    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` are those that
+    the footers tell of, by column, in all rows.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Dataset:
     version: str
     where: str = ""
     condition: pc.Expression | None = None
+    nulls: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -160,7 +163,8 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     digest = hashlib.sha256(repr((chosen, words)).encode())
     for file in files:
         digest.update(f"{file.version}{file.partitions}".encode())
-    dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition)
+    nulls = sum((_nulls(footer.metadata, set(chosen)) for footer in footers), Counter())
+    dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition, nulls)
     if condition is not None:
         dataset = _counted(dataset)
     if not dataset.rows:
@@ -363,6 +367,19 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
         stored = sum(part.total_uncompressed_size for part in parts)
         found.append(RowGroup(group.num_rows, size, stored, group.num_rows))
     return tuple(found)
+
+
+def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
+    """How many nulls there are in each of `columns`, but for nested ones, as far as it is told."""
+    leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
+    found: Counter[str] = Counter()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for name, at in leaves.items():
+            statistics = group.column(at).statistics
+            if statistics is not None and statistics.has_null_count:
+                found[name] += statistics.null_count
+    return found
 
 
 # ── The filter ────────────────────────────────────────────────────────────────

@@ -67,29 +67,53 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     return session
 
 
-def without_vectors(frame: DataFrame) -> DataFrame:
-    """The same rows with MLlib's vectors as arrays of doubles, which every reader knows."""
+def for_arrays(frame: DataFrame) -> DataFrame:
+    """The same rows with what every Parquet reader knows: MLlib's vectors as arrays of doubles, times as in toPandas().
+
+    These are the times that a clock in the session's time zone shows. In Parquet, Spark's are those of a clock in UTC.
+    """
     from pyspark.sql import functions
 
-    vectors = [field.name for field in frame.schema.fields if _is_vector(field.dataType)]
-    if not vectors:
-        return frame
-    from pyspark.ml.functions import vector_to_array
+    changed: dict[str, Column] = {}
+    for field in frame.schema.fields:
+        column = functions.col(_quoted(field.name))
+        if _is_vector(field.dataType):
+            from pyspark.ml.functions import vector_to_array
 
-    columns = [functions.col(_quoted(name)) for name in frame.columns]
-    arrays = [
-        vector_to_array(column).alias(name) if name in vectors else column
-        for name, column in zip(frame.columns, columns, strict=True)
-    ]
-    return frame.select(arrays)
+            changed[field.name] = vector_to_array(column)
+        elif _has_times(field.dataType):
+            changed[field.name] = column.cast(_without_zone(field.dataType))
+    if not changed:
+        return frame
+    return frame.select([
+        changed[name].alias(name) if name in changed else functions.col(_quoted(name)) for name in frame.columns
+    ])  # fmt: skip
+
+
+def _has_times(kind: DataType) -> bool:
+    return bool(_without_zone(kind) != kind)
+
+
+def _without_zone(kind: DataType) -> DataType:
+    """The type with times without a time zone: of a column, and within arrays."""
+    from pyspark.sql.types import ArrayType, TimestampNTZType, TimestampType
+
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_zone(kind.elementType), kind.containsNull)
+    return TimestampNTZType() if isinstance(kind, TimestampType) else kind
 
 
 def version_of(frame: DataFrame) -> str:
     """What two DataFrames share only if they stand for the same rows, in this kernel and later ones.
 
+    With times in them, only if the session's time zone is the same, too.
+
     Reads the rows, in one Spark job, where the plan does not tell them; what Spark raises then goes to the caller.
     """
-    return _by_plan(frame) or _by_rows(frame)
+    found = _by_plan(frame) or _by_rows(frame)
+    if any(_has_times(field.dataType) for field in frame.schema.fields):
+        found += f"-{frame.sparkSession.conf.get('spark.sql.session.timeZone')}"
+    return found
 
 
 # ── By the plan ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import platformdirs
 
 from sparkring.data import owners
-from sparkring.data.frames import session_of, version_of, without_vectors
+from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.data.jobs import interruptibly
 from sparkring.errors import DataError, OptionsError
 from sparkring.interrupts import interrupted
@@ -75,7 +75,8 @@ def materialise(
     """The copy of a Spark DataFrame in `cache`: the one that is there, or one that is written now.
 
     `cache` is any path that Spark's executors and this process both reach; default: see cache_folder(). Row groups
-    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles. `name` is what the
+    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles, and times
+    those of the session's time zone, as in toPandas(). `name` is what the
     notebook calls it, and `say` is told what happens. An interrupt ends Spark's job, and leaves nothing half-written.
     DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
     """
@@ -228,7 +229,7 @@ def _write(
 
         def write() -> None:
             # Into a folder that is there: its owner is in it. Spark passes over names that begin with _.
-            writer = without_vectors(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
+            writer = for_arrays(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
             writer.parquet(copy.for_spark())
 
         started = time.time()

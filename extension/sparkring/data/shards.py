@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparkring import place
 from sparkring.data import plan as planning
+from sparkring.data.columns import has_nulls
 from sparkring.data.dataset import Dataset, Source, open_dataset
 from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
@@ -212,6 +213,10 @@ class Shards:
     def _sparkring_look_ahead(self, size: int) -> None:
         """What would be told on the ranks is told before they are started."""
         self.plan(self.size if self.seat else size)
+        found = self.dataset
+        for name, count in found.nulls.items():
+            if count and name not in self.layout.fill and found.condition is None:  # which may leave them out
+                raise has_nulls(name, count, found.rows)
         try:
             self.spec  # noqa: B018
         except DataError:

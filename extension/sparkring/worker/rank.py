@@ -7,6 +7,7 @@ The loop takes one request after another, and what they bind stays; a run of one
 from __future__ import annotations
 
 import ast
+import builtins
 import gc
 import os
 import queue
@@ -22,6 +23,7 @@ from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
+from sparkring.notebook_state import NotebookState, RankState
 from sparkring.source_lines import keep_lines
 from sparkring.worker import children, collectives, process, stacks
 from sparkring.worker.failures import as_failure
@@ -49,6 +51,8 @@ class Rank:
         gc.set_threshold(5_000, 10, 10)
         self.requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.address = ""
+        self.environment: dict[str, str] = {}  # what the member wants for all requests, and the notebook not otherwise
+        self.notebook = RankState()
         self.cells = 0
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
@@ -99,7 +103,7 @@ class Rank:
             if frame.kind == "world":
                 self.enter(frame.fields)
             elif frame.kind == "environment":
-                os.environ.update(frame.fields["variables"])
+                self.environment.update(frame.fields["variables"])
             elif frame.kind == "run":
                 self.run(frame)
 
@@ -109,17 +113,9 @@ class Rank:
         place.enter(seat)
         self.address = fields["address"]
         os.environ.update(fields["environment"])
-        if os.environ.get("MPLBACKEND", "").startswith("module://"):
-            os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.
         fair_share = max(1, process.cores() // seat.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
-        # The driver's working folder and import path, as far as they exist on this host.
-        if os.path.isdir(fields["folder"]):
-            os.chdir(fields["folder"])
-        known = set(sys.path)
-        sys.path += [entry for entry in fields["path"] if entry not in known and os.path.isdir(entry or ".")]
-        sys.path.insert(0, "")
         self.namespace.update(rank=seat.rank, size=seat.size, local_rank=seat.local_rank)
         self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
@@ -127,13 +123,16 @@ class Rank:
         sparkdl.install()
 
     def run(self, frame: Frame) -> None:
-        """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
+        """Run one request and tell how it went; an interrupt is told like an error, and so is an exit with a code."""
         fields = frame.fields
-        os.environ.update(fields["environment"])
         here.enter(here.Here(**fields["checkpoints"]))
         self.cells += 1
         self.loaded = False
         try:
+            self.notebook.apply(NotebookState.from_json(fields["notebook"]))
+            os.environ.update({**fields["environment"], **self.environment})
+            if os.environ.get("MPLBACKEND", "").startswith("module://"):
+                os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
             try:
                 # Anew for each request: the cell before may have set its own.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,7 +140,14 @@ class Rank:
                     from sparkring.worker import autolog
 
                     autolog.install()
-                value = self.compute(fields, frame)
+                try:
+                    value = self.compute(fields, frame)
+                except SystemExit as end:
+                    if exit_code(end) != 0:
+                        raise
+                    value = None
+                finally:
+                    self.notebook.leave_run()
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
@@ -151,6 +157,8 @@ class Rank:
         except BaseException as error:  # whatever ends the user's code is the outcome, and is told
             signal.signal(signal.SIGINT, _pass_over)  # it may have come in the middle of the line above
             if os.getpid() != self.pid:
+                if isinstance(error, SystemExit):
+                    _leave_forked_child(exit_code(error))
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
@@ -232,6 +240,13 @@ def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     return value
 
 
+def exit_code(end: SystemExit) -> int:
+    """The code with which Python ends a process on a SystemExit: 0 if it has none, 1 if it has a message."""
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
+
+
 def type_name(value: object) -> str:
     """A value's type as people write it: `dict`, `numpy.ndarray`."""
     kind = type(value)
@@ -266,6 +281,8 @@ def _fresh_main() -> dict[str, Any]:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
+    # The `exit` that Python's site module defines closes stdin, which the next cell of a warm gang may read.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     from sparkring.worker.shell import get_ipython
 
     module.__dict__.update(__builtins__=__builtins__, get_ipython=get_ipython, display=print)

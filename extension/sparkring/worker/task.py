@@ -52,15 +52,17 @@ def task_for(
             """Give the rank the rows as it reads them; one that has had enough closes its end."""
             import pyarrow
 
+            described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
             try:
                 writer = None
                 for batch in rows:
-                    writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema)
+                    # What Spark sends has its types; what they are to Spark is in the metadata of ours.
+                    writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
                     writer.write_batch(batch)
                     pipe.flush()
                 if broke_off():
                     raise RuntimeError("sparkring: Spark could not make the rows of this partition")
-                writer = writer or pyarrow.ipc.new_stream(pipe, pyarrow.ipc.read_schema(pyarrow.py_buffer(schema)))
+                writer = writer or pyarrow.ipc.new_stream(pipe, described)
                 writer.close()
                 pipe.write(rows_end)
                 pipe.close()

@@ -18,12 +18,14 @@ BOOT = (
 
 # Follows the last row: a stream that breaks off must not pass for a short partition.
 ROWS_END = b"end of rows"
+# Where the metadata of their Arrow schema says what Spark knows of them.
+SPARK_SCHEMA = b"sparkring.spark"
 
 
 class Ticket(NamedTuple):
     """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
 
-    `gpus` are the addresses of the GPUs that the rank has for itself.
+    `prefix` is sys.prefix of the notebook's Python. `gpus` are the addresses of the GPUs that the rank has for itself.
     From a Spark task: `context` is what its BarrierTaskContext holds, packed by worker/task.py, and `rows` the open
     descriptor from which its rank reads the rows of its partition, or -1.
     """
@@ -34,6 +36,7 @@ class Ticket(NamedTuple):
     secret: str
     first: list[str]
     last: list[str]
+    prefix: str = ""
     cleanup: str = ""
     gpus: Sequence[str] = ()
     context: str = ""

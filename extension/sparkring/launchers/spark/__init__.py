@@ -1,1 +1,1 @@
-"""Ranks as tasks of a Spark barrier stage: the session, its slots, a DataFrame's partitions, and the launcher."""
+"""Ranks as tasks of a Spark barrier stage: the session, its Python and slots, a DataFrame's partitions, a launcher."""

@@ -9,6 +9,7 @@ from sparkring.data.jobs import interruptibly
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.launchers.spark.session import stopped
 from sparkring.words import REASONS, line_with
+from sparkring.worker.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,11 +51,20 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """Its columns, as Arrow says it."""
+        """Its columns, as Arrow says it; in the metadata how toPandas() gives them to Python."""
+        import cloudpickle
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        setting = self.frame.sparkSession.conf.get
+        by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
+        structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
+        if structs == "legacy":
+            structs = "dict" if by_arrow else "row"
         try:
-            return bytes(to_arrow_schema(self.frame.schema).serialize())
+            schema = self.frame.schema
+            # Packed, and not as JSON, since the notebook may have types of its own, which ranks cannot import.
+            told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
+            return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
         except Exception as error:  # pyspark has more than one class for it
             raise LaunchError(
                 f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "

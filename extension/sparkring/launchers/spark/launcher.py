@@ -12,6 +12,7 @@ import io
 import math
 import pkgutil
 import py_compile
+import re
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import sparkring
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.launchers.base import Wanted
+from sparkring.launchers.spark.python import SET_PYTHON, executed_by_this_python, executors_python
 from sparkring.launchers.spark.session import LOOPBACK
 from sparkring.launchers.spark.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
 from sparkring.words import REASONS, last_before_java, line_with
@@ -60,6 +62,7 @@ class SparkLauncher:
         self._stage = Stage(self._context, wanted.title, size, stays=wanted.stays)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._python = str(self._context.pythonExec)  # that executors run, as far as it is known
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -87,12 +90,17 @@ class SparkLauncher:
     def _run(self, size: int, task: Callable[..., Any]) -> None:
         try:
             self._context.setJobGroup(self._stage.group, f"sparkring: {self._stage.title}", interruptOnCancel=True)
-            if self._data is None:
-                self._context.parallelize(range(size), size).barrier().mapPartitions(task).collect()
-            else:
-                self._data.stage(size, task).collect()
+            with executed_by_this_python(self._context):
+                if self._data is None:
+                    stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
+                    stage._jrdd  # noqa: B018 - which Python is to run it is noted here
+                else:
+                    stage = self._data.stage(size, task)
+            stage.collect()
         except Exception as error:  # whatever Spark says is told by problem()
             self._error = error
+            if _lacks(str(error)):
+                self._python = executors_python(self._context)
         finally:
             self._ended = True
 
@@ -108,8 +116,13 @@ class SparkLauncher:
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
             here = ".".join(map(str, sys.version_info[:2]))
             return LaunchError(
-                f"Spark's executors run another Python than this notebook's {here}: {line_with(text, 'version')} "
-                "Set PYSPARK_PYTHON to the same version on all of them before the session starts."
+                f"Spark's executors run {self._python}, which is another Python than this notebook's {sys.executable} "
+                f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
+            )
+        if _lacks(text):
+            return LaunchError(
+                f"Spark's executors run {self._python}, which has no {_lacks(text)}, and this notebook runs "
+                f"{sys.executable}: {SET_PYTHON[0].lower()}{SET_PYTHON[1:]}"
             )
         if "RuntimeError: sparkring: " in text:
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
@@ -182,6 +195,12 @@ class SparkLauncher:
             except Exception:  # py4j's many ways of saying that the session has been stopped
                 pass
             self._thread.join(10.0)
+
+
+def _lacks(text: str) -> str:
+    """The package without which Spark's own worker could not start the task; '' if that is not what went wrong."""
+    found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
+    return found[1] if found else ""
 
 
 @functools.cache

@@ -1,0 +1,132 @@
+"""What a notebook has set up in its process reaches its ranks, on every launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+
+import pytest
+
+from sparkring.notebook_state import import_path
+
+# As far as sparkring asks it, and with what MLflow makes of its variables when it goes on with a run.
+MLFLOW = """
+import os, types
+
+ended = []
+
+def active_run():
+    return types.SimpleNamespace(info=types.SimpleNamespace(run_id="run-7", experiment_id="5"))
+
+def end_run(status):
+    ended.append(status)
+
+def get_tracking_uri():
+    return "http://tracking:5000"
+"""
+
+
+@pytest.fixture
+def loggers():
+    """For a test that sets up logging: it is as before when the test has ended."""
+    root = logging.getLogger()
+    level, handlers, known = root.level, list(root.handlers), set(root.manager.loggerDict)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    for name in set(root.manager.loggerDict) - known:
+        del root.manager.loggerDict[name]
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """A folder in front of sys.path with a `click` of its own, which is installed as well, and an `mlflow`."""
+    (tmp_path / "click.py").write_text("version = 'in development'\n")
+    (tmp_path / "mlflow.py").write_text(MLFLOW)
+    with contextlib.suppress(KeyError):
+        monkeypatch.delitem(sys.modules, "click")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    for name in ("click", "mlflow"):
+        sys.modules.pop(name, None)
+
+
+def configure(level):
+    """As a notebook does."""
+    logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stdout, force=True)
+
+
+def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeypatch):
+    """sys.path in its order, variables that were set when the SparkSession was there, logging, and MLflow's run."""
+    configure(logging.INFO)
+    own = logging.getLogger("notebook's own")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("{name} says {message}", style="{"))
+    own.addHandler(handler)
+    own.propagate = False
+    logging.getLogger("chatty").setLevel(logging.ERROR)
+    monkeypatch.setenv("HOROVOD_TIMELINE_MARK_CYCLES", "1")
+    monkeypatch.setenv("PYTHONNOUSERSITE", "of this machine")
+    importlib.import_module("mlflow")
+    cell = """
+        import logging, os, sys, click
+        logging.info("info")
+        logging.debug("debug")
+        logging.getLogger("chatty").warning("not heard")
+        logging.getLogger("notebook's own").warning("hello")
+        click.version, [os.environ.get(name) for name in names], sys.path
+    """
+    names = ["HOROVOD_TIMELINE_MARK_CYCLES", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"]
+    names.append("PYTHONNOUSERSITE")
+    result = ring.run(cell, namespace={"names": names})
+    told = {line.text for rank in result.record.ranks for line in rank.tail}
+    assert told == {"INFO: info", "notebook's own says hello"}
+    for version, values, path in result.values:
+        assert version == "in development"
+        of_machine = "of this machine" if ring.where == "local" else None
+        assert values == ["1", "run-7", "5", "http://tracking:5000", of_machine]
+        there = [entry for entry in dict.fromkeys(sys.path) if os.path.exists(entry or ".")]
+        assert [entry for entry in path if entry in there] == there
+
+
+def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
+    """A warm gang hears of it; what a cell has set there stays while the notebook leaves it alone."""
+    configure(logging.INFO)
+    monkeypatch.setenv("CHANGES", "1")
+    importlib.import_module("mlflow")
+    cell = "import logging, os\nlogging.info('info')\nlogging.error('error')\nos.environ.get('CHANGES')"
+    result = shared_gang.cell(f"import mlflow\n{cell}, os.environ.pop('MLFLOW_RUN_ID')")
+    assert result.values == [("1", "run-7")] * 3
+    assert [line.text for line in result.record.ranks[0].tail] == ["INFO: info", "ERROR: error"]
+    # MLflow takes the run's name out of the environment when it has read it; the next cell goes on with it, too.
+    # Only the notebook ends the run.
+    change = "logging.getLogger().setLevel(logging.ERROR)\nos.environ['CHANGES'] = 'by the cell'"
+    assert (
+        shared_gang.values(f"{change}\nos.environ['MLFLOW_RUN_ID'], list(mlflow.ended)") == [("run-7", ["RUNNING"])] * 3
+    )
+    result = shared_gang.cell(cell)
+    assert result.values == ["by the cell"] * 3
+    assert [line.text for line in result.record.ranks[0].tail] == ["ERROR: error"]
+    configure(logging.WARNING)
+    monkeypatch.delenv("CHANGES")
+    sys.modules.pop("mlflow")
+    result = shared_gang.cell(f"{cell}, os.environ.get('MLFLOW_RUN_ID'), logging.getLogger().level")
+    assert result.values == [(None, None, logging.WARNING)] * 3
+    assert [line.text for line in result.record.ranks[0].tail] == ["ERROR: error"]
+
+
+def test_another_pythons_packages_are_left_out(tmp_path):
+    """Its own stand where the notebook has its own; what is of neither keeps its place."""
+    dev, beside, late = (str(tmp_path / name) for name in ("dev", "beside", "late"))
+    for folder in (dev, beside, late):
+        os.mkdir(folder)
+    notebook = [(dev, ""), ("/a/lib/python311.zip", "stdlib"), ("", ""), (beside, ""), ("/a/site-packages", "site"),
+                (late, ""), ("/nowhere", "")]  # fmt: skip
+    own = ["/tmp/shipped.zip", "/b/lib/python311.zip", "/b/lib/lib-dynload", "/b/site-packages", "/b/more"]
+    assert import_path(own, notebook, same_python=False) == [
+        "/tmp/shipped.zip", dev, "/b/lib/python311.zip", "/b/lib/lib-dynload", "", beside, "/b/site-packages", late,
+        "/b/more"
+    ]  # fmt: skip
