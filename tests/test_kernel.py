@@ -681,6 +681,16 @@ NOT_USABLE = {
         "%%horovod\nif True:\nprint(1)",
         r"CaptureError: cell line 3: expected an indented block .* \(SyntaxError\)\n    print\(1\)\n    \^",
     ),
+    "a return": (
+        "%%horovod -np -2\nx = 1\nreturn x",
+        r"CaptureError: cell line 3: 'return' outside function \(SyntaxError\)\n    return x\n    \^\n"
+        r"The cell is the body of the function already\. The value of its last expression comes back: .*",
+    ),
+    "a yield": (
+        "%%horovod\nfor x in range(3):\n    yield x",
+        r"CaptureError: cell line 3: 'yield' outside function \(SyntaxError\)\n        yield x\n        \^\n"
+        r"The cell is the body of a function .* Collect the values in a list.*",
+    ),
     "a name that exists nowhere": (
         "%%horovod -n -2\nx = 1\nprint(learning_rte)",
         r"CaptureError: cell line 3 reads `learning_rte`, which is defined neither in this cell nor in the notebook\. "

@@ -10,6 +10,7 @@ import re
 import shlex
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -512,6 +513,15 @@ def _can_be_shown(value: Any) -> bool:
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)
 
 
+# What to write instead of a statement that belongs into a function.
+_OUTSIDE = {
+    "return": "The cell is the body of the function already. The value of its last expression comes back: write it "
+    "without `return`.",
+    "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
+    "the cell with it.",
+}
+
+
 def _cell_source(shell: Any, magic: str, cell: str) -> str:
     """The cell as Python, its lines numbered as the notebook shows them: the magic's own line is 1."""
     if not cell.strip():
@@ -520,11 +530,15 @@ def _cell_source(shell: Any, magic: str, cell: str) -> str:
     source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
         tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's: the ranks show them
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         line = error.lineno or 2
         text = ("\n" + cell).split("\n")[line - 1 : line]
         shown = f"\n    {text[0]}\n    {' ' * max(0, (error.offset or 1) - 1)}^" if text else ""
-        raise CaptureError(f"cell line {line}: {error.msg} (SyntaxError){shown}", line=line) from None
+        advice = next((f"\n{what}" for word, what in _OUTSIDE.items() if error.msg.startswith(f"'{word}")), "")
+        raise CaptureError(f"cell line {line}: {error.msg} (SyntaxError){shown}{advice}", line=line) from None
     for node in ast.walk(tree):
         _refuse_magic(node)
     return source
