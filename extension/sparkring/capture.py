@@ -120,9 +120,11 @@ def _row(name: str, value: object, want: _Wanted, packed: Packed) -> CapturedNam
     )
 
 
-def captured_call(function: object, kwargs: dict[str, Any], packed: Packed) -> tuple[CapturedName, ...]:
+def captured_call(
+    function: object, kwargs: dict[str, Any], packed: Packed, args: Iterable[Any] = ()
+) -> tuple[CapturedName, ...]:
     """What pack_call() has packed: the function and its arguments."""
-    values = (function, *kwargs.values())
+    values = (function, *args, *kwargs.values())
     return tuple(_row(name, value, _Wanted(True), packed) for name, value in zip(packed.sizes, values, strict=True))
 
 

@@ -550,7 +550,7 @@ def checkpoints_parser() -> argparse.ArgumentParser:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """The words in a form that argparse takes: `--np=-2` for `-n -2`, two options to it, and for horovodrun's `-np -2`."""
+    """The words as argparse takes them: `--np=-2` for `-n -2`, two options to it, and for horovodrun's `-np -2`."""
     found: list[str] = []
     for word in words:
         if word.startswith("-np"):

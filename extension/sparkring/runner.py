@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from sparkring import background, events, runs
 from sparkring.attempts import Attempts
 from sparkring.background import BackgroundRun
+from sparkring.calls import check_call, innermost, name_of, options_apart
 from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
@@ -184,21 +185,38 @@ def take_along(
 
 def run_function(
     function: Callable[..., Any],
+    args: Sequence[Any],
     kwargs: dict[str, Any],
     options: Options,
     *,
     framework: str,
+    code: str | None = None,
+    notice: str = "",
 ) -> RunResult:
-    """Run `function(**kwargs)` on a ring of ranks; errors as for run_cell()."""
-    return _open_function(function, kwargs, options, framework).to_the_end()
+    """Run `function(*args, **kwargs)` on a ring of ranks; errors as for run_cell().
+
+    `code` is what to keep as the source, unless it is the function's; a `notice` is shown with the run.
+    """
+    run = _open_function(function, args, kwargs, options, framework, code)
+    if notice:
+        run.recorder.notice(notice)
+    return run.to_the_end()
 
 
-def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options: Options, framework: str) -> _Run:
+def _open_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: Options,
+    framework: str,
+    code: str | None = None,
+) -> _Run:
     if not callable(function):
         raise TypeError(f"run() takes a function, not {type(function).__name__}")
+    check_call(function, args, kwargs)
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
-    title = options.name or getattr(function, "__qualname__", type(function).__name__)
-    packed = pack_call(function, kwargs, namespace)
+    title = options.name or name_of(function)
+    packed = pack_call(function, kwargs, namespace, args)
     request = Request(
         "call",
         packed.payload,
@@ -209,9 +227,9 @@ def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options
     )
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
-    code = _source_of(function)
-    directory = _directory(options, code, kwargs.values())
-    captured = captured_call(function, kwargs, packed)
+    code = _source_of(function) if code is None else code
+    directory = _directory(options, code, [*args, *kwargs.values()])
+    captured = captured_call(function, kwargs, packed, args)
     return _Run(request, options, title, code, captured, large, directory=directory)
 
 
@@ -251,20 +269,22 @@ class HorovodRunner:
 
         Both are packed with cloudpickle. RunFailed says which rank failed and why.
         """
-        return run_function(main, kwargs, Options(np=self.num_processor, logs=self._logs), framework="horovod").value
+        options = Options(np=self.num_processor, logs=self._logs)
+        return run_function(main, (), kwargs, options, framework="horovod").value
 
 
 @overload
-def run(main: Callable[..., Any], *, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
+def run(main: Callable[..., Any], *args: Any, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
 
 
 @overload
-def run(main: Callable[..., Any], *, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
+def run(main: Callable[..., Any], *args: Any, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
 
 
+@options_apart
 def run(
     main: Callable[..., Any],
-    *,
+    *args: Any,
     np: int = -1,
     driver_log_verbosity: str = "all",
     framework: str = "horovod",
@@ -279,13 +299,18 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
+    """Call `main(*args, **kwargs)` on a ring of ranks: HorovodRunner's keywords, and a launch magic's options.
 
-        sparkring.run(train, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
+        sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
     np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
     options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
-    at once. Errors as for run_cell(); OptionsError.
+    at once.
+
+    A keyword that is an option and also a parameter of `main` is refused. Give `main` its own by position, or with
+    functools.partial(main, checkpoint_dir=…); then the keyword is the option.
+
+    Errors as for run_cell(); OptionsError.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
@@ -304,7 +329,7 @@ def run(
         background=background,
         timeline=asked_timeline("run()", framework == "horovod", timeline),
     )
-    opened = _open_function(main, kwargs, checked("run()", options), framework)
+    opened = _open_function(main, args, kwargs, checked("run()", options), framework)
     return opened.in_background() if background else opened.to_the_end()
 
 
@@ -440,6 +465,6 @@ def _source_of(function: Callable[..., Any]) -> str:
     import inspect
 
     try:
-        return inspect.getsource(function)
+        return inspect.getsource(innermost(function))
     except (OSError, TypeError):
         return ""
