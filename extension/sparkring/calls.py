@@ -13,15 +13,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, or the one in a functools.partial."""
-    return innermost(function.func) if isinstance(function, functools.partial) else function
-
-
 def name_of(function: Callable[..., Any]) -> str:
     """What to call a function in messages and titles."""
-    found = innermost(function)
+    found = _innermost(function)
     return getattr(found, "__qualname__", None) or type(found).__name__
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The text of a function; empty if that is not known."""
+    try:
+        return inspect.getsource(_innermost(function))
+    except (OSError, TypeError):
+        return ""
 
 
 def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
@@ -78,6 +81,11 @@ def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Itera
                 f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Give the function its own by "
                 f"position, or with functools.partial({main}, {name}=…): then {name}= is {who}()'s."
             )
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, or the one in a functools.partial."""
+    return _innermost(function.func) if isinstance(function, functools.partial) else function
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:

@@ -361,6 +361,7 @@ class Gang:
                 "barrier": framework.in_task,
                 "environment": environment,
                 "checkpoints": request.checkpoints._asdict(),
+                "scripts": [script._asdict() for script in request.scripts],
             }
             parts: list[Buffer] = [request.payload, *request.buffers]
             if sum(map(len, parts)) <= SMALL_BYTES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from sparkring import background, events, runs
 from sparkring.attempts import Attempts
 from sparkring.background import BackgroundRun
-from sparkring.calls import check_call, innermost, name_of, options_apart
+from sparkring.calls import check_call, name_of, options_apart, source_of
 from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
@@ -29,6 +29,7 @@ from sparkring.options import timeline as asked_timeline
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
+from sparkring.scripts import Script
 from sparkring.storage import locate
 from sparkring.turn import Request, Turn
 from sparkring.versions import versions
@@ -54,16 +55,18 @@ def run_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script] = (),
     view: View | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> RunResult:
     """Run a cell of the notebook whose names are in `namespace`, and put there what it pulls.
 
-    It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones. CaptureError if something that it
-    reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt if it does not end well.
+    `scripts` are those of its %run lines. It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones.
+    CaptureError if something that it reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt
+    if it does not end well.
     """
-    return _open_cell(source, namespace, options, framework, title, code, view, warm, ranks).to_the_end()
+    return _open_cell(source, namespace, options, framework, title, code, scripts, view, warm, ranks).to_the_end()
 
 
 def start_cell(
@@ -74,10 +77,11 @@ def start_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script] = (),
     view: View | None = None,
 ) -> BackgroundRun:
     """The same on fresh ranks, without waiting for them: what can be wrong before a launch is told at once."""
-    return _open_cell(source, namespace, options, framework, title, code, view).in_background()
+    return _open_cell(source, namespace, options, framework, title, code, scripts, view).in_background()
 
 
 def _open_cell(
@@ -87,12 +91,13 @@ def _open_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script],
     view: View | None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> _Run:
     taking_part = ranks or range(options.size)
-    captured = take_along(source, namespace, options, framework, warm, taking_part)
+    captured = take_along(source, namespace, options, framework, scripts, warm, taking_part)
     request = Request(
         "cell",
         captured.payload,
@@ -104,6 +109,7 @@ def _open_cell(
         captured.buffers,
         tuple(captured.sent),
         timeline=options.timeline,
+        scripts=tuple(scripts),
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -113,7 +119,8 @@ def _open_cell(
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
     _look_ahead(captured, namespace, options.size)
-    directory = _directory(options, code, [namespace.get(name.name) for name in captured.names])
+    whole = "\n".join([code, *(script.source for script in scripts)])
+    directory = _directory(options, whole, [namespace.get(name.name) for name in captured.names])
 
     def bring(result: RunResult) -> None:
         pulled = {} if result.problems else result.pulled
@@ -121,7 +128,7 @@ def _open_cell(
         if warm is not None:
             warm.held.bound({*captured.binds, *pulled}, taking_part)
 
-    return _Run(request, options, title, code, captured.names, large, view, data, warm, ranks, directory, bring)
+    return _Run(request, options, title, code, captured.table, large, view, data, warm, ranks, directory, bring)
 
 
 def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
@@ -162,6 +169,7 @@ def take_along(
     namespace: dict[str, Any],
     options: Options,
     framework: str,
+    scripts: Sequence[Script] = (),
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> Captured:
@@ -175,6 +183,7 @@ def take_along(
             also=options.push,
             held=warm.held.beside(namespace, ranks) if warm else (),
             on_ranks=warm.held.names if warm else (),
+            scripts=scripts,
             dry_run=options.dry_run,
         )
     except CaptureError as error:
@@ -227,7 +236,7 @@ def _open_function(
     )
     size_bytes = sum(packed.sizes.values())
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
-    code = _source_of(function) if code is None else code
+    code = source_of(function) if code is None else code
     directory = _directory(options, code, [*args, *kwargs.values()])
     captured = captured_call(function, kwargs, packed, args)
     return _Run(request, options, title, code, captured, large, directory=directory)
@@ -459,12 +468,3 @@ class _Run:
     def _drive(self, gang: Gang, turn: Turn) -> RunResult:
         warm = self.warm is not None
         return Drive(gang, turn, self.recorder, self.options, self.interrupts, warm=warm).to_the_end()
-
-
-def _source_of(function: Callable[..., Any]) -> str:
-    import inspect
-
-    try:
-        return inspect.getsource(innermost(function))
-    except (OSError, TypeError):
-        return ""

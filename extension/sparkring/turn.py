@@ -9,6 +9,7 @@ from sparkring.channel import Frame
 from sparkring.checkpointing.here import Here
 from sparkring.ends import echo_order
 from sparkring.events import Event, Failure, RankFailed, RankFinished, RankStopped
+from sparkring.scripts import Script
 
 SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
 
@@ -27,6 +28,7 @@ class Request(NamedTuple):
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
     timeline: bool = False  # whether the framework is to record one
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
+    scripts: tuple[Script, ...] = ()  # that the cell runs with %run
 
 
 class Value(NamedTuple):
