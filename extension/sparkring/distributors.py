@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+# What only the driver has is imported when something is run: a module of the user's may import these classes, and be
+# imported on a rank for a function that it defines.
 from sparkring.calls import check_call, name_of, source_of
 from sparkring.errors import OptionsError
-from sparkring.launchers import gpus_of_a_rank
 from sparkring.options import Options
-from sparkring.runner import run_function
 from sparkring.scripts import read_script
-from sparkring.views import tell
 from sparkring.worker.script import run_script
 from sparkring.worker.strategy import call_mirrored
 
@@ -48,6 +47,8 @@ class TorchDistributor:
         Or run a script, given by its path, with `args` as its sys.argv[1:]; it travels to the ranks, and None is
         returned. RunFailed says which rank failed and why; OptionsError.
         """
+        from sparkring.runner import run_function
+
         options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
         if callable(train_object):
             found = run_function(train_object, args, kwargs, options, framework="torch", notice=notice)
@@ -113,6 +114,8 @@ class MirroredStrategyRunner:
 
         RunFailed says which rank failed and why; OptionsError.
         """
+        from sparkring.runner import run_function
+
         if not callable(train_fn):
             raise OptionsError(f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}.")
         check_call(train_fn, (), kwargs)
@@ -140,6 +143,9 @@ def _at_least_one(name: str, value: Any) -> int:
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
     """Which ranks to start, and what to say of their GPUs; `several`: `count` is that of GPUs, if tasks have more."""
+    from sparkring.launchers import gpus_of_a_rank
+    from sparkring.views import tell
+
     np = -count if local_mode else count
     if not use_gpu:
         return Options(np=np, gpus=0), ""

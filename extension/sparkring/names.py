@@ -89,7 +89,8 @@ class CellNames:
 
     def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
         """The names of the cell with a script that one of its lines runs, `inside` its namespace or in its own."""
-        required, optional = dict(self.required), dict(self.optional)
+        required = {name: line for name, line in self.required.items() if name not in script.bound}
+        optional = {**self.optional, **self.required}
         for name in {**script.required, **script.optional} if inside else ():
             certain = name in script.required and name not in self.bound
             (required if certain else optional).setdefault(name, 0)
