@@ -77,11 +77,11 @@ def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "args", "kwargs", "said"),
     [
-        (plain, (), {}, r"plain\(lr.*, \*, steps.* cannot be called .*: missing a required argument: 'lr'\."),
+        (plain, (), {}, r"^plain\(\) cannot be called with these arguments: missing a required argument: 'lr'\.$"),
         (plain, (1,), {"lrr": 2}, "got an unexpected keyword argument 'lrr'"),
         (plain, (1, 2), {}, "too many positional arguments"),
         (train, (1,), {"lr": 2}, "multiple values for argument 'lr'"),
-        (functools.partial(plain, steps=1), (), {}, "plain.*missing a required argument"),
+        (functools.partial(plain, steps=1), (), {}, r"^plain\(\) cannot"),
     ],
 )
 def test_arguments_that_do_not_fit(function: Any, args: Any, kwargs: Any, said: str) -> None:

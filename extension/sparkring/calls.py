@@ -49,8 +49,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        name = name_of(function)
-        raise OptionsError(f"{name}{signature} cannot be called with these arguments: {error}.") from None
+        raise OptionsError(f"{name_of(function)}() cannot be called with these arguments: {error}.") from None
 
 
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:

@@ -49,10 +49,10 @@ class TorchDistributor:
         """
         from sparkring.runner import run_function
 
-        options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
         if callable(train_object):
-            found = run_function(train_object, args, kwargs, options, framework="torch", notice=notice)
-            return found.value
+            check_call(train_object, args, kwargs)
+            options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
+            return run_function(train_object, args, kwargs, options, framework="torch", notice=notice).value
         if not isinstance(train_object, str | os.PathLike):
             raise OptionsError(
                 f"TorchDistributor.run() takes a function or the path of a script, not {type(train_object).__name__}."
@@ -69,6 +69,7 @@ class TorchDistributor:
             raise OptionsError(f"TorchDistributor.run({written!r}): {error}.") from None
         arguments = [str(argument) for argument in args]
         title = shlex.join([os.path.basename(written), *arguments])[:_TITLE_LENGTH]
+        options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
         return run_function(
             run_script,
             (script, arguments),
