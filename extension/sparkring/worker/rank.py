@@ -166,14 +166,16 @@ class Rank:
 
     def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
         from sparkring import packing
-        from sparkring.scripts import Script
-        from sparkring.worker import shell
 
         payload, *buffers = frame.parts
         if fields["what"] == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
             return function(**kwargs)
-        shell.scripts.update({each["line"]: Script(**each) for each in fields["scripts"]})
+        if fields["scripts"]:
+            from sparkring.scripts import Script
+            from sparkring.worker import shell
+
+            shell.scripts.update({each["line"]: Script(**each) for each in fields["scripts"]})
         packing.unpack_names(payload, self.namespace, buffers)
         if fields["barrier"]:
             from sparkring.worker import barrier  # it imports pyspark

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import linecache
 import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkring.names import IMPLICIT
-from sparkring.scripts import Script
+if TYPE_CHECKING:
+    from sparkring.scripts import Script
 
 files: set[str] = set()  # the file names of the code of scripts, as tracebacks have them
 
@@ -22,6 +21,8 @@ def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
 
     sys.exit() and sys.exit(0) end it well; another code raises SystemExit.
     """
+    from sparkring.names import IMPLICIT
+
     cell = vars(sys.modules["__main__"])
     for name, source in script.parts:
         files.add(name)
@@ -48,6 +49,8 @@ def _code(script: Script, module: types.ModuleType) -> types.CodeType:
         module.__file__ = script.path
         ((name, source),) = script.parts
         return compile(source, name, "exec", dont_inherit=True)
+    import importlib.util
+
     spec = importlib.util.find_spec(script.module)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{script.module}.__main__")

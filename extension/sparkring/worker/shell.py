@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.errors import OptionsError
-from sparkring.scripts import Script, split_arguments
-from sparkring.worker.script import run_script
+
+if TYPE_CHECKING:
+    from sparkring.scripts import Script
 
 # Magics that make sense on a rank. The driver refuses others before the launch.
 LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
@@ -61,6 +62,9 @@ class Shell:
             raise OptionsError(
                 f"%run {line}: the script did not come along with the cell. Write the %run line in the cell itself."
             )
+        from sparkring.scripts import split_arguments
+        from sparkring.worker.script import run_script
+
         found = scripts[line]
         run_script(found, split_arguments(self._expand(found.arguments), patterns=found.patterns))
 
