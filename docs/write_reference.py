@@ -24,7 +24,11 @@ Made by `make docs` from the magics' own help (`%%horovod?` shows the same) and 
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
 """
 PETASTORM = ("make_reader", "make_batch_reader", "make_spark_converter", "SparkDatasetConverter", "check_transform")
-MADE_BY_USERS = {"HorovodRunner"}  # other classes' objects are what functions give
+MADE_BY_USERS = {
+    "HorovodRunner",
+    "MirroredStrategyRunner",
+    "TorchDistributor",
+}  # other classes' objects are what functions give
 # Methods without an underscore for the package's own other modules.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {

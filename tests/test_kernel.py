@@ -557,6 +557,57 @@ def test_shell_commands_and_line_magics_run_on_the_ranks(kernel: Kernel) -> None
     assert kernel.value("_.values[1]") == "(['one', 'two'], 'yes')"
 
 
+TRAIN = """
+import argparse
+import sys
+
+from beside import scale
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+
+def main():
+    arguments = parser.parse_args()
+    if arguments.lr > 1:
+        raise ValueError("too fast")
+    return arguments.lr * scale
+
+if __name__ == "__main__":
+    seen = [sys.argv, "lr" in globals(), "rank" in globals()]
+    result = main()
+    sys.exit(0)
+"""
+
+
+def test_scripts_run_on_the_ranks(kernel: Kernel, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "beside.py").write_text("scale = 10")
+    kernel.run(f"folder, lr, result = {str(folder)!r}, 0.5, 'the notebook\\'s'").done()
+    cell = kernel.run("""
+        %%horovod -n -2
+        before = [rank]
+        %run {folder}/train.py --lr {(lr + rank) / 2}
+        before, result, seen, main.__name__, __name__
+    """)
+    path = str(folder / "train.py")
+    cell.done()
+    assert eval(kernel.value("_.values")) == [
+        ([rank], 2.5 + 5 * rank, [[path, "--lr", str(0.25 + rank / 2)], False, False], "main", "__main__")
+        for rank in (0, 1)
+    ]
+    failed = kernel.run("%%horovod -n -2\n%run {folder}/train.py --lr 2").error.evalue
+    assert re.search(r"^\S+/jobs/train\.py:13, in main:$", failed, re.MULTILINE)
+    assert re.search(r"^→ 13 +raise ValueError\(\"too fast\"\)$", failed, re.MULTILINE)
+    assert re.search(r"called from cell line 2: %run \{folder\}/train\.py --lr 2$", failed, re.MULTILINE)
+    log = Path(re.findall(r"^Whole log: (.*)$", failed, re.MULTILINE)[0]).read_text()
+    assert f'File "{path}", line 13, in main\n    raise ValueError("too fast")\n' in log
+    assert "sparkring" not in log
+    rows = kernel.run("%%horovod --dry-run\n%run -i {folder}/beside.py").done().displayed
+    assert re.search(r"beside\.py +script +10 B +by value", rows)
+
+
 def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     seen: list[str] = []
@@ -712,6 +763,16 @@ NOT_USABLE = {
         "%%horovod\nif True:\nprint(1)",
         r"CaptureError: cell line 3: expected an indented block .* \(SyntaxError\)\n    print\(1\)\n    \^",
     ),
+    "a return": (
+        "%%horovod -np -2\nx = 1\nreturn x",
+        r"CaptureError: cell line 3: 'return' outside function \(SyntaxError\)\n    return x\n    \^\n"
+        r"The cell is the body of the function already\. The value of its last expression comes back: .*",
+    ),
+    "a yield": (
+        "%%horovod\nfor x in range(3):\n    yield x",
+        r"CaptureError: cell line 3: 'yield' outside function \(SyntaxError\)\n        yield x\n        \^\n"
+        r"The cell is the body of a function .* Collect the values in a list.*",
+    ),
     "a name that exists nowhere": (
         "%%horovod -n -2\nx = 1\nprint(learning_rte)",
         r"CaptureError: cell line 3 reads `learning_rte`, which is defined neither in this cell nor in the notebook\. "
@@ -746,6 +807,10 @@ NOT_USABLE = {
     ),
     "a cell magic further down": ("%%horovod\nx = 1\n%%bash\nls", r"CaptureError: cell line 3: %%bash needs .*"),
     "an unknown magic inside": ("%%horovod\nx = 1\n%nonsense", r"CaptureError: cell line 3: %nonsense needs .*"),
+    "a script that is not there": (
+        "%%horovod\nx = 1\n%run no/such.py --lr 0.1",
+        r"CaptureError: cell line 3: %run no/such\.py --lr 0\.1: there is no file /.*/no/such\.py\.",
+    ),
     "help inside": ("%%horovod\nx = 1\nx?", r"CaptureError: cell line 3: %pinfo needs .*"),
     "a run that is not there": (
         "%logs no-such-run",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparkring.background import BackgroundRun as BackgroundRun
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
+    from sparkring.distributors import MirroredStrategyRunner as MirroredStrategyRunner
+    from sparkring.distributors import TorchDistributor as TorchDistributor
     from sparkring.place import World as World
     from sparkring.place import world as world
     from sparkring.report import log as log
@@ -31,7 +33,9 @@ __version__ = "0.1.0"
 __all__ = [
     "BackgroundRun",
     "HorovodRunner",
+    "MirroredStrategyRunner",
     "RunResult",
+    "TorchDistributor",
     "World",
     "checkpoints",
     "load_ipython_extension",
@@ -46,7 +50,9 @@ __all__ = [
 _HOMES = {
     "BackgroundRun": "background",
     "HorovodRunner": "runner",
+    "MirroredStrategyRunner": "distributors",
     "RunResult": "result",
+    "TorchDistributor": "distributors",
     "last_result": "runner",
     "World": "place",
     "world": "place",

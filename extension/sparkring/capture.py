@@ -11,13 +11,14 @@ import difflib
 import types
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sparkring.errors import CaptureError
 from sparkring.events import CapturedName
 from sparkring.hints import names_in_hints, names_in_hints_of
 from sparkring.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.packing import Packed, pack
+from sparkring.scripts import Script
 from sparkring.string_names import MARKS, names_in_strings
 from sparkring.submodules import imported_submodules
 from sparkring.travel import Namespace, Problem, by_reference, ipython_names, type_name, walk
@@ -33,6 +34,7 @@ class Captured:
     payload, buffers: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
     binds: the names that the cell binds when it runs to its end.
+    scripts: those that the cell runs, which travel beside the payload.
     """
 
     names: tuple[CapturedName, ...]
@@ -40,6 +42,12 @@ class Captured:
     left_out: tuple[CapturedName, ...]
     binds: frozenset[str] = frozenset()
     buffers: tuple[memoryview, ...] = ()
+    scripts: tuple[CapturedName, ...] = ()
+
+    @property
+    def table(self) -> tuple[CapturedName, ...]:
+        """All that travels, and what cannot."""
+        return self.names + self.scripts
 
     @property
     def sent(self) -> list[str]:
@@ -68,17 +76,22 @@ def capture(
     also: Collection[str] = (),
     held: Container[str] = (),
     on_ranks: Collection[str] = (),
+    scripts: Collection[Script] = (),
     dry_run: bool = False,
 ) -> Captured:
     """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
 
     `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does; `also`
     are taken though the cell may not read them; `on_ranks` are those that earlier cells have bound there, and those
-    `held` there are not sent again. Raises SyntaxError; CaptureError, unless `dry_run`, for names that are defined
-    nowhere and for those that the cell needs and that cannot travel; all such names are in one error.
+    `held` there are not sent again; `scripts` are those that the cell runs. Raises SyntaxError; CaptureError, unless
+    `dry_run`, for names that are defined nowhere and for those that the cell needs and that cannot travel; all such
+    names are in one error.
     """
     cell = names_read(source)
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
+    for script in scripts:
+        for _, part in script.parts:
+            cell = cell.with_script(names_read(part), inside=script.inside)
     hidden = ipython_names(namespace, provided).union(reserved)
     wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
     wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
@@ -120,7 +133,14 @@ def capture(
         _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
     undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
     left_out = tuple(row for row in cannot if not row.required)
-    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers)
+    files = tuple(_script_row(script) for script in scripts)
+    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers, files)
+
+
+def _script_row(script: Script) -> CapturedName:
+    travels: Literal["by value", "by reference"] = "by reference" if script.module else "by value"
+    size_bytes = None if script.module else len(script.source.encode())
+    return CapturedName(script.title, "script", size_bytes, travels, None, None, True)
 
 
 def _row(
@@ -138,9 +158,11 @@ def _row(
     )
 
 
-def captured_call(function: object, kwargs: dict[str, Any], packed: Packed) -> tuple[CapturedName, ...]:
+def captured_call(
+    function: object, kwargs: dict[str, Any], packed: Packed, args: Iterable[Any] = ()
+) -> tuple[CapturedName, ...]:
     """What pack_call() has packed: the function and its arguments."""
-    values = (function, *kwargs.values())
+    values = (function, *args, *kwargs.values())
     sizes = packed.sizes.items()
     return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
 

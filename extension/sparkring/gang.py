@@ -366,6 +366,7 @@ class Gang:
                 "environment": environment,
                 "notebook": request.notebook._asdict(),
                 "checkpoints": request.checkpoints._asdict(),
+                "scripts": [script._asdict() for script in request.scripts],
             }
             parts: list[Buffer] = [request.payload, *request.buffers]
             if sum(map(len, parts)) <= SMALL_BYTES:

@@ -10,6 +10,7 @@ import re
 import shlex
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from sparkring import background, runs, warm
 from sparkring import options as opts
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
+from sparkring.scripts import Script, find_script
 from sparkring.views import reading, show_captured, show_table, summary, tell
+from sparkring.worker.expand import expand
 from sparkring.worker.shell import LINE_MAGICS
 
 if TYPE_CHECKING:
@@ -305,6 +308,7 @@ class SparkringMagics(Magics):
         assert self.shell is not None
         namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
+        scripts = _scripts(self.shell, source)
         # A DataFrame's partitions come with a stage of their own, ranks that may be lost are started again, a timeline
         # is whole when they have ended, and what goes on in the background leaves the gang free.
         own = options.dry_run or options.data or options.survives or options.timeline or options.background
@@ -315,13 +319,23 @@ class SparkringMagics(Magics):
                 f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
             )
         if options.dry_run:
-            show_captured(runner.take_along(source, namespace, options, framework).names)
+            show_captured(runner.take_along(source, namespace, options, framework, scripts).table)
             return None
         title, code = options.name or _title(cell), f"%%{magic} {line}\n{cell}"
         if options.background:
-            return runner.start_cell(source, namespace, options, framework=framework, title=title, code=code)
+            return runner.start_cell(
+                source, namespace, options, framework=framework, title=title, code=code, scripts=scripts
+            )
         return runner.run_cell(
-            source, namespace, options, framework=framework, title=title, code=code, warm=gang, ranks=ranks
+            source,
+            namespace,
+            options,
+            framework=framework,
+            title=title,
+            code=code,
+            scripts=scripts,
+            warm=gang,
+            ranks=ranks,
         )
 
 
@@ -512,6 +526,15 @@ def _can_be_shown(value: Any) -> bool:
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)
 
 
+# What to write instead of a statement that belongs into a function.
+_OUTSIDE = {
+    "return": "The cell is the body of the function already. The value of its last expression comes back: write it "
+    "without `return`.",
+    "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
+    "the cell with it.",
+}
+
+
 def _cell_source(shell: Any, magic: str, cell: str) -> str:
     """The cell as Python, its lines numbered as the notebook shows them: the magic's own line is 1."""
     if not cell.strip():
@@ -520,31 +543,70 @@ def _cell_source(shell: Any, magic: str, cell: str) -> str:
     source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
     try:
         tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's: the ranks show them
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         line = error.lineno or 2
         text = ("\n" + cell).split("\n")[line - 1 : line]
         shown = f"\n    {text[0]}\n    {' ' * max(0, (error.offset or 1) - 1)}^" if text else ""
-        raise CaptureError(f"cell line {line}: {error.msg} (SyntaxError){shown}", line=line) from None
-    for node in ast.walk(tree):
-        _refuse_magic(node)
+        advice = next((f"\n{what}" for word, what in _OUTSIDE.items() if error.msg.startswith(f"'{word}")), "")
+        raise CaptureError(f"cell line {line}: {error.msg} (SyntaxError){shown}{advice}", line=line) from None
+    _refuse_magics(tree)
     return source
 
 
-def _refuse_magic(node: ast.AST) -> None:
-    """Magics that need the notebook's own IPython are refused before the launch."""
+def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
+    """A call that IPython makes of a magic, as the method's name, the magic's and what stands behind it."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
-            args=[ast.Constant(str(name)), *_],
-        ) if kind in ("run_line_magic", "run_cell_magic"):
-            if kind == "run_cell_magic" or name not in LINE_MAGICS:
-                mark = "%" if kind == "run_line_magic" else "%%"
-                raise CaptureError(
-                    f"cell line {node.lineno}: {mark}{name} needs the notebook's IPython, which is not there on "
-                    f"the ranks. Run it in a cell of its own; on ranks there are !commands and "
-                    f"{', '.join('%' + known for known in LINE_MAGICS)}.",
-                    line=node.lineno,
-                )
+            args=[ast.Constant(str(name)), ast.Constant(str(line)), *_],
+        ):
+            return kind, name, line
+    return None
+
+
+def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
+    """Magics that need the notebook's own IPython are refused before the launch."""
+    for node in ast.walk(tree):
+        kind, name, _ = _magic_call(node) or ("", "", "")
+        if kind == "run_cell_magic" or (kind == "run_line_magic" and name not in LINE_MAGICS):
+            mark = "%" if kind == "run_line_magic" else "%%"
+            raise _in_line(
+                node,
+                where,
+                f"{mark}{name} needs the notebook's IPython, which is not there on the ranks. Run it in a cell of its "
+                f"own; on ranks there are !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
+            )
+
+
+def _scripts(shell: Any, source: str) -> tuple[Script, ...]:
+    """The scripts that the `%run` lines of a cell name, and those of the notebooks among them."""
+    found: dict[str, Script] = {}
+
+    def look_through(tree: ast.AST, where: str = "cell") -> None:
+        for node in ast.walk(tree):
+            kind, name, line = _magic_call(node) or ("", "", "")
+            if (kind, name) != ("run_line_magic", "run") or line in found:
+                continue
+            try:
+                script = find_script(line, lambda text: expand(text, shell.user_ns), shell.transform_cell)
+            except OptionsError as error:
+                raise _in_line(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
+            found[line] = script
+            for part, code in script.parts if script.in_ipython else ():
+                inner = ast.parse(code)
+                _refuse_magics(inner, part)
+                look_through(inner, part)
+
+    look_through(ast.parse(source))
+    return tuple(found.values())
+
+
+def _in_line(node: ast.AST, where: str, message: str) -> CaptureError:
+    line = getattr(node, "lineno", 0)
+    return CaptureError(f"{where} line {line}: {message}", line=line if where == "cell" else None)
 
 
 def _title(cell: str) -> str:

@@ -15,7 +15,7 @@ import re
 import types
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 # ── What a piece of code asks of the namespace it runs in ────────────────────────────────────────────────────────────
@@ -91,7 +91,7 @@ class CellNames:
 
     Builtins are among them, since the notebook may have its own.
 
-    required: the cell does not bind it, or not before the read.
+    required: the cell does not bind it, or not before the read. The line is 0 if a script of the cell reads it.
     optional: the cell may have bound it by then, or not, or catches the NameError.
     immediate: those of `required` that are read as the cell runs, not in a function, nor where a NameError is caught.
     bound: every name that the cell may bind at its top level.
@@ -105,6 +105,16 @@ class CellNames:
     bound: frozenset[str]
     star_imports: bool
     chains: frozenset[tuple[str, ...]]
+
+    def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
+        """The names of the cell with a script that one of its lines runs, `inside` its namespace or in its own."""
+        required = {name: line for name, line in self.required.items() if name not in script.bound}
+        optional = {**self.optional, **self.required}
+        for name in {**script.required, **script.optional} if inside else ():
+            certain = name in script.required and name not in self.bound
+            (required if certain else optional).setdefault(name, 0)
+        optional = {name: line for name, line in optional.items() if name not in required}
+        return replace(self, required=required, optional=optional, bound=self.bound | script.bound)
 
 
 # Names bound by the time a statement is reached, whichever way it was reached; None where none leads to it.

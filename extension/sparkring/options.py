@@ -550,9 +550,12 @@ def checkpoints_parser() -> argparse.ArgumentParser:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """argparse takes `-n -2` for two options: write it as `-n=-2`."""
+    """The words as argparse takes them: `--np=-2` for `-n -2`, two options to it, and for horovodrun's `-np -2`."""
     found: list[str] = []
     for word in words:
+        if word.startswith("-np"):
+            value = word[3:].removeprefix("=")
+            word = f"--np={value}" if value else "--np"
         if found and found[-1] in ("-n", "--np") and word.startswith("-"):
             found[-1] = f"--np={word}"
         else:
@@ -575,7 +578,7 @@ def completions(parser: argparse.ArgumentParser, line: str) -> list[str]:
             return [str(choice) for choice in action.choices if str(choice).startswith(current)]
     if current and not current.startswith("-"):
         return []
-    given = set(words[:-1] if current else words)
+    given = {word.partition("=")[0] for word in _joined(words[:-1] if current else words)}
     return [
         word
         for action in actions

@@ -19,12 +19,13 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import cloudpickle
 
+from sparkring.calls import names_of
 from sparkring.channel import Buffer
 from sparkring.errors import CaptureError
 from sparkring.names import attribute_chains, global_names
@@ -49,6 +50,7 @@ from sparkring.travel import (
 )
 
 APART_BYTES = 1 << 20
+_POSITIONAL = ""  # in a packed call, what holds the number of positional arguments
 
 
 def rank_namespace() -> Namespace:
@@ -272,16 +274,21 @@ def pack(
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
-def pack_call(function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None) -> Packed:
+def pack_call(
+    function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None, args: Sequence[Any] = ()
+) -> Packed:
     """Pack a function and its arguments; with a notebook's `namespace`, its functions share the rank's `__main__`.
 
-    Raises CaptureError if one of them cannot travel.
+    `sizes` has the function first, then `args` by the names of their parameters, then `kwargs`. Raises CaptureError if
+    one of them cannot travel.
     """
     name = getattr(function, "__name__", None) or type(function).__name__
     hidden = ipython_names(namespace) if namespace is not None else frozenset()
-    while name in kwargs:
+    arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
+    while name in arguments:
         name += "()"  # a function may have an argument of its own name
-    packed = pack({name: function, **kwargs}, namespace, hidden.__contains__)
+    packed = pack({name: function, **arguments, _POSITIONAL: len(args)}, namespace, hidden.__contains__)
+    packed.sizes.pop(_POSITIONAL, None)
     if packed.problems:
         raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
     return packed
@@ -335,6 +342,7 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """On a rank: load what `pack_call` packed; errors as `unpack_names`."""
-    (_, function), *kwargs = _load(payload, rank_namespace(), buffers)
-    return function, dict(kwargs)
+    """On a rank: load what `pack_call` packed, the function with its positional arguments; errors as `unpack_names`."""
+    (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
+    args = [value for _, value in arguments[:positional]]
+    return functools.partial(function, *args) if args else function, dict(arguments[positional:])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from sparkring import background, events, notebook_state, runs
 from sparkring.attempts import Attempts
 from sparkring.background import BackgroundRun
+from sparkring.calls import check_call, name_of, options_apart, source_of
 from sparkring.capture import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
@@ -28,6 +29,7 @@ from sparkring.options import timeline as asked_timeline
 from sparkring.packing import pack_call
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
+from sparkring.scripts import Script
 from sparkring.storage import locate
 from sparkring.turn import Request, Turn
 from sparkring.versions import modules_of, versions
@@ -54,16 +56,18 @@ def run_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script] = (),
     view: View | None = None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> RunResult:
     """Run a cell of the notebook whose names are in `namespace`, and put there what it pulls.
 
-    It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones. CaptureError if something that it
-    reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt if it does not end well.
+    `scripts` are those of its %run lines. It runs on `ranks` (all if none is named) of a `warm` gang, or on fresh ones.
+    CaptureError if something that it reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt
+    if it does not end well.
     """
-    return _open_cell(source, namespace, options, framework, title, code, view, warm, ranks).to_the_end()
+    return _open_cell(source, namespace, options, framework, title, code, scripts, view, warm, ranks).to_the_end()
 
 
 def start_cell(
@@ -74,10 +78,11 @@ def start_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script] = (),
     view: View | None = None,
 ) -> BackgroundRun:
     """The same on fresh ranks, without waiting for them: what can be wrong before a launch is told at once."""
-    return _open_cell(source, namespace, options, framework, title, code, view).in_background()
+    return _open_cell(source, namespace, options, framework, title, code, scripts, view).in_background()
 
 
 def _open_cell(
@@ -87,12 +92,13 @@ def _open_cell(
     framework: str,
     title: str,
     code: str,
+    scripts: Sequence[Script],
     view: View | None,
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> _Run:
     taking_part = ranks or range(options.size)
-    captured = take_along(source, namespace, options, framework, warm, taking_part)
+    captured = take_along(source, namespace, options, framework, scripts, warm, taking_part)
     request = Request(
         "cell",
         captured.payload,
@@ -106,6 +112,7 @@ def _open_cell(
         tuple(captured.sent),
         timeline=options.timeline,
         notebook=notebook_state.gather(),
+        scripts=tuple(scripts),
     )
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
@@ -115,7 +122,8 @@ def _open_cell(
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
     _look_ahead(captured, namespace, options.size)
-    directory = _directory(options, code, [namespace.get(name.name) for name in captured.names])
+    whole = "\n".join([code, *(script.source for script in scripts)])
+    directory = _directory(options, whole, [namespace.get(name.name) for name in captured.names])
 
     def bring(result: RunResult) -> None:
         pulled = {} if result.problems else result.pulled
@@ -123,7 +131,7 @@ def _open_cell(
         if warm is not None:
             warm.held.bound({*captured.binds, *pulled}, taking_part)
 
-    return _Run(request, options, title, code, captured.names, large, view, data, warm, ranks, directory, bring)
+    return _Run(request, options, title, code, captured.table, large, view, data, warm, ranks, directory, bring)
 
 
 def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
@@ -164,6 +172,7 @@ def take_along(
     namespace: dict[str, Any],
     options: Options,
     framework: str,
+    scripts: Sequence[Script] = (),
     warm: WarmGang | None = None,
     ranks: Sequence[int] = (),
 ) -> Captured:
@@ -177,6 +186,7 @@ def take_along(
             also=options.push,
             held=warm.held.beside(namespace, ranks) if warm else (),
             on_ranks=warm.held.names if warm else (),
+            scripts=scripts,
             dry_run=options.dry_run,
         )
     except CaptureError as error:
@@ -187,36 +197,53 @@ def take_along(
 
 def run_function(
     function: Callable[..., Any],
+    args: Sequence[Any],
     kwargs: dict[str, Any],
     options: Options,
     *,
     framework: str,
+    code: str | None = None,
+    notice: str = "",
 ) -> RunResult:
-    """Run `function(**kwargs)` on a ring of ranks; errors as for run_cell()."""
-    return _open_function(function, kwargs, options, framework).to_the_end()
+    """Run `function(*args, **kwargs)` on a ring of ranks; errors as for run_cell().
+
+    `code` is what to keep as the source, unless it is the function's; a `notice` is shown with the run.
+    """
+    run = _open_function(function, args, kwargs, options, framework, code)
+    if notice:
+        run.recorder.notice(notice)
+    return run.to_the_end()
 
 
-def _open_function(function: Callable[..., Any], kwargs: dict[str, Any], options: Options, framework: str) -> _Run:
+def _open_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: Options,
+    framework: str,
+    code: str | None = None,
+) -> _Run:
     if not callable(function):
         raise TypeError(f"run() takes a function, not {type(function).__name__}")
+    check_call(function, args, kwargs)
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
-    title = options.name or getattr(function, "__qualname__", type(function).__name__)
-    packed = pack_call(function, kwargs, namespace)
+    title = options.name or name_of(function)
+    packed = pack_call(function, kwargs, namespace, args)
     request = Request(
         "call",
         packed.payload,
         framework,
         autolog=options.autolog,
         buffers=packed.buffers,
-        modules=modules_of((function, *kwargs.values())),
+        modules=modules_of((function, *args, *kwargs.values())),
         timeline=options.timeline,
         notebook=notebook_state.gather(),
     )
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     large = {title: size_bytes} if size_bytes > LARGE_BYTES else {}
-    code = _source_of(function)
-    directory = _directory(options, code, kwargs.values())
-    captured = captured_call(function, kwargs, packed)
+    code = source_of(function) if code is None else code
+    directory = _directory(options, code, [*args, *kwargs.values()])
+    captured = captured_call(function, kwargs, packed, args)
     return _Run(request, options, title, code, captured, large, directory=directory)
 
 
@@ -256,20 +283,22 @@ class HorovodRunner:
 
         Both are packed with cloudpickle. RunFailed says which rank failed and why.
         """
-        return run_function(main, kwargs, Options(np=self.num_processor, logs=self._logs), framework="horovod").value
+        options = Options(np=self.num_processor, logs=self._logs)
+        return run_function(main, (), kwargs, options, framework="horovod").value
 
 
 @overload
-def run(main: Callable[..., Any], *, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
+def run(main: Callable[..., Any], *args: Any, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
 
 
 @overload
-def run(main: Callable[..., Any], *, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
+def run(main: Callable[..., Any], *args: Any, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
 
 
+@options_apart
 def run(
     main: Callable[..., Any],
-    *,
+    *args: Any,
     np: int = -1,
     driver_log_verbosity: str = "all",
     framework: str = "horovod",
@@ -284,13 +313,18 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(**kwargs)` on a ring of ranks: HorovodRunner's keywords, and what a launch magic's line can say.
+    """Call `main(*args, **kwargs)` on a ring of ranks: HorovodRunner's keywords, and a launch magic's options.
 
-        sparkring.run(train, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
+        sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
     np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
     options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
-    at once. Errors as for run_cell(); OptionsError.
+    at once.
+
+    A keyword that is an option and also a parameter of `main` is refused. Give `main` its own by position, or with
+    functools.partial(main, checkpoint_dir=…); then the keyword is the option.
+
+    Errors as for run_cell(); OptionsError.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
@@ -309,7 +343,7 @@ def run(
         background=background,
         timeline=asked_timeline("run()", framework == "horovod", timeline),
     )
-    opened = _open_function(main, kwargs, checked("run()", options), framework)
+    opened = _open_function(main, args, kwargs, checked("run()", options), framework)
     return opened.in_background() if background else opened.to_the_end()
 
 
@@ -439,12 +473,3 @@ class _Run:
     def _drive(self, gang: Gang, turn: Turn) -> RunResult:
         warm = self.warm is not None
         return Drive(gang, turn, self.recorder, self.options, self.interrupts, warm=warm).to_the_end()
-
-
-def _source_of(function: Callable[..., Any]) -> str:
-    import inspect
-
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return ""

@@ -10,6 +10,7 @@ from sparkring.checkpointing.here import Here
 from sparkring.ends import echo_order
 from sparkring.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.notebook_state import NotebookState
+from sparkring.scripts import Script
 
 SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
 
@@ -30,6 +31,7 @@ class Request(NamedTuple):
     timeline: bool = False  # whether the framework is to record one
     notebook: NotebookState = NotebookState()
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
+    scripts: tuple[Script, ...] = ()  # that the cell runs with %run
 
 
 class Value(NamedTuple):

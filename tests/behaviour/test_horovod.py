@@ -107,10 +107,10 @@ def train(base, step):
 
 
 def test_run_is_the_runner_with_options(ring, tmp_path):
-    """HorovodRunner's keywords, and a launch magic's options; the others are the function's own."""
+    """HorovodRunner's keywords, and a launch magic's options; the other arguments are the function's own."""
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}
     train = function(TRAIN, "train")
-    found = sparkring.run(train, **options, driver_log_verbosity="log_callback_only", base=10, step=5)
+    found = sparkring.run(train, 10, **options, driver_log_verbosity="log_callback_only", step=5)
     assert found.values == [(1, 15, 2)] * 2
     assert [attempt.step for attempt in found.record.attempts] == [0, 1]
 

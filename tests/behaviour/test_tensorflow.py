@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from sparkring import shards
+import sparkring
+from sparkring import MirroredStrategyRunner, shards
+from sparkring.errors import OptionsError
 
 FIT = """
 import numpy as np
@@ -64,3 +67,84 @@ def test_a_shard_is_read_to_its_end(local, tmp_path):
     assert result.values == [3, 3]
     for rank in result.record.ranks:
         assert [epoch.rows for epoch in rank.readings[0].ended] == [160, 160]
+
+
+def digits():
+    """In the place of MNIST, which is downloaded."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    images = np.kron(x.reshape(-1, 8, 8), np.ones((3, 3))) * 255 / 16
+    return (np.pad(images, ((0, 0), (2, 2), (2, 2))), y), None
+
+
+def train():
+    """The example of spark-tensorflow-distributor's README, on other images, with what the ranks saw as its value."""
+    import tensorflow as tf
+
+    buffer_size = 10000
+    batch_size = 64
+
+    def make_datasets():
+        (mnist_images, mnist_labels), _ = digits()
+        dataset = tf.data.Dataset.from_tensor_slices(
+            (tf.cast(mnist_images[..., tf.newaxis] / 255.0, tf.float32), tf.cast(mnist_labels, tf.int64))
+        )
+        return dataset.repeat().shuffle(buffer_size).batch(batch_size)
+
+    def build_and_compile_cnn_model():
+        model = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, 3, activation="relu", input_shape=(28, 28, 1)),
+                tf.keras.layers.MaxPooling2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(64, activation="relu"),
+                tf.keras.layers.Dense(10, activation="softmax"),
+            ]
+        )
+        model.compile(
+            loss=tf.keras.losses.sparse_categorical_crossentropy,
+            optimizer=tf.keras.optimizers.SGD(learning_rate=0.001),
+            metrics=["accuracy"],
+        )
+        return model
+
+    train_datasets = make_datasets()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    train_datasets = train_datasets.with_options(options)
+    multi_worker_model = build_and_compile_cnn_model()
+    history = multi_worker_model.fit(x=train_datasets, epochs=3, steps_per_epoch=5, verbose=0)
+    return tf.distribute.get_strategy().num_replicas_in_sync, history.history["loss"]
+
+
+def test_mirrored_strategy_runner(tasks):
+    """A function without a strategy trains on all ranks in sync."""
+    replicas, losses = MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)
+    assert replicas == 2
+    assert len(losses) == 3
+    first, second = sparkring.last_result.values
+    assert first == second
+
+
+def makes_its_own(n):
+    import tensorflow as tf
+
+    return n, tf.distribute.has_strategy()
+
+
+def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
+    """Then the function is called outside of any; a machine without GPUs is no obstacle, and is told."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
+    assert runner.run(makes_its_own, n=3) == (3, False)
+    assert "this machine has none" in sparkring.last_result.record.notices[0].text
+    with pytest.raises(OptionsError, match="missing a required argument: 'n'"):
+        runner.run(makes_its_own)
+    with pytest.raises(OptionsError, match="takes a function"):
+        runner.run("train.py")
+    with pytest.raises(OptionsError, match="num_slots must be"):
+        MirroredStrategyRunner(num_slots=0)
+    with pytest.raises(OptionsError, match="under the name gpu only"):
+        MirroredStrategyRunner(num_slots=1, gpu_resource_name="fpga")

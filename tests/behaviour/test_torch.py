@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+
+from sparkring import TorchDistributor
+from sparkring.errors import OptionsError
+
 DDP = """
 import os
 import torch
@@ -109,3 +117,91 @@ def test_fully_sharded(local):
     assert first[3] == second[3]
     assert first[2] + second[2] == 8 * 16 + 16 + 16 + 1
     assert all(end < start / 5 for start, end, *_ in (first, second))
+
+
+def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
+    """What pyspark's documentation has as an example, but on the CPU."""
+    import torch
+    import torch.distributed
+
+    torch.distributed.init_process_group(backend="gloo")
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((4, 1), float(rank))).mean().backward()
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+    return rank, size, model.module
+
+
+def test_torch_distributor_with_a_function(local):
+    """The arguments are the function's, by position and by name, and rank 0's value comes back, a model too."""
+    distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
+    rank, size, model = distributor.run(train, 1e-3, steps=2)
+    assert (rank, size) == (0, 2)
+    assert model.weight.shape == (1, 1)
+    with pytest.raises(OptionsError, match="unexpected keyword argument 'tol'"):
+        distributor.run(train, 1e-3, steps=2, tol=1)
+
+
+SCRIPT = """
+import argparse
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning-rate", type=float)
+parser.add_argument("--out")
+
+
+def main():
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    x, y = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
+    loader = DataLoader(data, batch_size=64, sampler=DistributedSampler(data))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), args.learning_rate)
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        losses.append(torch.nn.functional.cross_entropy(model(images), labels))
+        losses[-1].backward()
+        optimizer.step()
+    if dist.get_rank() == 0:
+        with open(args.out, "w") as file:
+            json.dump([losses[0].item(), losses[-1].item(), dist.get_world_size(), sys.argv[0]], file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_torch_distributor_with_a_script(tasks, tmp_path):
+    """The script travels to Spark's executors, and has its arguments in sys.argv."""
+    script, out = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
+    assert distributor.run(str(script), "--learning-rate=1e-2", f"--out={out}") is None
+    first, last, size, name = json.loads(out.read_text())
+    assert (size, name) == (2, str(script))
+    assert last < first
+    for wrong, words in (
+        ((str(script), {"lr": 3}), "takes its arguments as strings"),
+        ((str(tmp_path / "gone.py"), {}), "there is no file"),
+        ((3, {}), "takes a function or the path of a script, not int"),
+    ):
+        with pytest.raises(OptionsError, match=words):
+            distributor.run(wrong[0], **wrong[1])
+    with pytest.raises(OptionsError, match="num_processes must be"):
+        TorchDistributor(0)

@@ -34,6 +34,16 @@ def every_slot() -> int:
     return found.total
 
 
+def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
+    """How many GPUs a rank would be given: one where this machine has any, and on Spark what it gives to a task."""
+    if np < 0:
+        return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
+    from sparkring.launchers.spark.session import find_session
+    from sparkring.launchers.spark.slots import gpus_per
+
+    return gpus_per(find_session(np, say).sparkContext, "task")
+
+
 def room(wanted: Wanted) -> int:
     """How many of the ranks that are `wanted` could run now, those that already do included."""
     if wanted.np < 0:

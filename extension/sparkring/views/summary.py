@@ -249,8 +249,8 @@ def failed_line(record: RunRecord) -> int:
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """The lines of the cell around the innermost one that was being run."""
-    in_cell = [frame for frame in failure.frames if frame.in_cell]
+    """The lines of the cell, or of a script that it runs, around the innermost one that was being run."""
+    in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
         if not line:
@@ -289,10 +289,10 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    for line in frame.source:
-        if line.number == frame.line:
-            return line.text
-    return code_line(record, frame.line) if frame.filename == CELL_NAME else ""
+    # The cell's own text first: what ranks have of it is what IPython made of its `%` and `!` lines.
+    if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
+        return text
+    return next((line.text for line in frame.source if line.number == frame.line), "")
 
 
 def code_line(record: RunRecord, line: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -10,6 +11,7 @@ import types
 from typing import Any
 
 from sparkring import submodules
+from sparkring.worker import script
 from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, is_cell
 
 CONTEXT_LINES = 2
@@ -73,6 +75,7 @@ def _traceback(error: BaseException) -> str:
     """The traceback as Python prints it, without the frames that are ours; of an interrupt, only where the cell was."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
+        _leave_out_ours(parts)
         if isinstance(error, KeyboardInterrupt):
             cells = [frame for frame in parts.stack if is_cell(frame.filename)]
             parts.stack = traceback.StackSummary.from_list(cells or parts.stack)
@@ -90,13 +93,27 @@ def _skip_ours(error: BaseException) -> Any:
     return tb
 
 
+def _leave_out_ours(parts: traceback.TracebackException | None) -> None:
+    """Take out of a traceback, and of those before it, what lies between a cell and the script that it runs."""
+    while parts is not None:
+        parts.stack = traceback.StackSummary.from_list([frame for frame in parts.stack if not _is_ours(frame.filename)])
+        parts = parts.__cause__ or parts.__context__
+
+
+def _is_ours(filename: str) -> bool:
+    here = _is_ours.__code__.co_filename  # in a zip, __file__ has another form
+    return os.path.dirname(filename) == os.path.dirname(here)
+
+
 def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
     found = []
     for frame, line in traceback.walk_tb(_skip_ours(error)):
         filename = frame.f_code.co_filename
+        if _is_ours(filename):
+            continue
         in_cell = is_cell(filename) or "ipykernel_" in filename or filename.startswith("<ipython-input")
         source = []
-        if in_cell:
+        if in_cell or filename in script.files:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
                 if text.strip():

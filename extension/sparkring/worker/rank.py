@@ -180,6 +180,11 @@ class Rank:
         if fields["what"] == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
             return function(**kwargs)
+        if fields["scripts"]:
+            from sparkring.scripts import Script
+            from sparkring.worker import shell
+
+            shell.scripts.update({each["line"]: Script(**each) for each in fields["scripts"]})
         packing.unpack_names(payload, self.namespace, buffers)
         if fields["barrier"]:
             from sparkring.worker import barrier  # it imports pyspark

@@ -6,10 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from sparkring.errors import OptionsError
+
+if TYPE_CHECKING:
+    from sparkring.scripts import Script
 
 # Magics that make sense on a rank. The driver refuses others before the launch.
-LINE_MAGICS = ("cd", "env", "set_env", "pwd", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
+LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
+
+scripts: dict[str, Script] = {}  # that have come with cells, by what stands after %run
 
 
 class Shell:
@@ -29,6 +36,8 @@ class Shell:
 
     def run_line_magic(self, name: str, line: str, **_: Any) -> Any:
         """`%name line`, for the magics in LINE_MAGICS."""
+        if name == "run":
+            return self._run(line)
         line = self._expand(line).strip()
         if name == "cd":
             os.chdir(os.path.expanduser(line or "~"))
@@ -47,6 +56,17 @@ class Shell:
             subprocess.run([sys.executable, "-m", "pip", *line.split()], check=False)
         # The others set up the notebook's own display and mean nothing on a rank.
         return None
+
+    def _run(self, line: str) -> None:
+        if line not in scripts:
+            raise OptionsError(
+                f"%run {line}: the script did not come along with the cell. Write the %run line in the cell itself."
+            )
+        from sparkring.scripts import split_arguments
+        from sparkring.worker.script import run_script
+
+        found = scripts[line]
+        run_script(found, split_arguments(self._expand(found.arguments), patterns=found.patterns))
 
     def _time(self, line: str) -> Any:
         namespace = sys.modules["__main__"].__dict__

@@ -1,0 +1,94 @@
+"""A call of the user's function: whether its arguments fit, and whose keyword is whose, before ranks are started."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from sparkring.errors import OptionsError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a function in messages and titles."""
+    found = _innermost(function)
+    return getattr(found, "__qualname__", None) or type(found).__name__
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The text of a function; empty if that is not known."""
+    try:
+        return inspect.getsource(_innermost(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """What to call each of the positional arguments `args`: by its parameter, `args[2]` for those of a `*args`."""
+    names: list[str] = []
+    rest = "argument"
+    for parameter in _parameters(function).values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = parameter.name
+        elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+    return names[: len(args)] + [f"{rest}[{index}]" for index in range(len(args) - len(names))]
+
+
+def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """OptionsError if the function cannot be called with these arguments."""
+    try:
+        # Not the function that it wraps: a decorator may take or add arguments.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (ValueError, TypeError):  # not all functions that are written in C have one
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise OptionsError(f"{name_of(function)}() cannot be called with these arguments: {error}.") from None
+
+
+def options_apart(run: Callable[P, R]) -> Callable[P, R]:
+    """A `run(function, *args, **kwargs)` with options of its own: OptionsError for a keyword that could be either's."""
+    first, *others = inspect.signature(run).parameters.values()
+    options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]
+
+    @functools.wraps(run)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        function, *positional = args or (kwargs.get(first.name),)
+        _refuse_ambiguous(run.__name__, function, positional, [name for name in options if name in kwargs])
+        return run(*args, **kwargs)
+
+    return checked
+
+
+def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Iterable[str]) -> None:
+    """OptionsError if `function`, which is given `args`, has a parameter of a name that is `given` as an option."""
+    parameters = _parameters(function)
+    taken = set(names_of(function, args))
+    if isinstance(function, functools.partial):
+        taken |= set(function.keywords)
+    for name in given:
+        found = parameters.get(name)
+        if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY) and name not in taken:
+            main = name_of(function)
+            raise OptionsError(
+                f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Give the function its own by "
+                f"position, or with functools.partial({main}, {name}=…): then {name}= is {who}()'s."
+            )
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, or the one in a functools.partial."""
+    return _innermost(function.func) if isinstance(function, functools.partial) else function
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):  # not callable, or written in C
+        return {}

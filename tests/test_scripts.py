@@ -1,0 +1,263 @@
+"""What a %run line means, which script it names, and what running one does to a rank's `__main__`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkring.capture import capture
+from sparkring.errors import CaptureError, OptionsError
+from sparkring.scripts import Script, find_script, read_script, split_arguments
+from sparkring.worker.script import run_script
+
+
+def find(line: str, **variables: str) -> Script:
+    """The script of a line, where the notebook has `variables`, and IPython's cells are Python already."""
+    return find_script(line, lambda text: text.format(**variables), str)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The notebook's folder, with a script, and a notebook."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my jobs").mkdir()
+    (tmp_path / "my jobs" / "job.py").write_text("")
+    (tmp_path / "train.py").write_text("x = 1\n")
+    cells = [
+        {"cell_type": "markdown", "source": ["*text*"]},
+        {"cell_type": "code", "source": ["a = 1\n", "await_ = 2"]},
+        {"cell_type": "code", "source": "b = a + before"},
+    ]
+    (tmp_path / "steps.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train.py", {"written": "train.py", "arguments": "", "name": "__main__", "inside": False}),
+        (" train.py --lr 0.1 -n x ", {"written": "train.py", "arguments": " --lr 0.1 -n x ", "name": "__main__"}),
+        ("train", {"written": "train.py", "name": "__main__"}),
+        ("-n train.py", {"name": "train", "inside": False}),
+        ("-i -e train.py a", {"inside": True, "any_exit": True, "patterns": True, "arguments": " a"}),
+        ("-ieG train.py", {"inside": True, "any_exit": True, "patterns": False}),
+        ("-- train.py", {"written": "train.py"}),
+        ("'my jobs/job.py' 'a b'", {"written": "my jobs/job.py", "arguments": " 'a b'"}),
+        ("my\\ jobs/job.py", {"written": "my jobs/job.py"}),
+        ("{where}/job.py {lr}", {"written": "my jobs/job.py", "arguments": " {lr}"}),
+        ("-m json.tool --indent 2", {"module": "json.tool", "arguments": " --indent 2", "title": "-m json.tool"}),
+        ("-mjson.tool -x", {"module": "json.tool", "arguments": " -x"}),
+        ("-n -m json.tool", {"module": "json.tool", "name": "tool"}),
+        ("steps.ipynb", {"written": "steps.ipynb", "inside": True, "in_ipython": True}),
+    ],
+)
+def test_lines(line: str, expected: dict[str, Any]) -> None:
+    """As IPython reads them; what follows the script is the script's."""
+    script = find(line, where="my jobs")
+    assert {name: getattr(script, name) for name in expected} == expected
+    assert script.line == line
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "name a script, as in `%run train.py --lr 0.1`"),
+        ("-i", "name a script"),
+        ("-m", "name a script"),
+        ("trian.py", "there is no file {folder}/trian.py"),
+        ("'my jobs'", "{folder}/my jobs cannot be read: Is a directory"),
+        ("-d train.py", "-d is for the debugger of the notebook's IPython: leave it out"),
+        ("-ip train.py", "-p is for the profiler of the notebook's IPython: leave it out"),
+        ("-t -N3 train.py", "-t is for the timer of the notebook's IPython: leave it out"),
+        ("-x train.py", "%run has no option -x: the script's own come after it"),
+        ("--lr 1 train.py", "%run has no option --lr: the script's own come after it"),
+        ("-i -m json.tool", "-m runs a module in a namespace of its own: leave -i out"),
+        ("-m no_such_package.train", "there is no module no_such_package.train"),
+        ("'train.py", "No closing quotation in 'train.py"),
+        ("broken.py", "{folder}/broken.py line 2: '(' was never closed (SyntaxError)"),
+        ("latin.py", "{folder}/latin.py is not a text that Python can read: …"),
+        ("empty.ipynb", "{folder}/empty.ipynb is not a notebook of nbformat 4"),
+        ("return.py", "{folder}/return.py line 1: 'return' outside function (SyntaxError)"),
+    ],
+)
+def test_lines_that_are_refused(folder: Path, line: str, said: str) -> None:
+    """One OptionsError says what is wrong, before anything is started."""
+    (folder / "broken.py").write_text("x = 1\ny = (\n")
+    (folder / "latin.py").write_bytes(b"x = '\xe4'\n")
+    (folder / "return.py").write_text("return 3\n")
+    (folder / "empty.ipynb").write_text("{}")
+    with pytest.raises(OptionsError) as caught:
+        find(line)
+    wanted = said.format(folder=folder)
+    assert str(caught.value).startswith(wanted.removesuffix("…"))
+    assert wanted.endswith("…") or str(caught.value) == wanted or line in ("-i", "-m")
+
+
+def test_what_is_read(folder: Path) -> None:
+    """A script as Python reads it, in its own encoding; a notebook cell by cell."""
+    (folder / "latin.py").write_bytes(b"# coding: latin-1\r\nx = '\xe4'\r\n")
+    assert read_script("latin.py").source == "# coding: latin-1\nx = 'ä'\n"
+    notebook = read_script("steps.ipynb", str.upper)
+    assert [(Path(name).name, source) for name, source in notebook.parts] == [
+        ("steps.ipynb cell 2", "A = 1\nAWAIT_ = 2"),
+        ("steps.ipynb cell 3", "B = A + BEFORE"),
+    ]
+    with pytest.raises(OptionsError, match="not a Python script"):
+        read_script("steps.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("text", "patterns", "expected"),
+    [
+        ("", True, []),
+        ("  --lr  0.1 ", True, ["--lr", "0.1"]),
+        ("'a b' \"c d\" e\\ f --x='g h'", True, ["a b", "c d", "e f", "--x=g h"]),
+        ("*.ipynb '*.ipynb' no*such", True, ["steps.ipynb", "*.ipynb", "no*such"]),
+        ("*.ipynb", False, ["*.ipynb"]),
+    ],
+)
+def test_arguments(text: str, patterns: bool, expected: list[str]) -> None:
+    """As a shell takes them apart; `~` and unquoted patterns are file names."""
+    assert split_arguments(text, patterns=patterns) == expected
+
+
+# ── What the cell takes along for a script, and has from it ──────────────────────────────────────────────────────────
+
+RUN = "get_ipython().run_line_magic('run', {!r})"
+
+
+def captured(*lines: str, after: str = "", **namespace: Any) -> Any:
+    """What a cell takes that runs these scripts and then goes on."""
+    source = "\n".join([*(RUN.format(line) for line in lines), after])
+    return capture(source, namespace, scripts=[find(line) for line in lines])
+
+
+def test_names_of_scripts(folder: Path) -> None:
+    """A script binds names in the cell, and reads none of the notebook, but with -i."""
+    (folder / "use.py").write_text("import os\ntotal = base + step\ndef f(): return scale\nstep = 1\n")
+    notebook = {"base": 1, "scale": 2, "total": 0, "before": 3}
+    alone = captured("use.py", after="total", **notebook)
+    assert alone.sent == ["total"]  # the notebook's, lest the script does not bind it
+    assert {"os", "total", "f", "step"} <= alone.binds
+    assert captured("use.py", after="total", total=threading.Lock()).sent == []
+    inside = captured("-i use.py", **notebook)
+    assert set(inside.sent) == {"base", "scale"}
+    steps = captured("steps.ipynb", **notebook)
+    assert steps.sent == ["before"]
+    assert {"a", "b"} <= steps.binds
+    assert [(row.name, row.type_name, row.travels) for row in captured("-n train.py", "-m json.tool").table] == [
+        ("train.py", "script", "by value"),
+        ("-m json.tool", "script", "by reference"),
+    ]
+    with pytest.raises(CaptureError, match=r"`base` is a `_thread\.lock`"):
+        captured("-i use.py", base=threading.Lock(), scale=2)
+
+
+# ── On the rank ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A rank's `__main__`, as its namespace."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(rank=1, before="kept")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["the rank's"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = list(sys.path)
+    yield main.__dict__
+    assert sys.modules["__main__"] is main
+    assert sys.argv == ["the rank's"]
+    assert sys.path == path
+    assert (main.__name__, hasattr(main, "__file__")) == ("__main__", False)
+
+
+PROGRAM = """
+import pickle, sys
+import beside
+
+class Net:
+    pass
+
+found = [__name__, __file__, list(sys.argv), sys.path[0], beside.here, "rank" in globals()]
+again = type(pickle.loads(pickle.dumps(Net()))) is Net
+if len(sys.argv) > 1:
+    sys.exit(eval(sys.argv[1]))
+later = True
+"""
+
+
+@pytest.fixture
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Script]:
+    """A script and a module beside it, in a folder of their own; gives the script of a %run line."""
+    (folder / "src").mkdir()
+    (folder / "src" / "beside.py").write_text("here = True\n")
+    (folder / "src" / "program.py").write_text(PROGRAM)
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    return find
+
+
+def test_a_script_runs_as_a_program(cell: dict[str, Any], program: Callable[[str], Script], folder: Path) -> None:
+    """`__main__`, sys.argv and sys.path[0] are its own; its names come into the cell, and nothing else changes."""
+    path = str(folder / "src" / "program.py")
+    run_script(program("src/program.py"))
+    assert cell["found"] == ["__main__", path, ["src/program.py"], str(folder / "src"), True, False]
+    assert cell["again"]
+    assert (cell["later"], cell["before"], cell["rank"]) == (True, "kept", 1)
+
+
+def test_names_and_namespaces(cell: dict[str, Any], program: Callable[[str], Script]) -> None:
+    """-n gives it its own name, -i the cell's names."""
+    run_script(program("-n src/program.py"))
+    assert cell["found"][0] == "program"
+    assert "program" not in sys.modules
+    run_script(program("-i src/program.py"))
+    assert cell["found"][0] == "__main__"
+    assert cell["found"][-1]
+
+
+@pytest.mark.parametrize("code", ["0", "None"])
+def test_an_exit_that_is_a_success(cell: dict[str, Any], program: Callable[[str], Script], code: str) -> None:
+    """sys.exit() ends the script, and the cell goes on with what it has bound."""
+    run_script(program("src/program.py"), [code])
+    assert "found" in cell
+    assert "later" not in cell
+
+
+@pytest.mark.parametrize("code", ["3", "'no data'"])
+def test_an_exit_that_is_a_failure(cell: dict[str, Any], program: Callable[[str], Script], code: str) -> None:
+    """Another code is told, unless -e is given."""
+    with pytest.raises(SystemExit) as caught:
+        run_script(program("src/program.py"), [code])
+    assert caught.value.code == eval(code)
+    assert "found" in cell
+    run_script(program("-e src/program.py"), [code])
+
+
+def test_modules_and_notebooks(cell: dict[str, Any], program: Callable[[str], Script], folder: Path) -> None:
+    """-m runs a module, or a package's `__main__`, as python -m does; a notebook runs in the cell's namespace."""
+    package = folder / "src" / "some_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("value = 3\n")
+    (package / "__main__.py").write_text("import sys\nfrom . import value\nseen = [__name__, __package__, sys.argv]\n")
+    sys.path.insert(0, str(folder / "src"))
+    try:
+        run_script(find("-m some_package"), ["x"])
+        assert cell["seen"] == ["__main__", "some_package", [str(package / "__main__.py"), "x"]]
+        assert cell["value"] == 3
+        with pytest.raises(ModuleNotFoundError, match=r"some_package\.nothing"):
+            run_script(Script("", "", "", (), module="some_package.nothing"))
+    finally:
+        sys.path.remove(str(folder / "src"))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "some_package"]:
+            del sys.modules[name]
+    cell["before"] = 10
+    run_script(find("steps.ipynb"))
+    assert (cell["a"], cell["b"]) == (1, 11)
