@@ -74,7 +74,7 @@ class Attempts:
                 number += 1
                 self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
                 try:
-                    return self._attempt(last)
+                    return self._attempt(number, last)
                 except TurnLost as lost:
                     up_to = time.monotonic() + WAIT_FOR_SLOTS_S
                     last = self._last()
@@ -87,7 +87,7 @@ class Attempts:
                 self._wait(pause_s)
                 self._size = self._as_many_as_can(up_to)
 
-    def _attempt(self, last: Last) -> RunResult:
+    def _attempt(self, number: int, last: Last) -> RunResult:
         """One gang, from its start to its end."""
         record = self.recorder.record
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
@@ -95,7 +95,9 @@ class Attempts:
         launcher = open_launcher(self.wanted._replace(np=np, size=self._size), self.recorder.notice)
         self._room_since = 0.0
         with Gang(launcher, self._size) as gang:
-            turn = gang.submit(self.request._replace(checkpoints=here))
+            turn = gang.submit(
+                self.request._replace(checkpoints=here, restarts=number - 1, max_restarts=self.options.max_restarts)
+            )
             gang.start()
             return Drive(
                 gang,

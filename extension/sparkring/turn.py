@@ -27,6 +27,8 @@ class Request(NamedTuple):
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
     timeline: bool = False  # whether the framework is to record one
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
+    restarts: int = 0  # how often the ranks have been started before, for this run
+    max_restarts: int = 0
 
 
 class Value(NamedTuple):

@@ -43,6 +43,14 @@ class Timeline(NamedTuple):
     beside: dict[str, str]
 
 
+class Start(NamedTuple):
+    """Which start of run `run_id` this is: the one after `restarts` restarts, of which there may be `max_restarts`."""
+
+    run_id: str
+    restarts: int
+    max_restarts: int
+
+
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
@@ -50,7 +58,7 @@ class Framework(ABC):
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
     of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
     magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them. `timeline`: how it is
-    told to record one.
+    told to record one. `defaults`: variables that a rank gets unless it has them already.
     """
 
     by_node: ClassVar[bool] = True
@@ -58,6 +66,7 @@ class Framework(ABC):
     lesson: ClassVar[Lesson | None] = None
     reserved: ClassVar[tuple[str, ...]] = ()
     timeline: ClassVar[Timeline | None] = None
+    defaults: ClassVar[dict[str, str]] = {}
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         self.host = host
@@ -65,7 +74,7 @@ class Framework(ABC):
         self.seats = seats
 
     @abstractmethod
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         """What to add to the environment of the rank at `world`; asked for before each request."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release

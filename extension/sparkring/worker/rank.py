@@ -23,7 +23,7 @@ from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
-from sparkring.worker import collectives, process, stacks
+from sparkring.worker import collectives, libraries, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
 
@@ -58,6 +58,7 @@ class Rank:
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
         quiet.silence_when_imported()
+        libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
@@ -129,6 +130,8 @@ class Rank:
         """Run one request and tell how it went; a SystemExit or an interrupt is told like an error."""
         fields = frame.fields
         os.environ.update(fields["environment"])
+        for name, value in fields["defaults"].items():
+            os.environ.setdefault(name, value)
         here.enter(here.Here(**fields["checkpoints"]))
         self.cells += 1
         self.loaded = False
