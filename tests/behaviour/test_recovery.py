@@ -205,7 +205,9 @@ open(folder, "w").close()
 store.save(1, {"x": 1})
 """
     folder = str(tmp_path / "run")
-    with pytest.raises(RunFailed, match="CheckpointError: the checkpoint of step 1 could not be saved in") as caught:
+    with pytest.raises(
+        RunFailed, match="CheckpointStorageError: the checkpoint of step 1 could not be saved in"
+    ) as caught:
         local.run(cell, namespace={"folder": folder}, checkpoint_dir=folder, max_restarts=0)
     assert any("could not be saved" in notice.text for notice in caught.value.record.notices)
 

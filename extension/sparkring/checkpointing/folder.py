@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
-from sparkring.errors import CheckpointDamagedError, CheckpointError, SparkringError
+from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
 from sparkring.storage import Location
 
 LAYOUT = 1
@@ -225,7 +225,7 @@ def in_words(what: str) -> Iterator[None]:
     except (SparkringError, FileNotFoundError):
         raise
     except Exception as error:  # each of fsspec's packages has its own
-        raise CheckpointError(f"{what}: {told(error)}") from error
+        raise CheckpointStorageError(f"{what}: {told(error)}") from error
 
 
 def told(error: Exception) -> str:
