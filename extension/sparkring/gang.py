@@ -361,7 +361,7 @@ class Gang:
                 "autolog": request.autolog,
                 "barrier": framework.in_task,
                 "environment": environment,
-                "defaults": framework.defaults,
+                "defaults": framework.defaults(self.worlds[member]),
                 "checkpoints": request.checkpoints._asdict(),
             }
             parts: list[Buffer] = [request.payload, *request.buffers]

@@ -199,7 +199,8 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
 
-        Without a model or optimizer at hand; `which` as in restore(). CheckpointError if there is none.
+        Without a model or optimizer at hand; `which` as in restore(), but the latest is the newest of list(), after
+        --fresh as well. CheckpointError if there is none.
         """
         self.wait()
         found = self._read(which, {})

@@ -58,7 +58,7 @@ class Framework(ABC):
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
     of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
     magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them. `timeline`: how it is
-    told to record one. `defaults`: variables that a rank gets unless it has them already.
+    told to record one.
     """
 
     by_node: ClassVar[bool] = True
@@ -66,7 +66,6 @@ class Framework(ABC):
     lesson: ClassVar[Lesson | None] = None
     reserved: ClassVar[tuple[str, ...]] = ()
     timeline: ClassVar[Timeline | None] = None
-    defaults: ClassVar[dict[str, str]] = {}
 
     def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
         self.host = host
@@ -76,6 +75,10 @@ class Framework(ABC):
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:
         """What to add to the environment of the rank at `world`; asked for before each request."""
+
+    def defaults(self, world: World) -> dict[str, str]:
+        """What to add to it where the rank has no such variable: a value of the user's own counts."""
+        return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what lasted as long as the gang."""

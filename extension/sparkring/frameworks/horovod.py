@@ -53,8 +53,12 @@ class Horovod(Framework):
             "HOROVOD_CROSS_SIZE": str(world.cross_size),
         }
         if interface:
-            found["HOROVOD_GLOO_IFACE"] = found["NCCL_SOCKET_IFNAME"] = interface
+            found["HOROVOD_GLOO_IFACE"] = interface
         return found
+
+    def defaults(self, world: World) -> dict[str, str]:
+        interface = self.seats[world.rank].interface
+        return {"NCCL_SOCKET_IFNAME": interface} if interface else {}
 
     def close(self) -> None:
         self._store.close()

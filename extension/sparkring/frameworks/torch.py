@@ -6,8 +6,6 @@ as Lightning tell by TORCHELASTIC_RUN_ID that the ranks have been started for th
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from sparkring.frameworks.base import Framework, Lesson, Start
 from sparkring.place import World
 
@@ -27,9 +25,6 @@ class Torch(Framework):
         """,
         "model, train",
     )
-
-    # As under torchrun, a value of the user's own counts.
-    defaults: ClassVar[dict[str, str]] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.seats[world.rank].interface
@@ -55,3 +50,6 @@ class Torch(Framework):
             # Else gloo takes what the host's name resolves to, and NCCL passes loopback over.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found
+
+    def defaults(self, world: World) -> dict[str, str]:
+        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
