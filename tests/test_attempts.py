@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sparkring.attempts import gives_up, pause_after
+from dataclasses import replace
+
+from sparkring.attempts import cannot_heal, gives_up, pause_after
 from sparkring.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.record import Attempt, Checkpoint
 
@@ -43,9 +45,28 @@ def test_the_same_mistake_is_not_repeated_for_ever():
 
 def test_a_damaged_checkpoint_costs_no_restart():
     """It is passed over, and the one before is taken."""
-    damaged = Failure("exception", "CheckpointDamagedError: dir/00000020.1-0: …")
+    damaged = Failure("exception", "CheckpointDamagedError: dir/00000020.1-0: …", cause="damaged")
     assert gives_up(attempts(KILLED, damaged), (), 1) is None
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
+    assert gives_up(attempts(KILLED, damaged, damaged), (), 1) is not None, "the cell itself asks for it"
+
+
+def test_what_cannot_heal():
+    """A mistake in the code that is no other rank's echo; what all ranks run into before the first step."""
+    wrong = replace(WRONG, error="builtins.ValueError")
+    mistake = Failure("exception", "TypeError: no", error="builtins.TypeError", cause="code")
+    echo = Failure("exception", "RuntimeError: gloo", error="builtins.RuntimeError", follows=True)
+    damaged = Failure("exception", "no", error="sparkring.errors.CheckpointDamagedError", cause="damaged")
+    for failures in ([mistake], [mistake, wrong], [mistake, echo]):
+        why = cannot_heal(mistake, failures, 2, stepped=True)
+        assert why == "The run was not restarted: the TypeError would come again."
+    assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
+    assert cannot_heal(replace(mistake, follows=True), [mistake], 2, stepped=False) is None
+    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) is not None
+    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=True) is None
+    for others in ([], [KILLED], [echo], [replace(wrong, frames=())], [replace(wrong, error="builtins.OSError")]):
+        assert cannot_heal(wrong, [wrong, *others], 2, stepped=False) is None
+    assert cannot_heal(damaged, [damaged, damaged], 2, stepped=False) is None
 
 
 def test_the_pause_grows_with_attempts_in_vain():

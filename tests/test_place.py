@@ -11,9 +11,11 @@ from sparkring.place import World, gpu_environments, place_ranks, share_gpus, wo
 def test_two_nodes():
     """Ranks on one node are neighbours, in the order in which nodes and members first appear."""
     placed = place_ranks(["b", "a", "b"])
-    assert placed[0] == World(0, 3, local_rank=0, local_size=2, cross_rank=0, cross_size=2, node="b")
-    assert placed[2] == World(1, 3, local_rank=1, local_size=2, cross_rank=0, cross_size=1, node="b")
-    assert placed[1] == World(2, 3, local_rank=0, local_size=1, cross_rank=1, cross_size=2, node="a")
+    assert placed[0] == World(0, 3, local_rank=0, local_size=2, cross_rank=0, cross_size=2, node="b", nodes=2)
+    assert placed[2] == World(1, 3, local_rank=1, local_size=2, cross_rank=0, cross_size=1, node="b", nodes=2)
+    assert placed[1] == World(
+        2, 3, local_rank=0, local_size=1, cross_rank=1, cross_size=2, node="a", node_rank=1, nodes=2
+    )
 
 
 def test_the_driver_is_rank_0_of_1():
@@ -35,11 +37,13 @@ def test_places_are_complete_and_agree(nodes):
     placed = place_ranks(nodes)
     assert sorted(place.rank for place in placed) == list(range(len(nodes)))
     assert [place.node for place in placed] == nodes
-    for node in set(nodes):
+    order = list(dict.fromkeys(nodes))
+    for node in order:
         here = sorted((place for place in placed if place.node == node), key=lambda place: place.rank)
         assert [place.local_rank for place in here] == list(range(nodes.count(node)))
         assert {place.local_size for place in here} == {nodes.count(node)}
         assert [place.rank for place in here] == list(range(here[0].rank, here[0].rank + len(here)))
+        assert {(place.node_rank, place.nodes) for place in here} == {(order.index(node), len(order))}
     for row in {place.local_rank for place in placed}:
         across = sorted((place for place in placed if place.local_rank == row), key=lambda place: place.cross_rank)
         assert [place.cross_rank for place in across] == list(range(len(across)))

@@ -1,4 +1,4 @@
-"""What a rank tells of an exception, beside where it was raised."""
+"""What a rank tells of an exception: advice, what its type says of another attempt, and whose echo it may be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkring import submodules
+from sparkring import errors, submodules
 from sparkring.worker.failures import as_failure
 
 # What code of the notebook raises, and the name that the ranks do not know.
@@ -59,3 +59,49 @@ def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) ->
     finally:
         submodules.missing.clear()
     assert told.startswith("The notebook has imported `json.nowhere`, but this rank could not: ModuleNotFoundError: No")
+
+
+class HorovodInternalError(RuntimeError):
+    """Told by its name, as Horovod's own is."""
+
+
+class OwnTypeError(TypeError):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OwnTypeError(), "code"),
+        (ModuleNotFoundError(), "code"),
+        (UnboundLocalError(), "code"),
+        (errors.OptionsError(), "code"),
+        (errors.CheckpointError(), "code"),
+        (errors.CheckpointStorageError(), ""),
+        (errors.CheckpointDamagedError(), "damaged"),
+        (ValueError("TypeError: no"), ""),
+        (OSError(), ""),
+    ],
+)
+def test_what_the_type_says(error, cause):
+    """Base classes count, the text does not."""
+    assert as_failure(error)["cause"] == cause
+
+
+def test_what_a_handler_raises_is_an_echo():
+    """A TypeError raised while a broken collective was being handled came from another rank's end."""
+
+    def handled(*, hidden: bool) -> BaseException:
+        try:
+            try:
+                raise HorovodInternalError
+            except HorovodInternalError:
+                if hidden:
+                    raise OwnTypeError from None
+                len(5)
+        except TypeError as error:
+            return error
+
+    assert as_failure(handled(hidden=False))["follows"] is True
+    assert as_failure(handled(hidden=True))["follows"] is False
+    assert as_failure(handled(hidden=True))["error"].endswith("OwnTypeError")

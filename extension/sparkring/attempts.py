@@ -8,7 +8,7 @@ saved after the slots are back.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring import events
@@ -16,12 +16,13 @@ from sparkring.checkpointing.entries import Last
 from sparkring.checkpointing.here import Here
 from sparkring.drive import Drive, TurnLost, fail
 from sparkring.errors import LaunchError, SlotsError
+from sparkring.events import Failure
 from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts, interrupted
 from sparkring.launchers import open_launcher, room
 from sparkring.launchers.base import Wanted
 from sparkring.options import Options
-from sparkring.record import Attempt, Checkpoint
+from sparkring.record import Attempt, Checkpoint, RunRecord
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.turn import Request
@@ -36,7 +37,6 @@ SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
 TICK_S = 0.1
-_DAMAGED = "CheckpointDamagedError"
 
 
 class Attempts:
@@ -74,7 +74,7 @@ class Attempts:
                 number += 1
                 self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
                 try:
-                    return self._attempt(last)
+                    return self._attempt(number, last)
                 except TurnLost as lost:
                     up_to = time.monotonic() + WAIT_FOR_SLOTS_S
                     last = self._last()
@@ -87,7 +87,7 @@ class Attempts:
                 self._wait(pause_s)
                 self._size = self._as_many_as_can(up_to)
 
-    def _attempt(self, last: Last) -> RunResult:
+    def _attempt(self, number: int, last: Last) -> RunResult:
         """One gang, from its start to its end."""
         record = self.recorder.record
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
@@ -95,7 +95,9 @@ class Attempts:
         launcher = open_launcher(self.wanted._replace(np=np, size=self._size), self.recorder.notice)
         self._room_since = 0.0
         with Gang(launcher, self._size) as gang:
-            turn = gang.submit(self.request._replace(checkpoints=here))
+            turn = gang.submit(
+                self.request._replace(checkpoints=here, restarts=number - 1, max_restarts=self.options.max_restarts)
+            )
             gang.start()
             return Drive(
                 gang,
@@ -133,6 +135,9 @@ class Attempts:
         now = record.attempts[-1]._replace(failed_rank=lost.rank, failure=failure)
         attempts = (*record.attempts[:-1], now)
         why_not = gives_up(attempts, record.checkpoints, self.options.max_restarts)
+        if why_not is None and failure is not None:
+            failures = [rank.failure for rank in record.ranks if rank.failure is not None]
+            why_not = cannot_heal(failure, failures, record.size, stepped=has_stepped(record))
         if why_not is not None:
             lost.left = "\n".join(filter(None, [why_not, self._how_to_go_on(last)]))
             fail(self.recorder, lost)
@@ -206,8 +211,17 @@ class Attempts:
 
 
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts that were lost; one that found its checkpoint damaged goes on from another, and does not count."""
-    return [each for each in attempts if each.failure is not None and not each.failure.summary.startswith(_DAMAGED)]
+    """The attempts that were lost. One that found its checkpoint damaged does not count: the next one has another.
+
+    Damage that the next attempt finds again counts: it is in what the cell itself has asked for.
+    """
+    lost, damaged = [], set()
+    for each in attempts:
+        if each.failure is not None and each.failure.cause == "damaged" and each.checkpoint not in damaged:
+            damaged.add(each.checkpoint)
+        elif each.failure is not None:
+            lost.append(each)
+    return lost
 
 
 def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max_restarts: int) -> str | None:
@@ -226,6 +240,31 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
     if before is not None and not moved and _same(before, now):
         return "It failed twice in the same way, and saved no checkpoint in between: another restart would not help."
     return None
+
+
+def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> str | None:
+    """Why another attempt of `size` ranks would end by `failure` again, as far as types tell; None if it might not.
+
+    `failures` are those of all ranks, and `stepped` says whether one of them has got as far as a step. Where a process
+    has died without an error, or the exception came from a broken collective, it may echo another rank's end.
+    """
+    if failure.follows or failure.cause == "damaged" or not all(each.error for each in failures):
+        return None
+    if failure.cause == "code":
+        return f"The run was not restarted: the {failure.error.rpartition('.')[2]} would come again."
+    alike = [each for each in failures if (each.error, each.frames[-1:]) == (failure.error, failure.frames[-1:])]
+    if not stepped and len(alike) == size:
+        return (
+            f"The run was not restarted: {'all ranks' if size > 1 else 'the rank'} failed alike before the first step."
+        )
+    return None
+
+
+def has_stepped(record: RunRecord) -> bool:
+    """Whether a rank of the last attempt has got as far as a step: has measured, read or saved something."""
+    if any(each.attempt == len(record.attempts) for each in record.checkpoints):
+        return True
+    return any(rank.metrics or any(each.now for each in rank.readings) for rank in record.ranks)
 
 
 def _same(one: Attempt, other: Attempt) -> bool:

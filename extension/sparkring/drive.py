@@ -20,6 +20,7 @@ from sparkring.worker.stacks import collective
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
+OTHERS_GRACE_S = 1.0  # after an exception, where ranks may be restarted: what the others tell decides on that
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # what a warm gang's ranks get to come back from an interrupt, before the gang is given up
 RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
@@ -117,10 +118,24 @@ class Drive:
         if self.warm and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
             left = self._kept()
         else:
+            rank = self._hear_others(rank)
             left = self._ended()
         values, _, _ = bring_back(self.turn)
         failure = self.recorder.record.ranks[rank].failure
         raise TurnLost(rank, failure.summary if failure else "", left, values)
+
+    def _hear_others(self, rank: int) -> int:
+        """Let the other ranks tell for a moment how they end; returns the rank whose failure is the cause then.
+
+        It decides on a restart whether all have failed alike, and whether one has died.
+        """
+        failure = self.turn.failures[rank]
+        if self.options.max_restarts and failure.kind == "exception" and not failure.follows:
+            until = time.monotonic() + OTHERS_GRACE_S
+            while self.turn.running and not self.interrupts.seen and time.monotonic() < until:
+                self.recorder.add(self.gang.poll(POLL_S))
+        found = self.turn.failed_rank
+        return rank if found is None else found
 
     def _ended(self) -> str:
         """End the ranks, and the gang."""

@@ -14,6 +14,7 @@ Outcome = Literal["finished", "failed", "interrupted", "timed out"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
+FailureCause = Literal["", "code", "damaged"]
 
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
@@ -43,7 +44,8 @@ class Failure:
 
     `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`.
     `follows` says that it looks like the echo of another rank's end (a broken collective), `interrupt` that
-    it is a KeyboardInterrupt.
+    it is a KeyboardInterrupt. `error` is the exception's class, with its module. `cause` is what its type tells of the
+    next attempt: "code" would fail again, and "damaged" is the checkpoint that the attempt went on from.
     """
 
     kind: FailureKind
@@ -53,6 +55,8 @@ class Failure:
     advice: str = ""
     follows: bool = False
     interrupt: bool = False
+    error: str = ""
+    cause: FailureCause = ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sparkring.ends import exit_failure
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.events import Event, Failure
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.frameworks.base import Framework, Seat
+from sparkring.frameworks.base import Framework, Seat, Start
 from sparkring.launchers.base import Launcher
 from sparkring.place import World, gpu_environments, place_ranks
 from sparkring.storage import root_for_ranks
@@ -350,9 +350,10 @@ class Gang:
         """Send the request to the ranks that take part."""
         request, now = turn.request, time.time()
         framework = self._framework(request.framework)
+        start = Start(request.checkpoints.run_id, request.restarts, request.max_restarts)
         for rank in turn.ranks:
             member = self._member_of[rank]
-            environment = root_for_ranks() | framework.environment(self.worlds[member])
+            environment = root_for_ranks() | framework.environment(self.worlds[member], start)
             if request.timeline and framework.timeline is not None:
                 environment |= framework.timeline.beside
                 self._tell(member, "timeline", {"variable": framework.timeline.variable, "wanted": rank == 0})
@@ -365,6 +366,7 @@ class Gang:
                 "barrier": framework.in_task,
                 "environment": environment,
                 "notebook": request.notebook._asdict(),
+                "defaults": framework.defaults(self.worlds[member]),
                 "checkpoints": request.checkpoints._asdict(),
                 "scripts": [script._asdict() for script in request.scripts],
             }

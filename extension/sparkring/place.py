@@ -20,6 +20,8 @@ class World(NamedTuple):
     cross_size: int = 1
     node: str = "localhost"
     gpus: tuple[str, ...] = ()  # this rank's own, as CUDA_VISIBLE_DEVICES names them
+    node_rank: int = 0  # the node's number among all nodes, whereas cross_rank counts those with this local rank
+    nodes: int = 1
 
 
 _current = World()
@@ -48,7 +50,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
     for member, node in enumerate(nodes):
         members_of.setdefault(node, []).append(member)
     placed: dict[int, World] = {}
-    for node, members in members_of.items():
+    for node_rank, (node, members) in enumerate(members_of.items()):
         for local_rank, member in enumerate(members):
             peers = [other for other in members_of if len(members_of[other]) > local_rank]
             placed[member] = World(
@@ -60,6 +62,8 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
                 cross_size=len(peers),
                 node=node,
                 gpus=tuple(gpus[member]) if gpus else (),
+                node_rank=node_rank,
+                nodes=len(members_of),
             )
     return [placed[member] for member in range(len(nodes))]
 

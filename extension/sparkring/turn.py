@@ -32,6 +32,8 @@ class Request(NamedTuple):
     notebook: NotebookState = NotebookState()
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
     scripts: tuple[Script, ...] = ()  # that the cell runs with %run
+    restarts: int = 0  # how often the ranks have been started before, for this run
+    max_restarts: int = 0
 
 
 class Value(NamedTuple):

@@ -141,6 +141,39 @@ def test_another_number_of_ranks(count):
     assert count(last=40, n=2).values == [(20, 40, 820)] * 2
 
 
+ASK = """
+from pathlib import Path
+from sparkring import checkpoints
+store = checkpoints(best="loss")
+state = {"x": 1}
+
+def seen():
+    latest, best = store.latest(), store.best()
+    return latest and (latest.step, latest.commit.metrics), best and best.step, [entry.step for entry in store.list()]
+
+def until_rank_0_has_saved():
+    while len(list(Path(store.directory).glob("*/commit.json"))) <= before:
+        pass
+
+if rank == 1:
+    until_rank_0_has_saved()
+first = seen()
+step = store.restore(state) + 1
+store.save(step, state, {"loss": 1 / step})
+store.wait()
+until_rank_0_has_saved()
+first, seen()
+"""
+
+
+def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
+    """Rank 1 asks when rank 0 has saved already, and begins where rank 0 begins; then both see what they have saved."""
+    none, one, two = (None, None, []), ((1, {"loss": 1.0}), 1, [1]), ((2, {"loss": 0.5}), 2, [2, 1])
+    for before, answers in enumerate([(none, one), (one, two)]):
+        found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"))
+        assert found.values == [answers] * 2
+
+
 def test_it_says_how_to_go_on(count):
     """When there is no restart left, the error names what is saved."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):
@@ -172,7 +205,9 @@ open(folder, "w").close()
 store.save(1, {"x": 1})
 """
     folder = str(tmp_path / "run")
-    with pytest.raises(RunFailed, match="CheckpointError: the checkpoint of step 1 could not be saved in") as caught:
+    with pytest.raises(
+        RunFailed, match="CheckpointStorageError: the checkpoint of step 1 could not be saved in"
+    ) as caught:
         local.run(cell, namespace={"folder": folder}, checkpoint_dir=folder, max_restarts=0)
     assert any("could not be saved" in notice.text for notice in caught.value.record.notices)
 

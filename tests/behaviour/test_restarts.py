@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkring import checkpoints
 from sparkring.errors import RunFailed
 from sparkring.runs import load
 
@@ -58,10 +59,47 @@ def test_restarts_are_used_up(ring):
 
 
 def test_the_same_mistake_twice_ends_the_run(local):
-    """A mistake in the cell is not tried ten times."""
-    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*cell line 2.*failed twice in the same way") as caught:
-        local.run("raise ValueError('no')", max_restarts=9)
+    """Where the first time does not show yet that it is one, since the ranks have got as far as a step."""
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*cell line 4.*failed twice in the same way") as caught:
+        local.run("import sparkring\nsparkring.log(step=1, loss=0.5)\nraise ValueError('no')", max_restarts=9)
     assert len(caught.value.record.attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        ("if rank == 0:\n    [].no_such_method()\nimport time\ntime.sleep(60)", "the AttributeError would come again"),
+        ("checkpoints().save(1, {'file': open('/dev/null')})", "the CheckpointError would come again"),
+        ("raise ValueError('no')", "all ranks failed alike before the first step"),
+    ],
+)
+def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path, cell, why):
+    """By the type of the error on one rank, or since all ranks fail alike; the error says so."""
+    with pytest.raises(RunFailed, match=f"The run was not restarted: {why}") as caught:
+        local.run(cell, namespace={"checkpoints": checkpoints}, checkpoint_dir=str(tmp_path / "run"), max_restarts=3)
+    assert len(caught.value.record.attempts) == 1
+
+
+def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(local, tmp_path):
+    """A rank stumbles over what one that has died left undone: the next attempt goes well."""
+    result = local.run(
+        DIES
+        + """
+number = attempt()
+gone = Path(folder) / "gone"
+if number == 1 and rank == 1:
+    gone.touch()
+    os.kill(os.getpid(), signal.SIGSEGV)
+while not gone.exists():
+    pass
+if number == 1:
+    None + 1
+number
+""",
+        namespace={"folder": str(tmp_path)},
+        max_restarts=1,
+    )
+    assert result.values == [2, 2]
 
 
 def test_without_restarts_nothing_is_said_of_them(local):

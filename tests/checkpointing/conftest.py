@@ -45,17 +45,21 @@ def seat(monkeypatch):
 
     def sit(rank, size):
         monkeypatch.setattr(place, "_current", place.World(rank=rank, size=size))
-        monkeypatch.setattr(store, "_numbers", counters.setdefault(rank, {}))
+        monkeypatch.setattr(store, "_steps", counters.setdefault(rank, {}))
 
     return sit
 
 
 @pytest.fixture
 def run(monkeypatch):
-    """`run(directory, stamp=…, resume=…, …)`: this process is in a run with --checkpoint-dir from now on."""
+    """`run(directory, stamp=…, resume=…, …)`: this process is in a run with --checkpoint-dir from now on.
+
+    The driver has seen what is in the directory now.
+    """
 
     def enter(directory, stamp=2_000_000_000_000, **found):
-        found = {"lineage": "a lineage", "code": "%%horovod\n…", "run_id": "a run", **found}
+        there = [path.name for path in Path(directory).glob("*.*")]
+        found = {"lineage": "a lineage", "code": "%%horovod\n…", "run_id": "a run", "there": there, **found}
         monkeypatch.setattr(here, "_current", here.Here(str(directory), stamp, **found))
 
     return enter

@@ -557,6 +557,30 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
     assert checkpoints().load()["step"] == 2  # what is there can be looked at
 
 
+def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
+    """Whenever they ask: what the driver has seen, and what this attempt saves for steps that this rank saves, too."""
+    outside = checkpoints(tmp_path, keep=None, best="loss")
+    for step in (1, 2):
+        saved(outside, step, metrics={"loss": step})
+    chosen = outside.latest()
+    run(tmp_path, resume=chosen.name, commit=folder.content_of(chosen.commit), lineage=chosen.commit.lineage)
+    late = checkpoints(keep=None, best="loss")
+    seat(0, 2)
+    saved(checkpoints(keep=None, best="loss"), 3, metrics={"loss": 0.5})
+    assert checkpoints().latest().step == 3
+    seat(1, 2)
+    assert (late.latest(), late.best().step) == (chosen, 1)
+    assert [entry.step for entry in late.list()] == [2, 1]
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "folders", lambda directory: {})  # a listing that is stale
+        assert (late.latest(), [entry.step for entry in late.list()]) == (chosen, [2, 1])
+    saved(late, 3, metrics={"loss": 0.5})
+    assert (late.latest().step, late.best().step) == (3, 3)
+    assert [entry.step for entry in late.list()] == [3, 2, 1]
+    run(tmp_path, stamp=2_000_000_000_001, resume="")
+    assert checkpoints().latest() is None, "as restore() has it after --fresh"
+
+
 def test_arrays_are_read_into_their_place(tmp_path):
     """What a state holds of memory is used again, and nothing of it is touched where a file is damaged."""
     found = checkpoints(tmp_path)

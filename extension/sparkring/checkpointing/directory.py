@@ -36,20 +36,35 @@ class Directory:
             for each in record.checkpoints
             if each.attempt and each.saved.kind == "sparkring" and each.saved.folder == self.location.written
         }
-        try:
-            known |= {entry.name for entry in folder.listing(self.location) if self._ours(entry)}
-        except (OSError, CheckpointError):
-            pass  # what the ranks have told will do; if they cannot read it either, they say so
         if self.first is not None:
             known.add(self.first.name)
-        names = [name for name in map(Name.of, known - gone) if name is not None]
+        entries: dict[str, Entry] = {}
+        try:
+            entries = {entry.name: entry for entry in folder.listing(self.location)}
+        except (OSError, CheckpointError):
+            pass  # what the ranks have told will do; if they cannot read it either, they say so
+        there = tuple(sorted({*known, *entries} - gone))
+        ours = known | {name for name, entry in entries.items() if self._ours(entry)}
+        names = [name for name in map(Name.of, ours - gone) if name is not None]
         found = max(names, key=lambda name: name.age, default=None)
-        return Last() if found is None else Last(str(found), found.step)
+        if found is None:
+            return Last(there=there)
+        entry = entries.get(str(found))
+        return Last(str(found), found.step, there, None if entry is None else entry.commit)
 
     def here(self, record: RunRecord, last: Last) -> Here:
         """What the ranks of a new attempt are told."""
         self._stamps.append(stamp_after(self._stamps))
-        return Here(self.location.written, self._stamps[-1], last.name, self.lineage, record.code, record.run_id)
+        return Here(
+            self.location.written,
+            self._stamps[-1],
+            last.name,
+            self.lineage,
+            record.code,
+            record.run_id,
+            last.there,
+            None if last.commit is None else folder.content_of(last.commit),
+        )
 
     def words(self, now: float) -> str:
         """What a run that finds a checkpoint says."""

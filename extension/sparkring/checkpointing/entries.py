@@ -93,10 +93,15 @@ class Entry(NamedTuple):
 
 
 class Last(NamedTuple):
-    """The checkpoint that a new attempt goes on from; no name for none."""
+    """The checkpoint that a new attempt goes on from; no name for none. `there` names all that the directory holds.
+
+    `commit` is None if it could not be read.
+    """
 
     name: str = ""
     step: int = 0
+    there: tuple[str, ...] = ()
+    commit: Commit | None = None
 
 
 def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
-from sparkring.errors import CheckpointDamagedError, CheckpointError, SparkringError
+from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
 from sparkring.storage import Location
 
 LAYOUT = 1
@@ -141,7 +141,7 @@ def read_commit(directory: Location, name: str) -> Commit:
         if content.get("layout") != LAYOUT:
             raise CheckpointDamagedError(f"{COMMIT} was written by another version of sparkring")
         try:
-            return _commit_of(content)
+            return commit_of(content)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamagedError(f"{COMMIT} says something that nobody understands ({error!r})") from error
 
@@ -162,16 +162,9 @@ def make(directory: Location, name: str) -> None:
 
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
     """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
-    content = {
-        **commit._asdict(),
-        "layout": LAYOUT,
-        "files": [list(file) for file in commit.files],
-        # JSON has no NaN: what is not finite stands as text
-        "metrics": {key: value if math.isfinite(value) else str(value) for key, value in commit.metrics.items()},
-    }
     folder = directory / name
     sync_folder(folder)  # the files' names are there before what vouches for them
-    _write_sealed(folder / COMMIT, content)
+    _write_sealed(folder / COMMIT, content_of(commit))
     sync_folder(folder)
     sync_folder(directory)
 
@@ -232,7 +225,7 @@ def in_words(what: str) -> Iterator[None]:
     except (SparkringError, FileNotFoundError):
         raise
     except Exception as error:  # each of fsspec's packages has its own
-        raise CheckpointError(f"{what}: {told(error)}") from error
+        raise CheckpointStorageError(f"{what}: {told(error)}") from error
 
 
 def told(error: Exception) -> str:
@@ -299,7 +292,19 @@ def _opened(sealed: bytes) -> dict[str, Any] | None:
     return content
 
 
-def _commit_of(content: dict[str, Any]) -> Commit:
+def content_of(commit: Commit) -> dict[str, Any]:
+    """A commit as values that JSON has."""
+    return {
+        **commit._asdict(),
+        "layout": LAYOUT,
+        "files": [list(file) for file in commit.files],
+        # JSON has no NaN: what is not finite stands as text
+        "metrics": {key: value if math.isfinite(value) else str(value) for key, value in commit.metrics.items()},
+    }
+
+
+def commit_of(content: dict[str, Any]) -> Commit:
+    """The commit that content_of() made such values of. KeyError, TypeError, ValueError if they are none."""
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Here(NamedTuple):
@@ -10,8 +11,9 @@ class Here(NamedTuple):
 
     `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock): the
     checkpoints of a later attempt come after those of an earlier one. `resume` names the checkpoint that all ranks go
-    on from, '' for none. `lineage` is what the checkpoints of one training have in common, from its first attempt on.
-    `code` is the cell, `run_id` the run.
+    on from, '' for none, and `commit` is what its commit.json says, if the driver could read it. `there` names all that
+    the driver has seen in the directory. `lineage` is what the checkpoints of one training have in common, from its
+    first attempt on. `code` is the cell, `run_id` the run.
     """
 
     directory: str = ""
@@ -20,6 +22,8 @@ class Here(NamedTuple):
     lineage: str = ""
     code: str = ""
     run_id: str = ""
+    there: Sequence[str] = ()
+    commit: dict[str, Any] | None = None
 
 
 _current = Here()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import numbers
 import operator
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,11 +32,13 @@ _NAMED = 20  # checkpoints that an error names
 
 Which = Literal["latest", "best"] | int | str | Entry
 Entries = list[Entry]
+Steps = list[int]
 History = list[tuple[int, dict[str, float]]]
 Room = dict[str, npt.NDArray[Any]]  # the memory of a state, by the names that its arrays have in a checkpoint
 
-# By directory and stamp: the numbers of its saves, also where two stores in this process share it.
-_numbers: dict[tuple[str, int], Iterator[int]] = {}
+# By directory and stamp: the steps that this process has called save() for, also where two stores share the directory.
+# The number of a save is its place in the list.
+_steps: dict[tuple[str, int], list[int]] = {}
 
 
 def checkpoints(
@@ -133,12 +134,15 @@ class Store:
         self.wait()
         if values:
             self.history = [*self.history, (number, values)][-HISTORY:]
+        steps = self._steps()
+        steps.append(number)
         rank = place.world().rank
         if rank and not self.sharded:
             return
         leaves, metadata = self._apart(state)
         layout = tensors.lay_out(leaves)
-        save = self._as_save(number, values, rank, layout, metadata, parts.versions(state), began)
+        name = Name(number, self._stamp_now(), len(steps) - 1)
+        save = self._as_save(name, values, rank, layout, metadata, parts.versions(state), began)
         if not self.background:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
@@ -195,7 +199,8 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
 
-        Without a model or optimizer at hand; `which` as in restore(). CheckpointError if there is none.
+        Without a model or optimizer at hand; `which` as in restore(), but the latest is the newest of list(), after
+        --fresh as well. CheckpointError if there is none.
         """
         self.wait()
         found = self._read(which, {})
@@ -207,16 +212,50 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell."""
-        return folder.listing(self._location)
+        """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell.
+
+        In a run with --checkpoint-dir: those that were there when its ranks were started, whenever a rank asks, and
+        those that this attempt has saved for steps for which this rank, too, has called save(). What has been removed
+        since then is not listed. In any other directory: what is there now, which may be more for a rank that asks
+        later; ask on one rank and broadcast the answer.
+        """
+        entries = folder.listing(self._location)
+        if not self._is_here():
+            return entries
+        there, stamp, steps = set(here().there), here().stamp, self._steps()
+        entries = [
+            entry for entry in entries if entry.name in there or (entry.parsed.stamp == stamp and entry.step in steps)
+        ]
+        # A listing may be stale: what is not in it is asked for by its name.
+        missing = there.difference(entry.name for entry in entries)
+        entries += filter(None, (folder.look(self._location, name) for name in missing))
+        return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
 
     def latest(self) -> Entry | None:
-        """The newest that is whole; None if there is none."""
-        return newest(self.list())
+        """The newest that is whole; None if there is none.
+
+        In a run with --checkpoint-dir, all ranks of an attempt get one answer: the checkpoint that restore() goes back
+        to, and None after --fresh. Once this rank has called save(), it is the newest checkpoint of those saves. They
+        become whole when rank 0 has written them: to have one answer then, too, call wait() on all ranks, and after
+        that a collective.
+        """
+        if not self._is_here():
+            return newest(self.list())
+        now = here()
+        if self._steps():
+            saved = newest([entry for entry in self.list() if entry.parsed.stamp == now.stamp])
+            if saved is not None:
+                return saved
+        if not now.resume:
+            return None
+        if now.commit is None:  # the driver had heard of it from a rank, and could not read it yet
+            return folder.look(self._location, now.resume)
+        return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
         """The one with the best metric: of this training once it has saved or restored, before that of all.
 
+        Of those that list() has, so that ranks of a run with --checkpoint-dir agree as they do on latest().
         CheckpointError if the store was not told which metric.
         """
         return self._best(self.list())
@@ -260,7 +299,7 @@ class Store:
 
     def _as_save(
         self,
-        step: int,
+        name: Name,
         metrics: dict[str, float],
         rank: int,
         layout: tensors.Layout,
@@ -270,11 +309,8 @@ class Store:
     ) -> Save:
         now, location = here(), self._location
         self._lineage = now.lineage or self._lineage or secrets.token_hex(8)
-        stamp = now.stamp or self._stamp
-        key = str(location.fs.unstrip_protocol(location.path)), stamp
-        name = Name(step, stamp, next(_numbers.setdefault(key, itertools.count())))
         commit = Commit(
-            step=step,
+            step=name.step,
             time=time.time(),
             files=(),
             metrics=metrics,
@@ -286,7 +322,9 @@ class Store:
             data=data,
         )
         alone = self._is_here()
-        policy = Policy(self.keep, self.metric, self.mode, self._lineage, now.resume if alone else "", stamp, alone)
+        policy = Policy(
+            self.keep, self.metric, self.mode, self._lineage, now.resume if alone else "", name.stamp, alone
+        )
         return Save(location, str(name), rank, layout, metadata, commit, policy, began, None)
 
     def _values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -298,6 +336,14 @@ class Store:
                 f"save(step, state, {{{self.metric!r}: …}})."
             )
         return values
+
+    def _stamp_now(self) -> int:
+        return here().stamp or self._stamp
+
+    def _steps(self) -> Steps:
+        """The steps that this process has called save() for, in its attempt."""
+        key = str(self._location.fs.unstrip_protocol(self._location.path)), self._stamp_now()
+        return _steps.setdefault(key, [])
 
     def _is_here(self) -> bool:
         """Is it the run's --checkpoint-dir?"""

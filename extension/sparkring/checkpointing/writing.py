@@ -12,7 +12,7 @@ from sparkring.checkpointing import folder, retention, tensors
 from sparkring.checkpointing.entries import Commit, Entry, File
 from sparkring.checkpointing.retention import Policy
 from sparkring.checkpointing.tensors import Layout
-from sparkring.errors import CheckpointError
+from sparkring.errors import CheckpointError, CheckpointStorageError
 from sparkring.storage import Location
 
 OTHERS_LIMIT_S = 600.0  # without a file of any other rank
@@ -67,7 +67,8 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
         if not report.connected():
             say(message)
-        raise CheckpointError(message) from error
+        of_the_state = isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError)
+        raise (CheckpointError if of_the_state else CheckpointStorageError)(message) from error
     _committed(save, commit, there)
 
 
@@ -114,7 +115,7 @@ def _of_others(save: Save) -> list[File]:
         missing = [rank for rank in missing if rank not in found]
         if missing and time.monotonic() - heard > OTHERS_LIMIT_S:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-            raise CheckpointError(
+            raise CheckpointStorageError(
                 f"nothing came from {ranks} within {OTHERS_LIMIT_S:,.0f} s. With sharded=True every rank has to call "
                 "save(), for the same steps, into a directory that all of them reach."
             )

@@ -43,6 +43,14 @@ class Timeline(NamedTuple):
     beside: dict[str, str]
 
 
+class Start(NamedTuple):
+    """Which start of run `run_id` this is: the one after `restarts` restarts, of which there may be `max_restarts`."""
+
+    run_id: str
+    restarts: int
+    max_restarts: int
+
+
 class Framework(ABC):
     """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
 
@@ -65,8 +73,12 @@ class Framework(ABC):
         self.seats = seats
 
     @abstractmethod
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         """What to add to the environment of the rank at `world`; asked for before each request."""
+
+    def defaults(self, world: World) -> dict[str, str]:
+        """What to add to it where the rank has no such variable: a value of the user's own counts."""
+        return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what lasted as long as the gang."""

@@ -5,7 +5,7 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework, Lesson, Seat, Timeline
+from sparkring.frameworks.base import Framework, Lesson, Seat, Start, Timeline
 from sparkring.frameworks.rendezvous import Store
 from sparkring.place import World
 
@@ -36,7 +36,7 @@ class Horovod(Framework):
         super().__init__(host, bind_host, seats)
         self._store = Store(bind_host, peers={seat.seen_as for seat in seats}, ranks=len(seats))
 
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.seats[world.rank].interface
         found = {
             "HOROVOD_CONTROLLER": "gloo",
@@ -55,6 +55,10 @@ class Horovod(Framework):
         if interface:
             found["HOROVOD_GLOO_IFACE"] = interface
         return found
+
+    def defaults(self, world: World) -> dict[str, str]:
+        interface = self.seats[world.rank].interface
+        return {"NCCL_SOCKET_IFNAME": interface} if interface else {}
 
     def close(self) -> None:
         self._store.close()

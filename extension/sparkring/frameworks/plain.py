@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework
+from sparkring.frameworks.base import Framework, Start
 from sparkring.place import World
 
 
 class Plain(Framework):
     """Ranks that talk to nobody, or arrange it among themselves."""
 
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         return {"SPARKRING_RANK": str(world.rank), "SPARKRING_SIZE": str(world.size)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from sparkring.frameworks.base import Framework, Lesson, Seat
+from sparkring.frameworks.base import Framework, Lesson, Seat, Start
 from sparkring.place import World
 
 
@@ -32,6 +32,6 @@ class TensorFlow(Framework):
         # For good: a process has one server, which a strategy of a later cell finds again.
         self._workers = [f"{seat.address}:{seat.port}" for seat in seats]
 
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         task = {"type": "worker", "index": world.rank}
         return {"TF_CONFIG": json.dumps({"cluster": {"worker": self._workers}, "task": task})}

@@ -1,11 +1,12 @@
 """torch.distributed: the environment that torchrun gives, so that `init_process_group()` finds everything.
 
-The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation.
+The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation. Libraries such
+as Lightning tell by TORCHELASTIC_RUN_ID that the ranks have been started for them.
 """
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework, Lesson
+from sparkring.frameworks.base import Framework, Lesson, Start
 from sparkring.place import World
 
 
@@ -25,7 +26,7 @@ class Torch(Framework):
         "model, train",
     )
 
-    def environment(self, world: World) -> dict[str, str]:
+    def environment(self, world: World, start: Start) -> dict[str, str]:
         interface = self.seats[world.rank].interface
         found = {
             "MASTER_ADDR": self.seats[0].address,
@@ -34,12 +35,21 @@ class Torch(Framework):
             "WORLD_SIZE": str(world.size),
             "LOCAL_RANK": str(world.local_rank),
             "LOCAL_WORLD_SIZE": str(world.local_size),
-            "GROUP_RANK": str(world.cross_rank),
-            "GROUP_WORLD_SIZE": str(world.cross_size),
+            "GROUP_RANK": str(world.node_rank),
+            "GROUP_WORLD_SIZE": str(world.nodes),
+            "ROLE_NAME": "default",
             "ROLE_RANK": str(world.rank),
             "ROLE_WORLD_SIZE": str(world.size),
+            "TORCHELASTIC_RUN_ID": start.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(start.restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(start.max_restarts),
+            # torchrun's agent keeps the store of its ranks; here rank 0 does.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         if interface:
             # Else gloo takes what the host's name resolves to, and NCCL passes loopback over.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found
+
+    def defaults(self, world: World) -> dict[str, str]:
+        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

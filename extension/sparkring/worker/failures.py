@@ -8,11 +8,21 @@ import re
 import sys
 import traceback
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring import submodules
+from sparkring.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointStorageError,
+    OptionsError,
+    PathError,
+)
 from sparkring.worker import script
 from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, is_cell
+
+if TYPE_CHECKING:
+    from sparkring.events import FailureCause
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -34,6 +44,8 @@ _ECHOES = (
 _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
 _NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's
 _SCOPES = {"globals", "locals", "vars"}
+# What the same code does again, whatever ranks it has.
+_CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
 # pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
@@ -60,8 +72,31 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
         "traceback": _traceback(error),
         "advice": _advice(error),
         "interrupt": isinstance(error, KeyboardInterrupt),
-        "follows": any(mark in f"{name}: {text}" for mark in _ECHOES),
+        "follows": any(map(_is_echo, _chain(error))),
+        "error": f"{type(error).__module__}.{name}",
+        "cause": _cause(error),
     }
+
+
+def _is_echo(error: BaseException) -> bool:
+    told = f"{type(error).__qualname__}: {_text_of(error)}"
+    return any(mark in told for mark in _ECHOES)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception, and those that it came from: what a handler raises is the echo of what it handles."""
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and all(each is not other for other in found):
+        found.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return found
+
+
+def _cause(error: BaseException) -> FailureCause:
+    if isinstance(error, CheckpointDamagedError):
+        return "damaged"
+    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else ""
 
 
 def _text_of(error: BaseException) -> str:

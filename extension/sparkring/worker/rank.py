@@ -25,7 +25,7 @@ from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
 from sparkring.notebook_state import NotebookState, RankState
 from sparkring.source_lines import keep_lines
-from sparkring.worker import children, collectives, process, stacks
+from sparkring.worker import children, collectives, libraries, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
 
@@ -63,6 +63,7 @@ class Rank:
         report.connect(self.tell)
         quiet.silence_when_imported()
         children.prepare_children(self.namespace)
+        libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
@@ -131,6 +132,8 @@ class Rank:
         try:
             self.notebook.apply(NotebookState.from_json(fields["notebook"]))
             os.environ.update({**fields["environment"], **self.environment})
+            for name, value in fields["defaults"].items():
+                os.environ.setdefault(name, value)
             if os.environ.get("MPLBACKEND", "").startswith("module://"):
                 os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
             try:

@@ -1,0 +1,98 @@
+"""What ranks find in their environment, beside what torchrun and horovodrun give to theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANKS = 2
+OF_THE_SHELL = {"SHLVL", "_", "PWD", "OLDPWD"}
+
+# Each with the reason why it differs. First those that both set, …
+VALUES = {
+    "torch": {
+        "MASTER_ADDR": "ranks are reached by address: a host's name may lead elsewhere on other hosts",
+        "MASTER_PORT": "a free one",
+        "TORCHELASTIC_RUN_ID": "the run's",
+        "TORCHELASTIC_USE_AGENT_STORE": "torchrun's agent keeps the store; here rank 0 does, and no agent is left",
+    },
+    "horovod": {
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "a free one",
+        "HOROVOD_HOSTNAME": "hosts go by their own names, also where there is only one",
+    },
+}
+# … then those of the command alone, …
+THEIRS = {
+    "torch": {
+        "TORCHELASTIC_ERROR_FILE": "failures come home over the rank's connection",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's note to its own agent",
+    },
+    "horovod": {"PYTHONUNBUFFERED": "ranks write line by line, and children of theirs as they like"},
+}
+# … and those that it does not set.
+OURS = {
+    "torch": {
+        "GLOO_SOCKET_IFNAME": "else Gloo takes what the host's name resolves to",
+        "NCCL_SOCKET_IFNAME": "else NCCL passes loopback over",
+        "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
+    },
+    "horovod": {
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "ranks may come to hvd.init() minutes apart; a lost one ends the run",
+        "OMP_NUM_THREADS": "the rank's share of the cores; torchrun sets one thread, horovodrun leaves it alone",
+        "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
+    },
+}
+COMMANDS = {
+    "torch": [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}"],
+    "horovod": [f"{Path(sys.executable).parent}/horovodrun", "--gloo", "-np", str(RANKS), sys.executable],
+}
+
+
+@pytest.mark.parametrize("framework", ["torch", "horovod"])
+def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
+    """Every variable is the command's, but for those that are named above."""
+    for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "tell.py"
+    script.write_text(
+        "import json, os\n"
+        "rank = os.environ.get('RANK') or os.environ['HOROVOD_RANK']\n"
+        f"json.dump(dict(os.environ), open(rf'{tmp_path}/rank-{{rank}}.json', 'w'))"
+    )
+    subprocess.run([*COMMANDS[framework], str(script)], check=True, env=dict(os.environ))
+    found = local.run("import os\ndict(os.environ)", RANKS, framework=framework).values
+    for rank in range(RANKS):
+        theirs, ours = added(json.loads((tmp_path / f"rank-{rank}.json").read_text())), added(found[rank])
+        assert set(theirs) - set(ours) == set(THEIRS[framework])
+        assert set(ours) - set(theirs) == set(OURS[framework])
+        both = {name for name in set(theirs) & set(ours) if name != "OMP_NUM_THREADS"}
+        assert {name for name in both if theirs[name] != ours[name]} == set(VALUES[framework])
+
+
+def added(environment: dict[str, str]) -> dict[str, str]:
+    """What has come to the environment of this process."""
+    return {
+        name: value for name, value in environment.items() if os.environ.get(name) != value and name not in OF_THE_SHELL
+    }
+
+
+def test_which_attempt_it_is(local, tmp_path):
+    """A restart is told as by torchrun, and a value of the user's own counts."""
+    result = local.run(
+        """
+        import os
+        names = ("RESTART_COUNT", "MAX_RESTARTS", "RUN_ID")
+        if rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os._exit(3)
+        [os.environ[f"TORCHELASTIC_{name}"] for name in names], os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+        """,
+        framework="torch",
+        max_restarts=2,
+        env=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),),
+    )
+    assert result.values == [(["1", "2", result.record.run_id], "3")] * 2
