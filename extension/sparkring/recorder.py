@@ -27,6 +27,8 @@ class Recorder:
         for event in found:
             if isinstance(event, events.RankFailed):
                 event = _with_source(event)
+            if isinstance(event, events.Displayed):
+                event = record.bounded(self.record, event)
             if isinstance(event, events.TimelinePart):
                 self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
                 continue

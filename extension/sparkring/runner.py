@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
     from sparkring.launchers.spark.data import Data
 
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display")  # what ranks have unless the notebook defines it
+# What ranks have unless the notebook defines it.
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML")
 
 last_result: RunResult | None = None
 

@@ -1,7 +1,7 @@
 """What Keras does, told without a change to the user's code: metrics of `model.fit`, and checkpoints of its callbacks.
 
 Every fit gets one more callback; what ModelCheckpoint and BackupAndRestore write is told when it is written. Keras is
-not imported for this. A finder on sys.meta_path waits for the modules that define Model and the callbacks.
+not imported for this: the modules that define Model and the callbacks are waited for.
 """
 
 from __future__ import annotations
@@ -9,22 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
-import importlib.util
+import importlib
 import os
-import sys
 import time
 import types
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from sparkring import report
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader, MetaPathFinder
-else:
-    # The import system asks for their methods only, and importlib.abc takes a sixth of a rank's start-up.
-    Loader = MetaPathFinder = object
+from sparkring.worker.imports import when_imported
 
 # Where Model is defined: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12, Keras 3.
 _MODULES = (
@@ -43,46 +36,7 @@ _BATCH_EVERY_S = 0.2
 def install() -> None:
     """Report the metrics of every `fit` from now on; calling it again changes nothing."""
     for name in _MODULES:
-        if name in sys.modules:
-            _patch(sys.modules[name])
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """Lets the others find the module, and patches it when its code has run."""
-
-    def __init__(self) -> None:
-        self._busy = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if self._busy or fullname not in _MODULES:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._busy = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    def __init__(self, real: Loader) -> None:
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._real.exec_module(module)
-        _patch(module)
+        when_imported(name, _patch)
 
 
 def _patch(module: types.ModuleType) -> None:

@@ -23,7 +23,7 @@ from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
-from sparkring.worker import collectives, process, stacks
+from sparkring.worker import collectives, displays, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
 
@@ -57,6 +57,7 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
+        displays.connect(self.show)
         quiet.silence_when_imported()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
@@ -64,6 +65,11 @@ class Rank:
         """Send something small to the driver, unless this is a process that the user forked."""
         if os.getpid() == self.pid:
             self.home.send(kind, fields)
+
+    def show(self, fields: dict[str, Any], data: bytes) -> None:
+        """Send something to be seen in the notebook; as tell()."""
+        if os.getpid() == self.pid:
+            self.home.send("display", fields, [data])
 
     def listen(self) -> None:
         """In a thread: take frames in, and see to it that a line without its end is shown in time."""
@@ -108,8 +114,7 @@ class Rank:
         place.enter(seat)
         self.address = fields["address"]
         os.environ.update(fields["environment"])
-        if os.environ.get("MPLBACKEND", "").startswith("module://"):
-            os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
+        displays.draw_figures()
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.
         fair_share = max(1, process.cores() // seat.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
@@ -130,6 +135,7 @@ class Rank:
         fields = frame.fields
         os.environ.update(fields["environment"])
         here.enter(here.Here(**fields["checkpoints"]))
+        displays.begin()
         self.cells += 1
         self.loaded = False
         try:
@@ -141,6 +147,7 @@ class Rank:
 
                     autolog.install()
                 value = self.compute(fields, frame)
+                displays.finish()
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
@@ -267,7 +274,12 @@ def _fresh_main() -> dict[str, Any]:
     sys.argv = [""]
     from sparkring.worker.shell import get_ipython
 
-    module.__dict__.update(__builtins__=__builtins__, get_ipython=get_ipython, display=print)
+    module.__dict__.update(
+        __builtins__=__builtins__,
+        get_ipython=get_ipython,
+        display=displays.display,
+        displayHTML=displays.display_html,
+    )
     return module.__dict__
 
 
