@@ -1,0 +1,78 @@
+"""How far a build is: what share of its time has passed when make prints a percentage.
+
+make counts files, and the largest come last: of Horovod's build a quarter of the time is left at 99 %.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+# make's percentage → the share of the time that had passed when it was first printed, as measured on two cores.
+_MEASURED = {
+    0: 0.07,
+    14: 0.10,
+    28: 0.14,
+    46: 0.17,
+    55: 0.21,
+    63: 0.24,
+    69: 0.28,
+    77: 0.35,
+    83: 0.42,
+    88: 0.49,
+    92: 0.52,
+}
+_MEASURED |= {97: 0.59, 98: 0.66, 99: 0.73}
+_STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
+
+
+class Pace:
+    """Follows one build by what it prints, with the measures of the last one on this machine if there was one."""
+
+    def __init__(self, kept: Path) -> None:
+        self._kept = kept
+        self._shares, self._whole_s = _last(kept)
+        self._seen: dict[int, float] = {}  # when each percentage came, in seconds
+        self._passed_s = 0.0
+
+    def read(self, fresh: str, passed_s: float) -> float | None:
+        """The share after `passed_s` seconds, when `fresh` has just been printed; None if nothing is known of it."""
+        self._passed_s = passed_s
+        for found in _STEP.findall(fresh):
+            self._seen.setdefault(int(found), passed_s)
+        percent = max((each for each in self._seen if each < 100), default=None)
+        if percent is None:  # cmake looks around
+            first = min(self._shares.values())
+            return min(passed_s / self._whole_s, first) if self._whole_s else None
+        share = self._at(percent)
+        following = self._at(percent + 1)
+        # It has gone on since then at the pace of all before, but the next step has not come yet.
+        return min(share * passed_s / max(self._seen[percent], 0.1), max(following, share))
+
+    def keep(self) -> None:
+        """The build is done: remember how long it took to which percentage, for the next one."""
+        if self._passed_s and self._seen:
+            shares = {percent: at / self._passed_s for percent, at in sorted(self._seen.items()) if percent < 100}
+            self._kept.write_text(json.dumps({"seconds": self._passed_s, "shares": shares}), encoding="utf-8")
+
+    def _at(self, percent: int) -> float:
+        """The share at a percentage, between those that were measured."""
+        marks = sorted({**self._shares, 100: 1.0}.items())
+        before = [mark for mark in marks if mark[0] <= percent] or [marks[0]]
+        after = [mark for mark in marks if mark[0] > percent] or [marks[-1]]
+        (low, begun), (high, ended) = before[-1], after[0]
+        return begun + (ended - begun) * max(0, percent - low) / (high - low) if high > low else ended
+
+
+def _last(kept: Path) -> tuple[Mapping[int, float], float]:
+    """The shares of the last build here and the seconds that it took; the measured ones and 0 if there was none."""
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        shares = {int(percent): float(share) for percent, share in found["shares"].items()}
+        if shares and all(0 < share < 1 for share in shares.values()):
+            return shares, float(found["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none was kept, or not by this version
+    return _MEASURED, 0.0
