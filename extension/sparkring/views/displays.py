@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from html import escape
 
 from sparkring import runs
@@ -93,25 +94,28 @@ def bundle(record: RunRecord) -> Bundle | None:
 
 
 def shared(record: RunRecord) -> list[Shared]:
-    """What `--logs` asks for, in order; what several ranks showed alike only once.
-
-    A display joins the first equal one that came after its own rank's last, so each rank's order stays as it was.
-    """
-    found: list[Shared] = []
-    last_of: dict[int, int] = {}
+    """What `--logs` asks for: what a rank showed in its order, and what several showed alike once."""
+    by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
-        if not _asked_for(record, display.rank):
-            continue
-        for at in range(last_of.get(display.rank, -1) + 1, len(found)):
-            other = found[at]
-            if (other.display.mime_type, other.display.data) == (display.mime_type, display.data):
-                other.ranks.append(display.rank)
-                break
-        else:
-            at = len(found)
-            found.append(Shared(display, [display.rank]))
-        last_of[display.rank] = at
+        if _asked_for(record, display.rank):
+            by_rank.setdefault(display.rank, []).append(display)
+    found: list[Shared] = []
+    for rank in sorted(by_rank):
+        before, own = [_seen(each.display) for each in found], [_seen(each) for each in by_rank[rank]]
+        merged: list[Shared] = []
+        for what, low, high, begin, end in SequenceMatcher(None, before, own, autojunk=False).get_opcodes():
+            merged += found[low:high]
+            if what == "equal":
+                for each in found[low:high]:
+                    each.ranks.append(rank)
+            else:
+                merged += [Shared(each, [rank]) for each in by_rank[rank][begin:end]]
+        found = merged
     return found
+
+
+def _seen(display: Displayed) -> tuple[str, bytes]:
+    return display.mime_type, display.data
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
