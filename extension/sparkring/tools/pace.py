@@ -46,24 +46,18 @@ class Pace:
         if percent is None:  # cmake looks around
             first = min(self._shares.values())
             return min(passed_s / self._whole_s, first) if self._whole_s else None
-        share = self._at(percent)
-        following = self._at(percent + 1)
-        # It has gone on since then at the pace of all before, but the next step has not come yet.
-        return min(share * passed_s / max(self._seen[percent], 0.1), max(following, share))
+        marks = sorted({**self._shares, 100: 1.0}.items())
+        low, begun = max((mark for mark in marks if mark[0] <= percent), default=marks[0])
+        high, ended = min((mark for mark in marks if mark[0] > percent), default=marks[-1])
+        share = begun + (ended - begun) * max(0, percent - low) / max(1, high - low)
+        # It has gone on since then at the pace of all before, but what comes next has not been printed yet.
+        return min(share * passed_s / max(self._seen[percent], 0.1), ended)
 
     def keep(self) -> None:
         """The build is done: remember how long it took to which percentage, for the next one."""
         if self._passed_s and self._seen:
             shares = {percent: at / self._passed_s for percent, at in sorted(self._seen.items()) if percent < 100}
             self._kept.write_text(json.dumps({"seconds": self._passed_s, "shares": shares}), encoding="utf-8")
-
-    def _at(self, percent: int) -> float:
-        """The share at a percentage, between those that were measured."""
-        marks = sorted({**self._shares, 100: 1.0}.items())
-        before = [mark for mark in marks if mark[0] <= percent] or [marks[0]]
-        after = [mark for mark in marks if mark[0] > percent] or [marks[-1]]
-        (low, begun), (high, ended) = before[-1], after[0]
-        return begun + (ended - begun) * max(0, percent - low) / (high - low) if high > low else ended
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
