@@ -18,8 +18,6 @@ DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
 ]
 
-DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # of each rank in a run: how many, and all of them together
-DISPLAY_TEXT_CHARACTERS = 4_000
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
 

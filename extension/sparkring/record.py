@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sparkring.events import (
-    DISPLAY_BYTES,
-    DISPLAYS_KEPT,
     AttemptEnded,
     AttemptStarted,
     CapturedName,
@@ -48,6 +46,7 @@ from sparkring.events import (
     TimelinePart,
     TimelineSaved,
 )
+from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival

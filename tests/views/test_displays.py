@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from sparkring import runs
-from sparkring.events import DISPLAY_BYTES, DISPLAYS_KEPT, AttemptEnded, AttemptStarted, Displayed, RankStarted
+from sparkring.events import AttemptEnded, AttemptStarted, Displayed, RankStarted
 from sparkring.events import RunStarted as Started
 from sparkring.record import RunRecord, apply
 from sparkring.recorder import Recorder
+from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
 from sparkring.views import displays
 from sparkring.views.foreign import body_html
 

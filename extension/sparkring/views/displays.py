@@ -12,8 +12,9 @@ from difflib import SequenceMatcher
 from html import escape
 
 from sparkring import runs
-from sparkring.events import DISPLAY_BYTES, DISPLAYS_KEPT, Displayed
+from sparkring.events import Displayed
 from sparkring.record import RunRecord
+from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
 from sparkring.views import summary
 from sparkring.views.lines import plain
 

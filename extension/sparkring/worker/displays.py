@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sparkring.events import DISPLAY_BYTES, DISPLAY_TEXT_CHARACTERS
+from sparkring.report import DISPLAY_BYTES, DISPLAY_TEXT_CHARACTERS
 from sparkring.worker.imports import when_imported
 
 Send = Callable[[dict[str, Any], bytes], None]
