@@ -233,5 +233,9 @@ def test_figures_of_a_cell_that_failed(local_gang):
         display(HTML("gone"))
         clear_output(wait=True)
         display(HTML("here"))
+        plt.figure().text(0, 0, r"$\\frac$")  # cannot be drawn
+        "the cell's value"
     """)
     assert [(each.number, each.data) for each in result.record.displays] == [(2, b"here")]
+    assert result.value == "the cell's value"
+    assert "ValueError" in result.logs(0)

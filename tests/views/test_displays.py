@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 
 from sparkring import runs
-from sparkring.events import AttemptEnded, AttemptStarted, Displayed, RankStarted
+from sparkring.events import AttemptEnded, AttemptStarted, Displayed, RankStarted, RunFinished
 from sparkring.events import RunStarted as Started
 from sparkring.record import RunRecord, apply
 from sparkring.recorder import Recorder
 from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
 from sparkring.views import displays
 from sparkring.views.foreign import body_html
+from sparkring.views.terminal import TerminalView
 
 sys.path.append(str(Path(__file__).parents[1] / "browser"))
 from hostile import PAYLOADS
@@ -45,6 +47,9 @@ def test_equal_displays_are_shown_once(replayed: Callable[..., RunRecord]) -> No
     assert found["text/plain"].splitlines()[0] == "[ranks 0–3] <Figure>"
     assert tags(replayed(*each, size=4, logs="rank0")) == ["rank 0", "rank 0"]
     assert displays.bundle(replayed(*each, size=4, logs="callbacks")) is None
+    printed = io.StringIO()
+    TerminalView(printed).close(apply(record, RunFinished(1_700_000_009.0, "finished")))
+    assert "sparkring: 5 displays: /runs/a1b2/displays\n" in printed.getvalue()
 
 
 def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> None:

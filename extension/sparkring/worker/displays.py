@@ -72,10 +72,18 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """The cell has ended: show the figures that are still open, as a notebook does."""
+    """The cell has ended: show the figures that are still open, as a notebook does.
+
+    One that cannot be drawn is told, and does not cost the run.
+    """
     figures = sys.modules.get("sparkring.worker.figures")
     if figures is not None:
-        figures.show()
+        try:
+            figures.show()
+        except Exception:  # whatever the user has drawn
+            import traceback
+
+            _print(traceback.format_exc())
 
 
 # ── What the cell calls ───────────────────────────────────────────────────────────────────────────────────────────────
