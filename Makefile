@@ -6,17 +6,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What has been done stands in the environment itself, so that removing it forgets everything.
 VENV_MADE := $(VENV)/.made
+FIRST_PACKAGES := $(VENV)/.first-packages-installed
+FIRST_RING := $(VENV)/.first-ring-trained
+DEMO_PACKAGES := $(VENV)/.demo-packages-installed
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Without isolation, so that the package is built with the setuptools that is already here.
+INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --editable
 
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
+# Two pips at a time would spoil the environment, whatever -j says.
+.NOTPARALLEL:
 .PHONY: help demo test check lab bench docs notebooks env clean
 
 help:
-	@printf '%-15s %s\n' 'make demo' 'set up, run notebooks/quickstart.ipynb in a kernel, show what it reached'
+	@printf '%-15s %s\n' 'make demo' 'set up, train a first ring, run notebooks/quickstart.ipynb, show what it reached'
 	@printf '%-15s %s\n' 'make test' 'set up and run the tests, against local Spark and a standalone cluster'
 	@printf '%-15s %s\n' 'make check' 'style, types and import rules'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
@@ -26,9 +33,10 @@ help:
 	@printf '%-15s %s\n' 'make env' 'set up only; PYTHON=… names another Python 3.11'
 	@printf '%-15s %s\n' 'make clean' 'remove what runs and tools left (rm -r $(VENV) removes the environment)'
 
-env: $(HOROVOD_INSTALLED)
+env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
-demo: env
+# What the first ring needs is installed first, and trains before Horovod is built: that takes most of the time.
+demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
 test: env
@@ -68,12 +76,26 @@ $(VENV_MADE):
 	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint constraints.txt --upgrade pip setuptools
 	@touch $@
 
-# Without isolation, so that the package is built with the setuptools that is already here.
-$(PACKAGES_INSTALLED): $(VENV_MADE) constraints.txt setup.cfg pyproject.toml
-	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
-		$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[all,dev]'
+SETUP := constraints.txt setup.cfg pyproject.toml
+
+$(FIRST_PACKAGES): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/first-packages.log 'Installing PyTorch and sparkring' $(INSTALL) '.[torch]' scikit-learn
 	@touch $@
 
-$(HOROVOD_INSTALLED): $(PACKAGES_INSTALLED) extension/sparkring/tools/build_horovod.py
+$(FIRST_RING): $(FIRST_PACKAGES)
+	@$(BIN)/python notebooks/first_ring.py
+	@touch $@
+
+$(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/demo-packages.log 'Installing TensorFlow, Spark and what the demo needs' $(INSTALL) '.[demo]'
+	@touch $@
+
+# All that the demo needs is among these.
+$(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
+	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
+		$(INSTALL) '.[all,dev]'
+	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
+
+$(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py
 	@$(BIN)/sparkring-build-horovod --install
 	@touch $@

@@ -1162,7 +1162,7 @@ def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
 
 def panel(cell: Cell) -> str:
     """The panel of the run that a cell has started, as it is now."""
-    (output,) = cell.shown.values()
+    (output,) = (each for each in cell.shown.values() if "data-sparkring-static" in each.data["text/html"])
     return str(output.data["text/plain"])
 
 

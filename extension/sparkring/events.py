@@ -15,6 +15,9 @@ DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
 FailureCause = Literal["", "code", "damaged"]
+DisplayType = Literal[
+    "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
+]
 
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
@@ -160,6 +163,26 @@ class Output:
     rank: int
     stream: Stream
     data: bytes
+
+
+@dataclass(frozen=True)
+class Displayed:
+    """A rank has shown something other than text, with display() or plt.show().
+
+    `number` counts what the rank shows in an attempt, from 1; a display takes the place of an earlier one with its
+    number, and one that `clears` that of all that the rank has shown. `data` has the form `mime_type`, and is empty
+    where its `size_bytes` were too many. `text` is its text form, which the rank has printed as well.
+    """
+
+    time: float
+    rank: int
+    number: int
+    mime_type: DisplayType
+    data: bytes
+    text: str = ""
+    size_bytes: int = 0
+    clears: bool = False
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -494,6 +517,7 @@ Event = (
     | MemberJoined
     | RankStarted
     | Output
+    | Displayed
     | Message
     | Metrics
     | GpuUsed
@@ -528,7 +552,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event that to_json() wrote, with Output's `data` put back. Unknown fields are passed over."""
+    """The event that to_json() wrote, `data` of Output and Displayed put back. Unknown fields are passed over."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
     if kind is RankFailed:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from sparkring import events
 from sparkring.channel import Buffer, ChannelClosed, Connection, Frame, Listener
@@ -37,6 +37,7 @@ from sparkring.worker.ticket import Ticket
 QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
 SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
+DISPLAY_TYPES = get_args(events.DisplayType)
 BRINGS_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 STRANGERS = 16  # connections beside the members' own that may wait for their proof
@@ -283,6 +284,8 @@ class Gang:
         match frame.kind:
             case "output":
                 return [events.Output(now, rank, fields["stream"], bytes(frame.parts[0]))]
+            case "display" if fields["mime_type"] in DISPLAY_TYPES:
+                return [events.Displayed(now, rank, data=bytes(frame.parts[0]), **fields)]
             case "message":
                 return [events.Message(now, rank, fields["text"])]
             case "metrics":

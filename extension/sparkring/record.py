@@ -1,7 +1,8 @@
 """A run's record: what is known of it so far, as a pure fold over its events.
 
 Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
-Its size is bounded: of what ranks print it keeps the last lines, the whole lies in the log files.
+Its size is bounded: of what ranks print it keeps the last lines, the whole lies in the log files; of what they show, as
+much as DISPLAYS_KEPT and DISPLAY_BYTES say.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sparkring.events import (
     DataOpened,
     DataPlanned,
     DataRead,
+    Displayed,
     Event,
     Failure,
     GpuUsed,
@@ -44,6 +46,7 @@ from sparkring.events import (
     TimelinePart,
     TimelineSaved,
 )
+from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
@@ -139,6 +142,7 @@ class RankRecord:
     stack: StackTaken | None = None
     gpus: tuple[GpuUsed, ...] = ()  # the last that was heard of each
     readings: tuple[Reading, ...] = ()
+    displays_left_out: int = 0
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, those that have not ended yet included."""
@@ -179,6 +183,7 @@ class RunRecord:
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
     recent_count: int = 0
+    displays: tuple[Displayed, ...] = ()  # those whose data were not too large, in order of arrival
     metrics: tuple[Metrics, ...] = ()
     notices: tuple[Notice, ...] = ()
     outcome: Outcome | None = None
@@ -246,6 +251,8 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
             return replace(_with_rank(record, started), running_since=since)
         case Output():
             return _printed(record, event)
+        case Displayed():
+            return _displayed(record, event)
         case Message():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
@@ -453,6 +460,32 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
         size_bytes=rank.size_bytes + len(event.data),
     )
     return _with_lines(record, rank, lines, count)
+
+
+def bounded(record: RunRecord, event: Displayed) -> Displayed:
+    """The display as the next one of this record: without its data, where the rank has shown too much already."""
+    event = replace(event, attempt=len(record.attempts) or 1)
+    others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
+    full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
+    return replace(event, data=b"") if full else event
+
+
+def _takes_place(new: Displayed, old: Displayed) -> bool:
+    same_rank = (old.rank, old.attempt) == (new.rank, new.attempt)
+    return same_rank and (new.clears or old.number == new.number)
+
+
+def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
+    """With the display, in the place of the one that it updates if there is one; or one more that is left out."""
+    rank = _heard(record.ranks[event.rank], event.time)
+    if not event.data:
+        return _with_rank(record, replace(rank, displays_left_out=rank.displays_left_out + 1))
+    at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
+    if at is not None:
+        displays = (*record.displays[:at], event, *record.displays[at + 1 :])
+    else:
+        displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
+    return replace(_with_rank(record, rank), displays=displays)
 
 
 def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:

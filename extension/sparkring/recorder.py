@@ -23,6 +23,8 @@ class Recorder:
 
     def add(self, found: Iterable[Event]) -> None:
         for event in found:
+            if isinstance(event, events.Displayed):
+                event = record.bounded(self.record, event)
             if isinstance(event, events.TimelinePart):
                 self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
                 continue

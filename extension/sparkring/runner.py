@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sparkring.launchers.spark.data import Data
 
 # What ranks have unless the notebook defines it. IPython hides `exit` and `quit` from the builtins of its kernel.
-PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "exit", "quit")
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 last_result: RunResult | None = None
 

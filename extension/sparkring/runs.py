@@ -4,6 +4,7 @@
         events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
                      second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        displays/        what ranks showed: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png of a second attempt
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
         tensorboard/     the metrics, once TensorBoard was asked for
 
@@ -31,6 +32,8 @@ from sparkring.events import (
     DataOpened,
     DataPlanned,
     DataRead,
+    Displayed,
+    DisplayType,
     Event,
     GpuUsed,
     Metrics,
@@ -52,6 +55,17 @@ QUICK_S = 1.0
 SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
+DISPLAYS = "displays"
+_SUFFIXES: dict[DisplayType, str] = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+    "text/html": "html",
+    "text/markdown": "md",
+    "text/latex": "tex",
+}
 LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
@@ -188,6 +202,10 @@ class RunFolder:
             log.write(event.data)
             self._sizes[event.rank] = start + len(event.data)
             found["start"], found["size"] = start, len(event.data)
+        if isinstance(event, Displayed) and event.data:
+            found["file"] = display_name(event)
+            (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
+            (self.path / DISPLAYS / found["file"]).write_bytes(event.data)
         self._events.write(json.dumps(found) + "\n")
 
 
@@ -204,6 +222,12 @@ def new_id() -> str:
 def log_name(rank: int) -> str:
     """The name of a rank's log file in a run's folder."""
     return f"rank-{rank}.log"
+
+
+def display_name(display: Displayed) -> str:
+    """The name of the file with what a rank showed, in the folder DISPLAYS of a run's."""
+    attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
+    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES[display.mime_type]}"
 
 
 def timeline_name(attempt: int) -> str:
@@ -255,6 +279,9 @@ def _events(path: Path) -> Iterator[Event]:
                     logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # the disk was full
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
+            if found["type"] == Displayed.__name__:
+                shown = path / DISPLAYS / Path(found.get("file", "")).name
+                found["data"] = shown.read_bytes() if shown.is_file() else b""
             yield from_json(found)
     finally:
         for file in logs.values():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import psutil
 import pytest
 
+from sparkring import runs
+from sparkring.errors import RunFailed
+from sparkring.views import displays
 from sparkring.views.terminal import TerminalView
 
 
@@ -168,3 +172,70 @@ def test_what_is_shown(local, logs, expected):
         view=TerminalView(shown),
     )
     assert {line for line in shown.getvalue().splitlines() if line.startswith("[")} == expected
+
+
+def test_what_ranks_show(ring):
+    """Figures, tables and HTML come in their order, with their text in the log, whoever's display() shows them."""
+    result = ring.run("""
+        import sys
+        from pandas import DataFrame
+        print("before")
+        table = DataFrame({"a": [1, 2]})
+        display(table)
+        display(5, "text")
+        displayHTML("<i>by Databricks' name</i>")
+        without_ipython = "IPython" not in sys.modules
+
+        import matplotlib.pyplot as plt
+        plt.plot([1, rank])
+        plt.show()
+        plt.show()  # nothing is left to show
+        from IPython.display import HTML, clear_output, display as theirs, update_display
+        handle = theirs(HTML("step 1"), display_id=True)
+        handle.update(HTML("step 2"))
+        theirs(HTML("a script: <script>draw()</script>"), metadata={"isolated": True})
+        plt.figure()  # shown when the cell ends
+        print("after")
+
+        from tqdm.notebook import tqdm, trange
+        for bar in (tqdm([1], desc="bar", display=False), trange(1, desc="range")):
+            list(bar)
+        without_ipython, plt.get_backend(), __import__("os").environ["MPLBACKEND"]
+    """)
+    assert result.values == [(True, "module://sparkring.worker.figures", "Agg")] * 2
+    figure = "<Figure size 640x480 with 1 Axes>"
+    html = "<IPython.core.display.HTML object>"
+    printed = ["before", "   a", "0  1", "1  2", "5", "'text'", "<HTML>", figure, html, html, "after"]
+    printed.append("<Figure size 640x480 with 0 Axes>")
+    for rank in (0, 1):
+        assert lines(ring, rank, "stdout") == printed
+        assert [line for line in lines(ring, rank, "stderr") if line.startswith(("bar: 100%", "range: 100%"))]
+        shown = [each for each in result.record.displays if each.rank == rank]
+        types = ["text/html", "text/html", "image/png", "text/html", "text/html", "image/png"]
+        assert [each.mime_type for each in shown] == types
+        assert [each.data[1:4] for each in shown if each.mime_type == "image/png"] == [b"PNG"] * 2
+        assert b"<td>2</td>" in shown[0].data
+        assert shown[3].data == b"step 2"
+    assert runs.load(Path(result.record.log_folder)).displays == result.record.displays
+    text = displays.bundle(result.record)["text/plain"]
+    shared, own = "[ranks 0, 1]", [f"[rank {rank}] {figure}" for rank in (0, 1)]
+    assert sorted(line for line in text.splitlines() if figure in line) == own
+    assert sum(line.startswith(shared) for line in text.splitlines()) == 5
+
+
+def test_figures_of_a_cell_that_failed(local_gang):
+    """They are not shown by the next cell; its displays are counted from the start, and clear_output() takes effect."""
+    gang = local_gang.start(1)
+    with pytest.raises(RunFailed):
+        gang.cell("import matplotlib.pyplot as plt\nplt.figure()\n1 / 0")
+    result = gang.cell("""
+        from IPython.display import HTML, clear_output
+        display(HTML("gone"))
+        clear_output(wait=True)
+        display(HTML("here"))
+        plt.figure().text(0, 0, r"$\\frac$")  # cannot be drawn
+        "the cell's value"
+    """)
+    assert [(each.number, each.data) for each in result.record.displays] == [(2, b"here")]
+    assert result.value == "the cell's value"
+    assert "ValueError" in result.logs(0)

@@ -1,4 +1,7 @@
-"""What ranks print, measure and are called is text, whatever it says: in the panel, and in all that stays of it."""
+"""What ranks print, measure and are called is text, whatever it says: in the panel, and in all that stays of it.
+
+What they display is HTML, of which all is gone that could do anything.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,20 @@ import sys
 sys.path.append({folder!r})
 from hostile import PAYLOADS, RAW
 """
-# A real rank prints them all.
+# A real rank prints them all, and displays some.
 PRINTED = """%%horovod -n -1 --name '<img src=x onerror="alert(1)">'
 import sys
 for said in PAYLOADS:
     print(said)
 for said in RAW:
     sys.stdout.buffer.write(said + b"\\n")
+for said in PAYLOADS[:DISPLAYED]:
+    displayHTML(said)
+import matplotlib.pyplot as plt
+plt.plot([1, 2])
+plt.show()
 """
+DISPLAYED = 20
 # And a run has them everywhere else that somebody's text can get to.
 EVERYWHERE = """from sparkring.events import *
 from sparkring.record import RunRecord, replay
@@ -41,6 +50,8 @@ def show(at, said, live):
         Metrics(now + 1, 0, {said: 1.0, said + "2": 2.0}, step=1, epoch=1),
         Metrics(now + 2, 1, {said: 2.0, said + "2": 3.0}, step=2, epoch=1),
         Message(now + 2, 0, said),
+        *(Displayed(now + 2, rank, at, form, said.encode("utf-8", "replace"), said) for rank in range(2)
+          for at, form in enumerate(("text/html", "text/markdown", "text/latex", "image/svg+xml"))),
         Notice(now + 2, f"the file {said} is not there"),
         GpuUsed(now + 2, 0, said, said, 1, 2, 50),
         DataOpened(now + 2, 0, 0, said, "parquet", (said,), said, said, 1, 1, 1, 1, 1),
@@ -56,8 +67,11 @@ def show(at, said, live):
     return view, record
 
 """
-# One run for several of them, or the page would be all panels.
-JOINED = EVERYWHERE + "views = [show(at, ' '.join(PAYLOADS[at : at + 12]), True) for at in range(0, len(PAYLOADS), 12)]"
+# One run for several of them: JupyterLab shows 50 outputs of a cell, and a run has three.
+TOGETHER = 18
+JOINED = f"""{EVERYWHERE}
+views = [show(at, ' '.join(PAYLOADS[at : at + {TOGETHER}]), True) for at in range(0, len(PAYLOADS), {TOGETHER})]
+"""
 CLOSED = "for view, record in views: view.close(replay([RunFinished(1_700_000_005.0, 'failed', 'ended', 0)], record))"
 AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
 
@@ -71,10 +85,21 @@ FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
        each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
 ).map((element) => element.outerHTML.slice(0, 200))"""
 
+# The front end itself has links opened in another tab.
+HARMFUL = """(root) => [...root.querySelectorAll('*')].filter((element) =>
+  ['SCRIPT', 'STYLE', 'IFRAME', 'OBJECT', 'EMBED', 'FORM', 'INPUT', 'BUTTON', 'LINK', 'META', 'BASE', 'svg', 'math']
+    .includes(element.tagName)
+  || [...element.attributes].some(({ name, value }) => /^(on|data-)|^(id|class|name|srcset)$/.test(name)
+       || (name === 'src' && !value.startsWith('data:image/'))
+       || (name === 'href' && !/^(https?|mailto):/.test(value))
+       || (name === 'style' && /url|position|expression/.test(value)))
+).map((element) => element.outerHTML.slice(0, 200))"""
+
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
-    found = opened("hostile", SETUP.format(folder=str(Path(__file__).parent)), PRINTED, JOINED, CLOSED)
+    setup = SETUP.format(folder=str(Path(__file__).parent)) + f"DISPLAYED = {DISPLAYED}"
+    found = opened("hostile", setup, PRINTED, JOINED, CLOSED)
     found.run(0, wait=True)
     return found
 
@@ -87,8 +112,12 @@ def test_printed_by_a_rank(notebook: Notebook) -> None:
     seen = all_rows(panel)
     assert len(PAYLOADS) >= 200
     assert seen[: len(PAYLOADS)] == [plain(said) for said in PAYLOADS]
-    assert len(seen) == len(PAYLOADS) + len(RAW)
+    assert len(seen) == len(PAYLOADS) + len(RAW) + DISPLAYED + 1
     assert panel.evaluate(FOREIGN) == []
+    displays = notebook.page.locator("[data-sparkring-displays]")
+    expect(displays).to_be_visible()  # though the static view is not, beside a panel that is alive
+    expect(displays.get_by_alt_text("<Figure size 640x480 with 1 Axes>")).to_be_visible()
+    assert displays.evaluate(HARMFUL) == []
 
 
 def all_rows(panel: Locator) -> list[str]:
@@ -118,7 +147,7 @@ def test_everywhere_else(notebook: Notebook) -> None:
     notebook.run(AT_JOINED, wait=True)
     panels = notebook.panel(AT_JOINED)
     expect(panels.last).to_be_visible()
-    assert panels.count() >= len(PAYLOADS) // 12
+    assert panels.count() >= len(PAYLOADS) // TOGETHER
     for panel in panels.all():
         for tab in panel.get_by_role("tab").all():
             if tab.is_visible():
@@ -127,6 +156,10 @@ def test_everywhere_else(notebook: Notebook) -> None:
         assert "§" in (tile.get_attribute("title") or "")
     for panel in panels.all():
         assert panel.evaluate(FOREIGN) == []
+    displays = notebook.page.locator("[data-sparkring-displays]")
+    assert displays.count() > len(PAYLOADS) // TOGETHER
+    for display in displays.all():
+        assert display.evaluate(HARMFUL) == []
 
 
 def test_what_stays(notebook: Notebook, opened: Opened) -> None:
@@ -134,7 +167,7 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
     kept = notebook.save()
     # What is shown by the cell that closes them stands below the one that has opened them, or below it.
     statics = notebook.page.locator("[data-sparkring-static]")
-    assert statics.count() > len(PAYLOADS) // 12
+    assert statics.count() > len(PAYLOADS) // TOGETHER
     for static in statics.all():
         assert static.evaluate(FOREIGN) == []
 
@@ -145,12 +178,16 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
     shown.route("**/*", lambda route: route.continue_() if route.request.url.startswith("file:") else route.abort())
     shown.goto(page.as_uri())
     converted = shown.locator("[data-sparkring-static]")
-    assert converted.count() >= len(PAYLOADS) // 12
+    assert converted.count() >= len(PAYLOADS) // TOGETHER
     said = "\n".join(converted.all_text_contents())
     for at in range(len(PAYLOADS)):
         assert f"§{at}§" in said
     for static in converted.all():
         assert static.evaluate(FOREIGN) == []
+    displays = shown.locator("[data-sparkring-displays]")
+    assert displays.count() > len(PAYLOADS) // TOGETHER
+    for display in displays.all():
+        assert display.evaluate(HARMFUL) == []
 
 
 @pytest.fixture(scope="module", autouse=True)

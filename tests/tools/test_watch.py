@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from sparkring.tools import watch as tools_watch
+from sparkring.tools.pace import Pace
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 
@@ -34,12 +36,22 @@ def test_a_terminal_gets_one_line_rewritten() -> None:
     progress = Progress(stream, clock)
     progress.step("Building")
     clock.now = 3
-    progress.tick(42)
-    clock.now = 7
+    progress.tick()
+    for clock.now, share in ((30, 0.25), (60, 0.1), (95, 0.9)):
+        progress.tick(share)
+    clock.now = 97
     progress.done()
     shown = stream.getvalue()
     assert shown.count("\n") == 1
-    assert shown.split("\r\033[K") == ["", "Building …", "Building … 42 %, 3 s", "Building: 7 s\n"]
+    assert shown.split("\r\033[K") == [
+        "",
+        "Building …",
+        "Building … 3 s",
+        "Building … 25 %, 30 s, about 90 s left",
+        "Building … 10 %, 60 s, about 9 min left",
+        "Building … 90 %, 95 s, almost done",
+        "Building: 97 s\n",
+    ]
 
 
 def test_a_file_gets_a_line_every_ten_seconds() -> None:
@@ -52,26 +64,15 @@ def test_a_file_gets_a_line_every_ten_seconds() -> None:
     assert stream.getvalue().splitlines() == ["Building …", "Building … 10 s", "Building … 20 s", "Building: 25 s"]
 
 
-class Seen(Progress):
-    """Keeps the percentages that it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(io.StringIO())
-        self.percentages: list[int | None] = []
-
-    def tick(self, percent: int | None = None) -> None:
-        self.percentages.append(percent)
-
-
 def test_the_status_and_the_output_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     code = "import sys; print('out', flush=True); print('err', file=sys.stderr, flush=True); sys.exit(3)"
-    assert watch([sys.executable, "-c", code], os.environ, log, Seen()) == 3
+    assert watch([sys.executable, "-c", code], os.environ, log, Progress(io.StringIO())) == 3
     assert log.read_text() == "before\nout\nerr\n"
 
 
-def test_percentages_are_read_while_the_command_runs(tmp_path: Path) -> None:
+def test_what_is_printed_is_read_while_the_command_runs(tmp_path: Path) -> None:
     log, go_on = tmp_path / "log", tmp_path / "go-on"
     log.touch()
     # Runs until it has been seen at 42 %, so that no machine is too slow or too fast for this test.
@@ -81,15 +82,17 @@ def test_percentages_are_read_while_the_command_runs(tmp_path: Path) -> None:
         "while not os.path.exists(sys.argv[1]): time.sleep(0.01)"
     )
 
-    class Release(Seen):
-        def tick(self, percent: int | None = None) -> None:
-            super().tick(percent)
-            if percent is not None:
+    class Release(Pace):
+        def read(self, fresh: str, passed_s: float) -> float | None:
+            found = super().read(fresh, passed_s)
+            if "b.o" in fresh:
                 go_on.touch()
+            return found
 
-    progress = Release()
-    assert watch([sys.executable, "-c", code, str(go_on)], os.environ, log, progress) == 0
-    assert {percent for percent in progress.percentages if percent is not None} == {42}
+    pace = Release(tmp_path / "pace.json")
+    assert watch([sys.executable, "-c", code, str(go_on)], os.environ, log, Progress(io.StringIO()), pace=pace) == 0
+    pace.keep()
+    assert set(json.loads((tmp_path / "pace.json").read_text())["shares"]) == {"7", "40", "42"}
 
 
 def test_the_first_complaints_are_told_and_pips_echo_is_not() -> None:

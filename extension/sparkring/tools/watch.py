@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 
 class Progress:
@@ -30,12 +30,16 @@ class Progress:
         self._text, self._begun, self._shown = text, self._clock(), self._clock()
         self._show(f"{text} …")
 
-    def tick(self, percent: int | None = None) -> None:
-        """The step goes on."""
-        if self._rewrites or self._clock() - self._shown >= 10:
-            self._shown = self._clock()
-            share = "" if percent is None else f" {percent} %,"
-            self._show(f"{self._text} …{share} {self._clock() - self._begun:.0f} s")
+    def tick(self, share: float | None = None) -> None:
+        """The step goes on; `share` of its time has passed, as far as that can be told."""
+        now = self._clock()
+        if self._rewrites or now - self._shown >= 10:
+            self._shown = now
+            passed = now - self._begun
+            told = [f"{passed:.0f} s"]
+            if share:
+                told = [f"{100 * share:.0f} %", *told, _left(passed * (1 - share) / share)]
+            self._show(f"{self._text} … {', '.join(told)}")
 
     def done(self) -> None:
         """The step has ended."""
@@ -52,19 +56,39 @@ class Progress:
         self._stream.flush()
 
 
+def _left(seconds: float) -> str:
+    """How long it goes on, as exactly as can be known."""
+    if seconds < 20:
+        return "almost done"
+    return f"about {10 * round(seconds / 10)} s left" if seconds < 95 else f"about {seconds / 60:.0f} min left"
+
+
+class Estimate(Protocol):
+    """Tells from what a command prints how much of its time has passed."""
+
+    def read(self, fresh: str, passed_s: float) -> float | None:
+        """The share after `passed_s`, when `fresh` has just been printed; None if nothing is known of it."""
+
+
 def watch(
-    command: Sequence[str], env: Mapping[str, str], log: Path, progress: Progress, *, verbose: bool = False
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    progress: Progress,
+    *,
+    verbose: bool = False,
+    pace: Estimate | None = None,
 ) -> int:
     """Run a command with its output in `log`, showing how far it is; returns its exit status.
 
     Reading the growing file rather than a pipe lets the elapsed time move on through a long silent compile.
     """
+    begun = time.monotonic()
     with log.open("ab") as sink, log.open("r", encoding="utf-8", errors="replace") as reader:
         reader.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
         )
-        percent: int | None = None
         try:
             while True:
                 try:
@@ -74,12 +98,11 @@ def watch(
                 fresh = reader.read()
                 if verbose:
                     sys.stderr.write(fresh)
-                steps = [int(found) for found in re.findall(r"^\s*\[ *(\d+)%\]", fresh, re.MULTILINE)]
-                percent = max([*steps, percent or 0]) if steps or percent else None
+                share = pace.read(fresh, time.monotonic() - begun) if pace is not None else None
                 if status is not None:
                     return status
                 if not verbose:
-                    progress.tick(percent)
+                    progress.tick(share)
         finally:
             if process.poll() is None:
                 # The compilers are grandchildren: an interrupt must reach the whole group.

@@ -46,7 +46,7 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
         if "DATABRICKS_RUNTIME_VERSION" in os.environ or os.environ.get("SPARKRING_PANEL") == "0":
             from sparkring.views.html import HtmlView
 
-            return HtmlView()
+            return HtmlView(early=background)
         from sparkring.views.panel import PanelView
 
         return PanelView(stop, background=background)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sparkring.record import RunRecord
 from sparkring.views import attempts, lines, reading, summary, timelines
+from sparkring.views.displays import Bundle, DisplaysView
 from sparkring.views.markup import enclosed, text
 from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
 
@@ -21,13 +22,12 @@ BYTES_PER_S = 500_000  # what the browser is given to swallow
 PANEL_BYTES = 190_000
 QUICK_LINES, QUICK_BYTES = 200, 120_000  # of a run that is shown by its lines only
 
-Bundle = dict[str, str]
-
 
 class HtmlView:
     """Draws the panel in place, a few times a second at most; how it ended always.
 
-    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing.
+    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing. What ranks display
+    stands below; `early` makes a place for that at once.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class HtmlView:
         show: Callable[[Bundle, str, bool], None] | None = None,
         after_s: float = 0.0,
         pause_s: float = PAUSE_S,
+        early: bool = False,
     ) -> None:
         self._after_s = after_s
         self._pause_s = pause_s
@@ -45,22 +46,24 @@ class HtmlView:
         self._id = f"sparkring-{secrets.token_hex(8)}"
         self._due: float | None = None
         self._shown: Bundle | None = None
+        self._displays = DisplaysView(self._show, f"{self._id}-displays", early=early)
 
     def refresh(self, record: RunRecord) -> None:
         """Draw, unless that has just been done."""
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
-        if began < self._due:
-            return
-        drawn = self._draw(record, final=False)
-        took = self._clock() - began
-        self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
+        if began >= self._due or (record.displays and self._shown is None):  # what ranks show stands below
+            drawn = self._draw(record, final=False)
+            took = self._clock() - began
+            self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
+        self._displays.refresh(record)
 
     def close(self, record: RunRecord) -> None:
         """Draw what stays."""
         if self._shown is not None or record.recent_count or record.notices or not summary.quick(record):
             self._draw(record, final=True)
+        self._displays.close(record)
 
     def _draw(self, record: RunRecord, *, final: bool) -> int:
         found = bundle(record, now=time.time(), final=final)

@@ -134,7 +134,8 @@ class PanelView:
         self._feed = Feed()
         # Without a page that draws it, the static view would jump. In the background its place is made at once, since
         # later the kernel runs another cell.
-        self._static = HtmlView(after_s=0.0 if background else STATIC_AFTER_S, pause_s=STATIC_PAUSE_S)
+        after_s = 0.0 if background else STATIC_AFTER_S
+        self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
         self._due: float | None = None
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.events import Notice
 from sparkring.record import Attempt, Checkpoint, RunRecord
-from sparkring.views import attempts, checkpoints, metrics, reading, summary, timelines
+from sparkring.views import attempts, checkpoints, displays, metrics, reading, summary, timelines
 from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
@@ -49,6 +49,7 @@ class TerminalView:
             told.append(f"sparkring: {hidden}{_see(summary.log_path(record))}")
         told += [f"sparkring: {line}" for line in reading.closing_words(record, record.ended)]
         told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
+        told += [f"sparkring: {line}" for line in displays.closing_words(record)]
         if not summary.quick(record):
             told.append(f"sparkring: {summary.closing(record, record.ended)}")
             if record.outcome == "finished" and record.log_folder:

@@ -1,4 +1,4 @@
-"""Calls a function of ours when the user's code has imported a module, without importing it ourselves."""
+"""Does something to a module as soon as a rank has imported it, and imports nothing for that."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ else:
     # The import system asks for their methods only, and importlib.abc takes a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
-Action = Callable[[types.ModuleType], None]
-
-_actions: dict[str, Action] = {}
+Action = Callable[[types.ModuleType], object]
+_actions: dict[str, list[Action]] = {}
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Call `action(module)` once the code of module `name` has run, or now if it has; a module has one action."""
-    _actions[name] = action
+    """Call `action(module)` when the module's code has run: now if it has, else right after that."""
     if name in sys.modules:
         action(sys.modules[name])
+    if action not in _actions.setdefault(name, []):
+        _actions[name].append(action)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Lets the others find the module, and acts on it when its code has run."""
+    """Lets the others find the module, and has its loader call the actions."""
 
     def __init__(self) -> None:
-        self._busy = False
+        self._looking: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self._busy or fullname not in _actions:
+        if fullname not in _actions or fullname in self._looking:
             return None
-        self._busy = True
+        self._looking.add(fullname)
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._busy = False
+            self._looking.discard(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -62,4 +62,5 @@ class _Loader(Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         self._real.exec_module(module)
-        _actions[module.__name__](module)
+        for action in _actions[module.__name__]:
+            action(module)

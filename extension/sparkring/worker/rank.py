@@ -25,7 +25,7 @@ from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
 from sparkring.notebook_state import NotebookState, RankState
 from sparkring.source_lines import keep_lines
-from sparkring.worker import children, collectives, libraries, process, stacks
+from sparkring.worker import children, collectives, displays, libraries, process, stacks
 from sparkring.worker.failures import as_failure
 from sparkring.worker.network import free_port
 
@@ -61,6 +61,7 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
+        displays.connect(self.show)
         quiet.silence_when_imported()
         children.prepare_children(self.namespace)
         libraries.prepare()
@@ -70,6 +71,11 @@ class Rank:
         """Send something small to the driver, unless this is a process that the user forked."""
         if os.getpid() == self.pid:
             self.home.send(kind, fields)
+
+    def show(self, fields: dict[str, Any], data: bytes) -> None:
+        """Send something to be seen in the notebook; as tell()."""
+        if os.getpid() == self.pid:
+            self.home.send("display", fields, [data])
 
     def listen(self) -> None:
         """In a thread: take frames in, and see to it that a line without its end is shown in time."""
@@ -127,6 +133,7 @@ class Rank:
         """Run one request and tell how it went; an interrupt is told like an error, and so is an exit with a code."""
         fields = frame.fields
         here.enter(here.Here(**fields["checkpoints"]))
+        displays.begin()
         self.cells += 1
         self.loaded = False
         try:
@@ -134,8 +141,7 @@ class Rank:
             os.environ.update({**fields["environment"], **self.environment})
             for name, value in fields["defaults"].items():
                 os.environ.setdefault(name, value)
-            if os.environ.get("MPLBACKEND", "").startswith("module://"):
-                os.environ["MPLBACKEND"] = "Agg"  # the kernel's inline backend draws into a notebook
+            displays.draw_figures()
             try:
                 # Anew for each request: the cell before may have set its own.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,6 +157,7 @@ class Rank:
                     value = None
                 finally:
                     self.notebook.leave_run()
+                displays.finish()
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
@@ -293,7 +300,12 @@ def _fresh_main() -> dict[str, Any]:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     from sparkring.worker.shell import get_ipython
 
-    module.__dict__.update(__builtins__=__builtins__, get_ipython=get_ipython, display=print)
+    module.__dict__.update(
+        __builtins__=__builtins__,
+        get_ipython=get_ipython,
+        display=displays.display,
+        displayHTML=displays.display_html,
+    )
     return module.__dict__
 
 

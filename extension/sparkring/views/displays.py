@@ -1,0 +1,150 @@
+"""What ranks have shown, as an output of its own below the panel: it is seen while the panel is alive, and stays.
+
+Styles are inline, so that it looks the same where a front end takes style sheets away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from html import escape
+
+from sparkring import runs
+from sparkring.events import Displayed
+from sparkring.record import RunRecord
+from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
+from sparkring.views import summary
+from sparkring.views.lines import plain
+
+PAUSE_S = 0.2
+BYTES_PER_S = 500_000  # what the browser is given to swallow
+OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell
+
+Bundle = dict[str, str]
+_PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": ""}
+
+
+@dataclass
+class Shared:
+    """Something that was shown, and the ranks that showed it."""
+
+    display: Displayed
+    ranks: list[int]
+
+
+class DisplaysView:
+    """Draws what the ranks have shown, in place, whenever there is something new.
+
+    `show(bundle, id, update)` puts it into the notebook. `early`: a place for it is made at once, since later the
+    kernel runs another cell.
+    """
+
+    def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:
+        self._show = show
+        self._id = display_id
+        self._early = early
+        self._made = False
+        self._drawn: RunRecord | None = None
+        self._due = 0.0
+
+    def refresh(self, record: RunRecord) -> None:
+        """Draw, unless that has just been done."""
+        if time.monotonic() >= self._due:
+            self.close(record)
+
+    def close(self, record: RunRecord) -> None:
+        """Draw what stays."""
+        found = bundle(record) if self._is_new(record) else None
+        if found is None and (self._made or not self._early):
+            return
+        found = found or _PLACE
+        self._show(found, self._id, self._made)
+        self._made = True
+        self._due = time.monotonic() + max(PAUSE_S, len(found["text/html"]) / BYTES_PER_S)
+
+    def _is_new(self, record: RunRecord) -> bool:
+        before, self._drawn = self._drawn, record
+        return before is None or before.displays is not record.displays or left_out(before) != left_out(record)
+
+
+def bundle(record: RunRecord) -> Bundle | None:
+    """All that is to be seen of what the ranks have shown; None if that is nothing."""
+    every, missing = shared(record), left_out(record)
+    parts, texts, size, count = [], [], 0, 0
+    for each in every:
+        part = _html(each)
+        if size + len(part) > OUTPUT_BYTES:
+            break
+        size, count = size + len(part), count + 1
+        parts.append(part)
+        texts.append(f"[{summary.rank_list(each.ranks)}] {plain(summary.first_line(each.display.text, 200))}")
+    notes = []
+    if count < len(every):
+        notes.append(f"{summary.counted(len(every) - count, 'more display')}: {folder(record)}")
+    for rank, left in missing.items():
+        most = f"at most {DISPLAYS_KEPT} and {summary.size(DISPLAY_BYTES)} of a rank are kept"
+        notes.append(f"{summary.counted(left, 'display')} of rank {rank} left out: {most}")
+    if not parts and not notes:
+        return None
+    body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
+    # Two classes that keep MathJax away: it would follow links of its own.
+    html = f'<div class="mathjax_ignore tex2jax_ignore" data-sparkring-displays="{escape(record.run_id)}">{body}</div>'
+    return {"text/html": html, "text/plain": "\n".join(texts + notes)}
+
+
+def shared(record: RunRecord) -> list[Shared]:
+    """What `--logs` asks for: what a rank showed in its order, and what several showed alike once."""
+    by_rank: dict[int, list[Displayed]] = {}
+    for display in record.displays:
+        if _asked_for(record, display.rank):
+            by_rank.setdefault(display.rank, []).append(display)
+    found: list[Shared] = []
+    for rank in sorted(by_rank):
+        before, own = [_seen(each.display) for each in found], [_seen(each) for each in by_rank[rank]]
+        merged: list[Shared] = []
+        for what, low, high, begin, end in SequenceMatcher(None, before, own, autojunk=False).get_opcodes():
+            merged += found[low:high]
+            if what == "equal":
+                for each in found[low:high]:
+                    each.ranks.append(rank)
+            else:
+                merged += [Shared(each, [rank]) for each in by_rank[rank][begin:end]]
+        found = merged
+    return found
+
+
+def _seen(display: Displayed) -> tuple[str, bytes]:
+    return display.mime_type, display.data
+
+
+def left_out(record: RunRecord) -> dict[int, int]:
+    """How many of a rank's displays there was no room for, by rank."""
+    return {
+        rank.rank: rank.displays_left_out
+        for rank in record.ranks
+        if rank.displays_left_out and _asked_for(record, rank.rank)
+    }
+
+
+def folder(record: RunRecord) -> str:
+    """Where what was shown lies as files."""
+    return f"{record.log_folder}/{runs.DISPLAYS}" if record.log_folder else ""
+
+
+def closing_words(record: RunRecord) -> list[str]:
+    """Where there are no pictures: what there is, and where it lies."""
+    found = shared(record)
+    return [f"{summary.counted(len(found), 'display')}: {folder(record)}"] if found and record.log_folder else []
+
+
+def _asked_for(record: RunRecord, rank: int) -> bool:
+    return record.logs == "all" or (record.logs == "rank0" and rank == 0)
+
+
+def _html(each: Shared) -> str:
+    from sparkring.views.foreign import body_html  # and the libraries it needs: most runs show nothing
+
+    tag = f"<div><b>[{escape(summary.rank_list(each.ranks))}]</b></div>"
+    return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

@@ -1,0 +1,75 @@
+"""HTML, Markdown and pictures that ranks have made, as HTML that can do nothing but be looked at.
+
+It stands in the page of whoever opens the notebook, and it may come from data that a rank has read. So there are no
+scripts, style sheets, forms, ids, classes or attributes of Jupyter's in it, and nothing is loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import re
+from html import escape
+
+import markdown_it
+import nh3
+
+from sparkring.events import Displayed
+from sparkring.views.lines import shown
+
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
+# An SVG in an <img> runs no script and loads nothing.
+_PICTURE = re.compile(rf"data:({'|'.join(map(re.escape, _PICTURES))})(;charset=[\w-]+)?[;,]", re.IGNORECASE)
+_STYLES = frozenset(
+    ("background-color", "border", "border-collapse", "color", "font-family", "font-size", "font-style", "font-weight")
+    + ("height", "margin", "max-height", "max-width", "padding", "text-align", "text-decoration", "vertical-align")
+    + ("white-space", "width")
+)
+_ATTRIBUTES = {tag: set(names) for tag, names in nh3.ALLOWED_ATTRIBUTES.items()}
+_ATTRIBUTES["*"] = {"style", "title", "lang", "dir"}
+_ATTRIBUTES["table"] |= {"border"}
+_DROPPED_WHOLE = {"script", "style", "template", "title", "noscript", "iframe", "object", "svg", "math"}
+
+
+def _attribute(element: str, name: str, value: str) -> str | None:
+    if name == "src":
+        return value if _PICTURE.match(value) else None
+    if name in ("href", "cite"):
+        return value if re.match(r"(https?|mailto):", value, re.IGNORECASE) else None
+    if name == "style" and re.search(r"url|expression|\\|var\(|/\*", value, re.IGNORECASE):
+        return None
+    return value
+
+
+_cleaner = nh3.Cleaner(
+    tags=set(nh3.ALLOWED_TAGS) - {"area", "map"},
+    clean_content_tags=_DROPPED_WHOLE,
+    attributes=_ATTRIBUTES,
+    attribute_filter=_attribute,
+    filter_style_properties=set(_STYLES),
+    url_schemes={"http", "https", "mailto", "data"},
+)
+_markdown = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+
+@functools.lru_cache(maxsize=256)
+def body_html(display: Displayed) -> str:
+    """What a rank has shown; its text form where nothing of it is left to be seen."""
+    text = display.data.decode("utf-8", "replace") if display.mime_type not in _PICTURES[:4] else ""
+    match display.mime_type:
+        case "text/html":
+            found = _cleaner.clean(text)
+        case "text/markdown":
+            found = _cleaner.clean(_markdown.render(text))
+        case "text/latex":
+            found = _pre(text)
+        case _:
+            data = base64.b64encode(display.data).decode()
+            about = escape(shown(display.text))
+            return f'<img src="data:{display.mime_type};base64,{data}" alt="{about}" style="max-width:100%">'
+    return found if "<img" in found or re.search(r"\S", re.sub(r"<[^>]*>", "", found)) else _pre(display.text)
+
+
+def _pre(text: str) -> str:
+    lines = "\n".join(map(shown, text.split("\n")))
+    return f"<pre>{escape(lines)}</pre>"

@@ -1,0 +1,37 @@
+"""The first ring of `make demo`: a script of its own, which needs neither Horovod nor a notebook."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
+    """As on a machine where Horovod, TensorFlow, Spark and Jupyter's notebooks are not installed yet."""
+    absent = ("horovod", "tensorflow", "pyspark", "nbclient", "ipykernel", "petastorm")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "extension")])
+    script = [sys.executable, str(ROOT / "notebooks" / "first_ring.py")]
+    answer = subprocess.run(
+        script, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert re.findall(r"^\[0\] epoch (\d) of 8: held-out accuracy [01]\.\d{3}$", answer.stdout, re.MULTILINE) == list(
+        "12345678"
+    )
+    assert re.search(r"Trained in [\d.]+ s; both ranks reach (0\.9[5-9]|1\.0)", answer.stdout)
+
+
+def test_make_installs_one_thing_at_a_time() -> None:
+    """Whatever -j says; and the first ring comes before all that takes long."""
+    dry = ["make", "--dry-run", "--always-make", "-j4", "demo", "PYTHON=python3"]
+    answer = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
+    steps = ("venv .venv", "'.[torch]'", "first_ring.py", "'.[demo]'", "sparkring-build-horovod", "run_demo.py")
+    places = [answer.stdout.index(step) for step in steps]
+    assert places == sorted(places)
+    assert "'.[all,dev]'" not in answer.stdout
