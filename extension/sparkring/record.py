@@ -192,6 +192,11 @@ class RunRecord:
         return tuple(self.ranks[rank] for rank in self.part) if self.part else self.ranks
 
     @property
+    def finished_ranks(self) -> tuple[int, ...]:
+        """The ranks that have run the cell to its end."""
+        return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
+
+    @property
     def failure(self) -> Failure | None:
         """Why the rank that ended the run failed, if one did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure

@@ -193,8 +193,10 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
-    """`epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
+    """`1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`, of the slowest rank."""
     words = []
+    if 0 < found.finished < found.size:
+        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
