@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparkring.record import LogLine, RankRecord, RunRecord
@@ -135,11 +136,13 @@ def state_message(record: RunRecord, now: float) -> Message:
         "facts": summary.facts(record),
         "started": record.started,
         "ended": record.ended,
+        "took": summary.took(record, now) if record.ended else "",
         "outcome": "" if record.outcome in (None, "finished") else summary.outcome(record),
         "line": summary.failed_line(record) if record.outcome else 0,
         "waiting": "" if record.running_since or not running else summary.outcome(record),
         "fraction": progress.fraction if progress else None,
-        "progress": summary.progress_words(progress, running=running) if progress else "",
+        "progress": summary.progress_words(replace(progress, left_s=None), running=running) if progress else "",
+        "left": summary.left_words(progress) if progress and running else "",
         "last": [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
         "notices": [summary.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "log": summary.log_path(record),

@@ -117,7 +117,7 @@ class Panel {
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
-    put(this.facts, [...state.facts, duration((over ? state.ended : now) - state.started)].join(" · "));
+    put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
     this.stop.hidden = over || !stops;
     this.stop.disabled = stopping;
     put(this.stop, stopping ? "stopping …" : "■ Stop");

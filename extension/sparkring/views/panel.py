@@ -160,6 +160,12 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
 
+    def again(self, record: RunRecord) -> None:
+        """Put down another place for the panel, which says the same as the first."""
+        if self._page is not None:
+            _display_place(self._page, record.run_id)
+        self._static.again(record)
+
     def _tell(self, record: RunRecord) -> int:
         """Send what is new; returns about how many bytes that were."""
         if self._page is None:

@@ -31,7 +31,7 @@ class TerminalView:
         self._shows_progress = progress and self._is_terminal
         self._lines = 0
         self._noise = 0
-        self._notice: Notice | None = None
+        self._notices: tuple[Notice, ...] = ()
         self._attempts: tuple[Attempt, ...] = ()
         self._checkpoints: tuple[Checkpoint, ...] = ()
         self._progress_due: float | None = None
@@ -55,6 +55,10 @@ class TerminalView:
                 told[-1] += f" · log: {summary.log_path(record)}"
         self._print(told, record)
 
+    def again(self, record: RunRecord) -> None:
+        """Print how it stands now."""
+        self._print([summary.short(record, time.time())], record)
+
     def _news(self, record: RunRecord) -> list[str]:
         told = [f"sparkring: {summary.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
         count = record.recent_count - self._lines
@@ -74,12 +78,8 @@ class TerminalView:
         return told
 
     def _new_notices(self, record: RunRecord) -> list[Notice]:
-        told: list[Notice] = []
-        for notice in reversed(record.notices):
-            if notice is self._notice:
-                break
-            told.insert(0, notice)
-        self._notice = record.notices[-1] if record.notices else None
+        told = [notice for notice in record.notices if notice not in self._notices]
+        self._notices = record.notices
         return told
 
     def _line(self, shared: Shared) -> str:
