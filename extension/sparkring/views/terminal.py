@@ -10,9 +10,10 @@ from typing import TextIO
 from sparkring.events import Notice
 from sparkring.record import Attempt, Checkpoint, RunRecord
 from sparkring.views import attempts, checkpoints, metrics, reading, summary, timelines
-from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
+from sparkring.views.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
+TRACEBACK_WITHIN_S = 0.5  # what has come of it by then is printed
 WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
@@ -30,6 +31,8 @@ class TerminalView:
         self._is_terminal = stream.isatty()
         self._shows_progress = progress and self._is_terminal
         self._lines = 0
+        self._blocks = Blocks()
+        self._heard = 0.0
         self._noise = 0
         self._notices: tuple[Notice, ...] = ()
         self._attempts: tuple[Attempt, ...] = ()
@@ -67,7 +70,12 @@ class TerminalView:
         if count > len(new) and record.logs != "callbacks":
             missed = summary.counted(count - len(new), "more line")
             told.append(f"… {missed}{_see(summary.log_path(record))}")
-        for shared in folded(visible(new, record.logs)):
+        blocks = [block for line in visible(new, record.logs) for block in self._blocks.take(line)]
+        if new:
+            self._heard = self._clock()
+        if self._blocks and (record.outcome is not None or self._clock() > self._heard + TRACEBACK_WITHIN_S):
+            blocks += self._blocks.rest()
+        for shared in folded_blocks(blocks):
             if is_noise(shared.line):
                 self._noise += len(shared.ranks)
             else:
