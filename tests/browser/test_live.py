@@ -361,6 +361,10 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     started.notebook.save()
     started.notebook.reload()
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
+    expect(started.panel.locator(".sr-state")).to_have_text("running")
+    step = started.number(started.tile(0))
+    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # it moves
+    expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.to_the_top()

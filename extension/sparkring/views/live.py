@@ -155,6 +155,7 @@ def _ranks(record: RunRecord) -> Message:
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]
+    first = metrics.first_epoch(record)
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),
         "hosts": hosts,
@@ -162,7 +163,7 @@ def _ranks(record: RunRecord) -> Message:
         "pid": [rank.pid for rank in record.ranks],
         "heard": [round(rank.last_heard, 1) for rank in record.ranks],
         "lines": [rank.line_count for rank in record.ranks],
-        "epoch": [each.epoch if each else None for each in told],
+        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
         "gpu": {rank.rank: summary.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {

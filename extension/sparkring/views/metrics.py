@@ -511,7 +511,7 @@ def progress(record: RunRecord, now: float) -> Progress | None:
         among.items(), key=lambda item: (item[1].lap, item[1].newest_done or 0.0) if told else item[1].place
     )
     at = course.newest
-    epoch = None if at.epoch is None else at.epoch + 1 - _first_epoch(record)
+    epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
     step = None if at.ends_epoch else at.step
     known = bool(going) or len(finished) == len(record.taking_part)
     return Progress(
@@ -532,7 +532,7 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     """The ranks that count epochs or steps in the attempt that goes on, or was the last."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
-    first, restarts = _first_epoch(record), _restarts(record)
+    first, restarts = first_epoch(record), _restarts(record)
     found: dict[int, _Course] = {}
     for (attempt, lap, _), metrics in placed(counting, restarts, by):
         if attempt != len(restarts):
@@ -545,7 +545,7 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     return found
 
 
-def _first_epoch(record: RunRecord) -> int:
+def first_epoch(record: RunRecord) -> int:
     """What the user's counting of epochs begins with."""
     return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
