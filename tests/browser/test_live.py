@@ -148,6 +148,7 @@ def live(started: Watched) -> Iterator[Watched]:
     """That run while it goes on, with a panel as it is at first."""
     started.reset()
     yield started
+    expect(started.page.locator("#jp-main-statusbar")).to_contain_text("| Busy")
     expect(started.panel.locator(".sr-state")).to_have_text("running")  # all of that was to happen meanwhile
     expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
 

@@ -157,7 +157,7 @@ class _Foreground:
     """
 
     def __init__(self) -> None:
-        self._kernel = get_ipython().kernel  # type: ignore[no-untyped-call]
+        self._kernel: Any = getattr(get_ipython(), "kernel", None)
         self._due = time.monotonic() + BUSY_EVERY_S
         self._announce_at: list[float] = []
         self._connections = _watch_connections(self._kernel)
@@ -190,7 +190,7 @@ class _Foreground:
 
 def _watch_connections(kernel: Any) -> Any:
     """A socket on which it is told when somebody connects to the kernel's output; None if that cannot be had."""
-    thread = getattr(kernel, "iopub_thread", None)
+    thread: Any = getattr(kernel, "iopub_thread", None)
     if not hasattr(thread, "schedule"):
         return None
     import zmq
