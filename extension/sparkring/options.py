@@ -433,6 +433,8 @@ def parse_runs(line: str) -> RunsWanted:
     run, tensorboard, stop = found["run"], found["tensorboard"], found["stop"]
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
+    if run.startswith("-"):
+        raise OptionsError(f"%runs takes how many to list, or a run, not {run!r}: %runs 50")
     if run.isdecimal() and not (tensorboard or stop):
         return RunsWanted(int(run))
     return RunsWanted(run=run, tensorboard=tensorboard, stop=stop)

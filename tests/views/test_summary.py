@@ -30,8 +30,8 @@ ECHO = Failure("exception", "HorovodInternalError: gone", follows=True)
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0001, "1 ms"), (0.04, "40 ms"), (0.3, "0.3 s"), (3.21, "3.2 s"), (3, "3 s"), (9.97, "10 s"), (59.7, "1 min 00 s"),
-     (192, "3 min 12 s"), (7_530, "2 h 05 min")],
+    [(0.0001, "1 ms"), (0.04, "40 ms"), (0.3, "0.3 s"), (3.21, "3.2 s"), (3, "3 s"), (9.97, "10 s"),
+     (59.7, "1 min 00 s"), (192, "3 min 12 s"), (7_530, "2 h 05 min")],
 )  # fmt: skip
 def test_durations(seconds, words):
     assert summary.duration(seconds) == words
