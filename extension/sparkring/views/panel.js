@@ -287,6 +287,7 @@ class Runs {
 
   hear(message) {
     if (!message.run) return;
+    this.deaf = false; // only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;

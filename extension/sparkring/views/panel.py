@@ -96,17 +96,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def announce(self) -> None:
         """Say once more that this model is there, and all there is to say of the runs that go on.
 
-        A page that is loaded while a cell runs cannot ask for it. One that knows the model takes the new one for it.
+        A page that is loaded while a cell runs cannot ask for it, and its Stop would not be heard: it is not told of one.
+        A page that knows the model takes the new one for it.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
             _apart.copy().run(widget.comm.open, opened, {"version": ipywidgets._version.__protocol_version__})
         with self._guard:
-            for run, record in self._records.items():
+            for record in self._records.values():
                 if record.outcome is None:
                     for message in whole(record, time.time()):
                         self._post(message)
-                    self._post(self._heard_of(run))
 
     def _post(self, message: Message) -> None:
         # A copy: a context can be entered once at a time, and runs speak from threads of their own.
@@ -124,10 +124,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             if record is not None:
                 for each in whole(record, time.time()):
                     self._post(each)
-            self._post(self._heard_of(str(run)))
-
-    def _heard_of(self, run: str) -> Message:
-        return {"run": run, "kind": "heard", "known": run in self._records, "stops": run in self._stops}
+            self._post({"run": run, "kind": "heard", "known": record is not None, "stops": str(run) in self._stops})
 
 
 _page: Page | None = None
