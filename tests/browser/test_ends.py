@@ -220,7 +220,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
         expect(tile(panel, 0)).to_have_class("r")
     # Not by command(), which would wait for the answer to the dialog.
     notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
-    notebook.page.get_by_role("dialog").get_by_role("button", name="Restart").click()
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
     ended_with_its_kernel(panel)
     ended_with_its_kernel(notebook.panel(AT_SHOWN))
     shoot(notebook, "restarted", notebook.cell(AT_BY_NAME))

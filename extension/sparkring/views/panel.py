@@ -96,7 +96,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def announce(self) -> None:
         """Say once more that this model is there, and all there is to say of the runs that go on.
 
-        A page that is loaded while a cell runs cannot ask for it, and its Stop would not be heard: it is not told of one.
+        A page that is loaded while a cell runs cannot ask for it, and its Stop would not be heard: it is told of none.
         A page that knows the model takes the new one for it.
         """
         for widget in (self.layout, self):
