@@ -85,7 +85,7 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(DEADLINE_S)
         self.process = psutil.Process(self.manager.provisioner.pid)
-        self.shown: dict[str, nbformat.NotebookNode] = {}  # display id → output of any cell, as last updated
+        self.shown: dict[str, list[nbformat.NotebookNode]] = {}  # display id → outputs of any cells, as last updated
         if loaded:
             self.run("%load_ext sparkring").done()
 
@@ -101,8 +101,8 @@ class Kernel:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
             kind, content = message["msg_type"], message["content"]
             if kind == "update_display_data":  # of an earlier cell, too: its run may go on in the background
-                output = self.shown[content["transient"]["display_id"]]
-                output.data = nbformat.from_dict(content["data"])
+                for output in self.shown[content["transient"]["display_id"]]:
+                    output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
@@ -112,7 +112,7 @@ class Kernel:
                 outputs.append(output)
                 if "display_id" in content.get("transient", {}):
                     shown[content["transient"]["display_id"]] = output
-                    self.shown |= shown
+                    self.shown.setdefault(content["transient"]["display_id"], []).append(output)
             elif kind != "update_display_data":
                 continue
             if on_output is not None:
