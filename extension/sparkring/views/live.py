@@ -28,7 +28,7 @@ from sparkring.views.sections import metrics as measured
 Message = dict[str, Any]
 
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
-PAUSE_PER_WORK = 25  # sections may take this part of the time: the ranks may need the processor
+PAUSE_PER_WORK = 25  # each may take this part of the time: the ranks may need the processor
 NOTICES = 5
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # failed after another rank had
@@ -62,8 +62,9 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if ended or now >= self._state_due:
-            self._state_due = now + STATE_PAUSE_S
+            began = clock.monotonic()
             state = state_message(record, now)
+            self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})

@@ -476,7 +476,8 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
 # ── Progress ──────────────────────────────────────────────────────────────────
 
 
-class _Course(NamedTuple):
+@dataclass
+class _Course:
     """What one rank has reported of the attempt and lap in which it is, as far as that can be compared.
 
     `oldest_done` and `newest_done` are the shares of the whole that were done then, where the totals are known.
@@ -537,11 +538,11 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
     for (attempt, lap, _), metrics in placed(counting, restarts, by):
         if attempt != len(restarts):
             continue
-        course = _Course(lap, metrics, (done := _done(metrics, first)), metrics, done)
-        before = found.get(metrics.rank, course)
-        if before.lap == lap and (before.newest_done or 0.0) <= (done or 0.0):
-            course = before._replace(newest=metrics, newest_done=done)
-        found[metrics.rank] = course
+        done, course = _done(metrics, first), found.get(metrics.rank)
+        if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
+            course.newest, course.newest_done = metrics, done
+        else:
+            found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
     return found
 
 
