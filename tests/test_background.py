@@ -52,6 +52,7 @@ def test_the_option():
         ("", RunsWanted()),
         ("50", RunsWanted(50)),
         ("--stop 2026", RunsWanted(run="2026", stop=True)),
+        ("2026-11-20_a", RunsWanted(run="2026-11-20_a")),
         ("--stop 'my run'", RunsWanted(run="my run", stop=True)),
     ],
 )
@@ -62,7 +63,6 @@ def test_lines_of_runs(line, expected):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("some", "how many to list, not 'some'"),
         ("--stop", "takes one run"),
         ("--stop a b", "unrecognized arguments: b"),
     ],

@@ -85,7 +85,7 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(DEADLINE_S)
         self.process = psutil.Process(self.manager.provisioner.pid)
-        self.shown: dict[str, nbformat.NotebookNode] = {}  # display id → output of any cell, as last updated
+        self.shown: dict[str, list[nbformat.NotebookNode]] = {}  # display id → outputs of any cells, as last updated
         if loaded:
             self.run("%load_ext sparkring").done()
 
@@ -101,8 +101,8 @@ class Kernel:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
             kind, content = message["msg_type"], message["content"]
             if kind == "update_display_data":  # of an earlier cell, too: its run may go on in the background
-                output = self.shown[content["transient"]["display_id"]]
-                output.data = nbformat.from_dict(content["data"])
+                for output in self.shown[content["transient"]["display_id"]]:
+                    output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
@@ -112,7 +112,7 @@ class Kernel:
                 outputs.append(output)
                 if "display_id" in content.get("transient", {}):
                     shown[content["transient"]["display_id"]] = output
-                    self.shown |= shown
+                    self.shown.setdefault(content["transient"]["display_id"], []).append(output)
             elif kind != "update_display_data":
                 continue
             if on_output is not None:
@@ -229,6 +229,25 @@ def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
 
 
 # ── Help and Tab ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%runs --help", "List saved runs"),
+        ("%logs -h", "Print what a run's ranks wrote"),
+        ("%slots --help", "Show where ranks can run"),
+        ("%gang start --help", "Ranks that stay up"),
+        ("%shards --help", "Show which rank reads"),
+        ("%checkpoints --help", "Show the checkpoints"),
+        ("%%ranks --help\n1", "Run the cell on some ranks"),
+        ("%%torchrun -n -2 --help\n1 / 0", "Run the cell on"),
+    ],
+)
+def test_a_line_that_asks_for_help_gets_it(kernel: Kernel, line: str, said: str) -> None:
+    cell = kernel.run(line).done()
+    assert cell.printed.startswith(said)
+    assert len(cell.outputs) == 1
 
 
 def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
@@ -1160,6 +1179,11 @@ def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
     kernel.run("run.stop()").done()
 
 
+def run_of(cell: Cell) -> str:
+    """The name of the run in the background that a cell has started."""
+    return cell.result.split()[1]
+
+
 def panel(cell: Cell) -> str:
     """The panel of the run that a cell has started, as it is now."""
     (output,) = (each for each in cell.shown.values() if "data-sparkring-static" in each.data["text/html"])
@@ -1184,10 +1208,20 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
     assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"
     assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
     assert says(kernel, started, "2 running")
+    # Its panel again, where its outputs may have been cleared: a place for it, and the view that stays.
+    for code in ("run", "%runs later"):
+        shown = kernel.run(code).done()
+        place, static = (each.data["text/html"] for each in shown.outputs if each.output_type == "display_data")
+        assert f'data-sparkring="{run_of(started)}"' in place
+        assert f'data-sparkring-static="{run_of(started)}"' in static
+        assert "as of" in static
+    assert shown.result == ""
+    assert kernel.run("run").done().result == started.result
     assert re.search(r"\blater\b.* 2 local +running *$", kernel.run("%runs").done().displayed, re.MULTILINE)
     go.touch()
     assert kernel.value("run.result().values, found") == "([None, None], 40)"
     assert "2 ranks finished" in panel(started)
+    assert "2 ranks finished" in kernel.run("%runs later").done().displayed
     assert kernel.value("import sparkring; sparkring.last_result is run.result()") == "True"
 
 

@@ -7,6 +7,7 @@ import pytest
 import sparkring
 from sparkring import options
 from sparkring.errors import OptionsError
+from sparkring.magics import _title
 from sparkring.options import (
     CheckpointsWanted,
     GangOptions,
@@ -458,7 +459,7 @@ def test_runs_lines(line, expected):
     assert parse_runs(line) == expected
 
 
-@pytest.mark.parametrize(("line", "words"), [("many", "how many"), ("--board", "--board"), ("1 2", "2"), ("-1", "-1")])
+@pytest.mark.parametrize(("line", "words"), [("--board", "--board"), ("1 2", "2"), ("-1", "how many")])
 def test_bad_runs_lines(line, words):
     with pytest.raises(OptionsError, match=words):
         parse_runs(line)
@@ -472,3 +473,23 @@ def test_only_horovod_records_a_timeline():
             parse(magic, "-n 2 --timeline")
     with pytest.raises(OptionsError, match="--timeline"):
         sparkring.run(print, framework="torch", timeline=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "title"),
+    [
+        ("# Train the net\nimport torch\ntorch.ones(3)", "Train the net"),
+        ("import torch\n\n# %% The ring\ni = 0", "The ring"),
+        ('"""Adds up.\n\nAll of it."""\nx = 1', "Adds up."),
+        ("hvd.init()\nhistory = model.fit(\n    x, y,\n    epochs=3)\nhistory.history", "model.fit(x, y, epochs=3)"),
+        ("hvd.init()\ndef train():\n    pass\ntrain()", "train()"),
+        ("def train():\n    pass\nprint(train())", "train"),
+        ("rank * 2", "rank * 2"),
+        ("i = 0\nwhile i < 3:\n    i += 1", ""),
+        ("hvd.init()", ""),
+        (f"call({'x' * 80})", f"call({'x' * 54}…"),
+    ],
+)
+def test_what_a_cell_says_of_itself(cell, title):
+    """A run without a name is called so; where it says nothing, by its magic."""
+    assert _title(f"\n{cell}") == title

@@ -160,6 +160,25 @@ def test_notices_are_bounded():
     assert [record.notices[0].text, record.notices[-1].text] == ["50", "99"]
 
 
+def test_notices_go_when_they_are_no_longer_true():
+    """What the ranks were waiting for is over when they are up, a silence when one is heard of; the rest stays."""
+    slow, stall, large = Notice(1.1, "waiting", "up"), Notice(2.0, "nothing heard", "heard"), Notice(1.0, "large")
+    record = replay([STARTED, slow, large, RankStarted(1.3, 0, "h", 10)])
+    assert record.notices == (slow, large)
+    record = replay([RankStarted(1.4, 1, "h", 11), stall, StackTaken(2.1, 0, "waiting", 4, "")], record)
+    assert record.notices == (large, stall)
+    assert apply(record, Output(3.0, 1, "stdout", b"x")).notices == (large,)
+    assert from_json({name: value for name, value in to_json(stall).items() if name != "until"}).until == ""
+
+
+def test_no_rank_runs_when_the_run_is_over():
+    """Also one that had to be killed, of which nothing more was heard; one that took no part stays idle."""
+    record = replay([STARTED, RankStarted(1.3, 0, "h", 10), RunFinished(5.0, "interrupted", "2 ranks ended")])
+    assert [rank.state for rank in record.ranks] == ["stopped", "stopped"]
+    record = replay([WARM, RankFinished(2.0, 0, ""), RunFinished(5.0, "interrupted")])
+    assert [rank.state for rank in record.ranks] == ["finished", "idle", "stopped", "stopped"]
+
+
 def test_messages_and_stacks():
     """A message is a line of its own kind; a stack is its rank's."""
     stack = StackTaken(2.0, 1, "waiting", 4, "text")

@@ -189,7 +189,8 @@ class Attempts:
             if not told and waited_s > 1.0:
                 told = True
                 fewer = f"; with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
-                self.recorder.notice(f"waiting for {wanted} task slots, of which Spark has {there} now{fewer}")
+                waits = f"waiting for {wanted} task slots, of which Spark has {there} now{fewer}"
+                self.recorder.notice(waits, until="up")
             self._stop_if_asked()
             time.sleep(TICK_S)
 

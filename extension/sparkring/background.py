@@ -20,15 +20,15 @@ from sparkring.record import RunRecord
 from sparkring.recorder import Recorder
 from sparkring.result import RunResult
 from sparkring.storage import Location
-from sparkring.views import summary, tell
+from sparkring.views import current_cell, summary, tell
 
 
 class BackgroundRun:
     """A run that goes on while the notebook is free.
 
     `result(timeout_s)` waits for what the run brings: its RunResult, or what it raises (KeyboardInterrupt if it was
-    stopped); `done`: whether it is over; `stop()` ends it; `record`: the RunRecord as it is now; `run_id`: its name in
-    %runs and %logs.
+    stopped); `done`: whether it is over; `stop()` ends it; `show()`, or the object itself in a cell, shows its panel
+    again; `record`: the RunRecord as it is now; `run_id`: its name in %runs and %logs.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class BackgroundRun:
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._asked = False
+        self._started_in = current_cell()
         self._over = threading.Event()
         # The interpreter does not wait for it at its exit, where stop_all() is called.
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
@@ -84,8 +85,18 @@ class BackgroundRun:
         mine = self._directory
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 
+    def show(self) -> None:
+        """Show the run's panel again, where the notebook stands now: that of its cell may have been cleared."""
+        self._recorder.show_again()
+
     def __repr__(self) -> str:
         return f"BackgroundRun({self.run_id}: {summary.closing(self.record, time.time())})"
+
+    def _ipython_display_(self) -> None:
+        """Show the panel in any cell but that which has started the run, and shows it already."""
+        if current_cell() != self._started_in:
+            self.show()
+        raise NotImplementedError  # so that IPython goes on with the text
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """IPython's Out[]: what the panel above it does not show."""

@@ -98,7 +98,7 @@ class Drive:
                 self._timed_out(self.options.timeout_s)
             if not self.gang.up and not slow_told and now - began > self.gang.launcher.slow_after_s:
                 slow_told = True
-                self.recorder.notice(what_it_waits_for(self.gang, self.recorder.record.joined))
+                self.recorder.notice(what_it_waits_for(self.gang, self.recorder.record.joined), until="up")
             self._look_for_a_stall()
             reason = self.calls_off()
             if reason:
@@ -159,7 +159,7 @@ class Drive:
         message = "\n\n".join([message, *(f"Reading: {note}." for note in told if note)])
         left = self._end_early()
         values, _, _ = bring_back(self.turn)
-        done = self.recorder.close("timed out", f"after {timeout_s:g} s")
+        done = self.recorder.close("timed out", f"the limit of {summary.duration(timeout_s)} passed")
         raise RunTimeout(message + (left and f"\n\n{left}"), record=done, values=values)
 
     def _end_early(self) -> str:
@@ -265,7 +265,8 @@ class Drive:
         where = summary.explain_where(self.recorder.record)
         if (len(places) > 1 or len(running) < len(self.turn.ranks)) and where != self._told:
             self._told = where
-            self.recorder.notice(f"nothing heard for {summary.duration(round(time.time() - heard))}: {where}")
+            silence = summary.duration(round(time.time() - heard))
+            self.recorder.notice(f"nothing heard for {silence}: {where}", until="heard")
 
 
 def what_it_waits_for(gang: Gang, joined: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 Stream = Literal["stdout", "stderr"]
+Until = Literal["", "up", "heard"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
@@ -494,10 +495,14 @@ class StackTaken:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know: progress of a slow start, a warning."""
+    """Something the user should know: progress of a slow start, a warning.
+
+    `until` says how long it is true: until the ranks are "up", until one of them is "heard" of, or, if "", for ever.
+    """
 
     time: float
     text: str
+    until: Until = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import glob
+import inspect
 import os
 import re
 import shlex
@@ -25,7 +27,7 @@ from sparkring import options as opts
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.scripts import Script, find_script
-from sparkring.views import reading, show_captured, show_table, summary, tell
+from sparkring.views import reading, show_captured, show_run, show_table, summary, tell
 from sparkring.worker.expand import expand
 from sparkring.worker.shell import LINE_MAGICS
 
@@ -111,9 +113,10 @@ Options:
 """
 
 
-_RUNS_HELP = """List saved runs, newest first, show the metrics of one in TensorBoard, or stop one in the background.
+_RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
 
     %runs                       the last 20; %runs 50 lists more
+    %runs RUN                   how it went; of one that goes on in the background, its panel
     %runs RUN --tensorboard     RUN is its name in the list, the beginning or the end of that, or its title
     %runs --stop RUN            ends a run of this notebook that goes on in the background
 
@@ -125,6 +128,7 @@ Options:
 """
 
 
+TITLE_CHARACTERS = 60
 BATCH_SIZE = 32  # where nothing says how large a batch will be
 
 # What a gang can carry from cell to cell; a barrier stage of its own is not among them.
@@ -133,11 +137,30 @@ _CARRIED = tuple(name for name, each in FRAMEWORKS.items() if each.by_node)
 _LAUNCH = {each.lesson.magic: (name, each.lesson) for name, each in FRAMEWORKS.items() if each.lesson is not None}
 
 
+def _asked_for_help(line: str, text: str | None) -> bool:
+    """Whether the line asks for the magic's help, which is then printed."""
+    asked = opts.asks_for_help(line)
+    if asked:
+        print(inspect.cleandoc(text or ""))
+    return asked
+
+
+def _helps(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """The magic, which prints its help for --help."""
+
+    @functools.wraps(magic)
+    def run_or_help(self: SparkringMagics, line: str, *cell: str) -> Any:
+        return None if _asked_for_help(line, run_or_help.__doc__) else magic(self, line, *cell)
+
+    return run_or_help
+
+
 @magics_class
 class SparkringMagics(Magics):
     """The magics of sparkring."""
 
     @cell_magic
+    @_helps
     def ranks(self, line: str, cell: str) -> Any:
         """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3`, or `%%ranks all`; options as of %%horovod.
 
@@ -154,6 +177,7 @@ class SparkringMagics(Magics):
         return self.launch("ranks", rest, cell, found.wanted.framework, ranks)
 
     @line_magic
+    @_helps
     def gang(self, line: str) -> None:
         wanted = opts.parse_gang(line, _CARRIED)
         if wanted.start is not None:
@@ -175,6 +199,7 @@ class SparkringMagics(Magics):
             show_table(headers, [_row(each) for each in warm.every()], empty="no gang is up: %gang start -n -4")
 
     @line_magic
+    @_helps
     def runs(self, line: str) -> None:
         wanted = opts.parse_runs(line)
         if wanted.tensorboard:
@@ -182,6 +207,9 @@ class SparkringMagics(Magics):
             return
         if wanted.stop:
             _stop(wanted.run)
+            return
+        if wanted.run:
+            _show(wanted.run)
             return
         rows = []
         mine = {each.run_id for each in background.going()}
@@ -207,6 +235,7 @@ class SparkringMagics(Magics):
         show_table(headers, rows, empty=f"no runs saved yet (they go to {runs.home()})")
 
     @line_magic
+    @_helps
     def logs(self, line: str) -> None:
         """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, else the last."""
         wanted = opts.parse_logs(line)
@@ -223,6 +252,7 @@ class SparkringMagics(Magics):
             print(text, end="" if text.endswith("\n") else "\n")
 
     @line_magic
+    @_helps
     def slots(self, line: str) -> None:
         """Show where ranks can run: this machine's cores, and Spark's task slots and who holds them."""
         from sparkring.launchers import slots_table
@@ -230,6 +260,7 @@ class SparkringMagics(Magics):
         show_table(("where", "slots", "busy", "details"), slots_table(), empty="")
 
     @line_magic
+    @_helps
     def shards(self, line: str) -> None:
         from sparkring.data.outlook import outlook
         from sparkring.views.shards import show_shards
@@ -243,6 +274,7 @@ class SparkringMagics(Magics):
         show_shards(outlook(dataset, size, batch_size, remainder=remainder, epochs=wanted.epochs))
 
     @line_magic
+    @_helps
     def checkpoints(self, line: str) -> None:
         from sparkring.checkpointing.inventory import inventory
         from sparkring.views.checkpoints import CheckProgress, show_checkpoints
@@ -321,7 +353,8 @@ class SparkringMagics(Magics):
         if options.dry_run:
             show_captured(runner.take_along(source, namespace, options, framework, scripts).table)
             return None
-        title, code = options.name or _title(cell), f"%%{magic} {line}\n{cell}"
+        title = options.name or _title(source) or f"%%{magic} -n {options.np}"
+        code = f"%%{magic} {line}\n{cell}"
         if options.background:
             return runner.start_cell(
                 source, namespace, options, framework=framework, title=title, code=code, scripts=scripts
@@ -337,6 +370,15 @@ class SparkringMagics(Magics):
             warm=gang,
             ranks=ranks,
         )
+
+
+def _show(name: str) -> None:
+    """Show a run: with its live panel if it goes on in the background, else as it was saved."""
+    found = background.find(name)
+    if found is not None:
+        found.show()
+    else:
+        show_run(runs.load(_saved_run(name)))
 
 
 def _stop(name: str) -> None:
@@ -423,7 +465,7 @@ def _launch_magic(magics: SparkringMagics, magic: str) -> Callable[[str, str], A
     framework, lesson = _LAUNCH[magic]
 
     def launch(line: str, cell: str) -> Any:
-        return magics.launch(magic, line, cell, framework)
+        return None if _asked_for_help(line, launch.__doc__) else magics.launch(magic, line, cell, framework)
 
     launch.__doc__ = _HELP.format(
         magic=magic,
@@ -609,10 +651,33 @@ def _in_line(node: ast.AST, where: str, message: str) -> CaptureError:
     return CaptureError(f"{where} line {line}: {message}", line=line if where == "cell" else None)
 
 
-def _title(cell: str) -> str:
-    """What to call a run without a name: the first line of its cell that says something."""
-    for line in cell.splitlines():
-        text = line.strip(" \t#")
-        if text and not text.startswith(("import ", "from ")):
-            return text[:60]
-    return cell.strip().splitlines()[0][:60]
+# Calls that say nothing of what a cell is for.
+_SAY_NOTHING = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
+
+
+def _title(source: str) -> str:
+    """What a cell says of itself, to call a run without a name; '' if it says nothing.
+
+    A comment or a docstring at its top, the fit() that it calls, its last expression, or the function that it defines.
+    """
+    lines = (line.strip() for line in source.splitlines())
+    first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
+    comment = first.lstrip("#%! ") if first.startswith("#") else ""
+    tree = ast.parse(source)
+    said = comment or (ast.get_docstring(tree) or "").partition("\n")[0]
+    if not said:
+        said = next((ast.unparse(node) for node in ast.walk(tree) if _calls(node) == "fit"), "")
+    last = tree.body[-1] if tree.body else None
+    if not said and isinstance(last, ast.Expr) and _calls(last.value) not in _SAY_NOTHING:
+        said = ast.unparse(last.value)
+    if not said:
+        said = next((node.name for node in tree.body if isinstance(node, ast.FunctionDef)), "")
+    return said if len(said) <= TITLE_CHARACTERS else f"{said[: TITLE_CHARACTERS - 1]}…"
+
+
+def _calls(node: ast.AST) -> str:
+    """The name of the function or method that a call calls."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+            return name
+    return ""

@@ -224,6 +224,14 @@ _BARRIER: dict[tuple[str, ...], tuple[dict[str, Any], str]] = {
 }
 
 
+def asks_for_help(line: str) -> bool:
+    """Whether the line of a magic asks what can stand on it."""
+    try:
+        return not {"-h", "--help"}.isdisjoint(shlex.split(line, comments=True))
+    except ValueError:  # the magic's own parser says what is wrong
+        return False
+
+
 def _words(magic: str, line: str) -> list[str]:
     """The line as a shell would take it apart; `#` begins a comment."""
     try:
@@ -411,7 +419,7 @@ def parse_logs(line: str) -> LogsWanted:
 
 @dataclass(frozen=True)
 class RunsWanted:
-    """What `%runs` is asked for: to list the last `count`, to show the metrics of `run` in TensorBoard, or stop it."""
+    """What `%runs` is asked for: to list the last `count`, or to show `run`, open it in TensorBoard, or stop it."""
 
     count: int = 20
     run: str = ""
@@ -425,11 +433,11 @@ def parse_runs(line: str) -> RunsWanted:
     run, tensorboard, stop = found["run"], found["tensorboard"], found["stop"]
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
-    if tensorboard or stop:
-        return RunsWanted(run=run, tensorboard=tensorboard, stop=stop)
-    if run and not run.isdecimal():
-        raise OptionsError(f"%runs takes how many to list, not {run!r}: %runs 50; or %runs {run} --tensorboard")
-    return RunsWanted(int(run)) if run else RunsWanted()
+    if run.startswith("-"):
+        raise OptionsError(f"%runs takes how many to list, or a run, not {run!r}: %runs 50")
+    if run.isdecimal() and not (tensorboard or stop):
+        return RunsWanted(int(run))
+    return RunsWanted(run=run, tensorboard=tensorboard, stop=stop)
 
 
 @functools.cache
@@ -437,7 +445,7 @@ def runs_parser() -> argparse.ArgumentParser:
     """The parser of what follows `%runs`."""
     parser = _Parser(prog="%runs", add_help=False, allow_abbrev=False)
     parser.add_argument(
-        "run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run"
+        "run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"
     )
     parser.add_argument("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard")
     parser.add_argument("--stop", action="store_true", help="end RUN, which goes on in the background of this notebook")

@@ -197,6 +197,11 @@ class RunRecord:
         return tuple(self.ranks[rank] for rank in self.part) if self.part else self.ranks
 
     @property
+    def finished_ranks(self) -> tuple[int, ...]:
+        """The ranks that have run the cell to its end."""
+        return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
+
+    @property
     def failure(self) -> Failure | None:
         """Why the rank that ended the run failed, if one did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
@@ -212,6 +217,11 @@ def replay(events: Iterable[Event], record: RunRecord | None = None) -> RunRecor
 
 def apply(record: RunRecord, event: Event) -> RunRecord:
     """The record after `event`; neither argument is changed."""
+    after = _after(record, event)
+    return _without_old_notices(record, after) if any(notice.until for notice in record.notices) else after
+
+
+def _after(record: RunRecord, event: Event) -> RunRecord:
     match event:
         case RunStarted():
             return replace(
@@ -307,6 +317,17 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
                 failed_rank=event.failed_rank,
                 ended=event.time,
             )
+
+
+def _without_old_notices(before: RunRecord, after: RunRecord) -> RunRecord:
+    """Without those that are not true any more."""
+    ranks = zip(before.ranks, after.ranks, strict=False)
+    is_over = {
+        "up": all(rank.state != "starting" for rank in after.taking_part),
+        "heard": any(old.last_heard < new.last_heard for old, new in ranks),
+    }
+    kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
+    return after if len(kept) == len(after.notices) else replace(after, notices=kept)
 
 
 def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
@@ -518,11 +539,14 @@ def _exited(record: RunRecord, event: RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """A warm gang's ranks do not exit with the cell: their last lines end with it."""
+    """No rank runs the cell any more: of one that had to be killed there is no other word."""
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)
-    return record
+    ranks = tuple(
+        replace(rank, state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
+    )
+    return replace(record, ranks=ranks)
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:

@@ -45,8 +45,12 @@ class Recorder:
             self.notice(text)
             warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
 
-    def notice(self, text: str) -> None:
-        self.add([events.Notice(time.time(), text)])
+    def notice(self, text: str, until: events.Until = "") -> None:
+        self.add([events.Notice(time.time(), text, until)])
+
+    def show_again(self) -> None:
+        """Show the run where the notebook stands now, too."""
+        self._show(self._view.again)
 
     def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
         try:

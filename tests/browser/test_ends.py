@@ -62,11 +62,12 @@ MANY_END = """record = replay([
 view.close(record)
 """
 AT_ENDLESS, AT_FAILING, AT_BACKGROUND, AT_MEANWHILE, AT_GANG, AT_QUICK, AT_SILENT, AT_MANY, AT_MANY_END = range(1, 10)
+AT_SHOWN, AT_BY_NAME = 10, 11
 
 
 @pytest.fixture(scope="module")
 def notebook(opened: Opened) -> Notebook:
-    cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END)
+    cells = (ENDLESS, FAILING, BACKGROUND, MEANWHILE, GANG, QUICK, SILENT, MANY, MANY_END, "_", "%runs behind")
     found = opened("ends", "%load_ext sparkring", *cells)
     found.run(0, wait=True)
     return found
@@ -194,6 +195,39 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the change of themes
 
 
+def ended_with_its_kernel(panel: Locator) -> None:
+    expect(state(panel)).to_have_text("ended with the kernel")
+    expect(panel.locator(".sr-head small").first).to_contain_text(re.compile(r"as of \d\d:\d\d:\d\d"))
+    expect(panel.locator("div.sr-words")).not_to_contain_text("left")
+    expect(panel.get_by_role("button", name="■ Stop")).to_be_hidden()
+    for rank in (0, 1):
+        expect(tile(panel, rank)).to_have_class("s")
+    expect(panel.locator(".sr-row").first).to_be_visible()  # and what the page has can be read
+
+
+def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
+    """A run in the background is shown again by its name and by its object, and has ended with its kernel."""
+    notebook.run(AT_BACKGROUND, wait=True)
+    expect(state(notebook.panel(AT_BACKGROUND))).to_have_text("running")
+    notebook.cell(AT_BACKGROUND).locator(".jp-InputArea .cm-content").click()
+    notebook.command("notebook:clear-cell-output")
+    expect(notebook.panel(AT_BACKGROUND)).to_have_count(0)
+    for at in (AT_SHOWN, AT_BY_NAME):
+        notebook.run(at, wait=True)
+        panel = notebook.panel(at)
+        expect(state(panel)).to_have_text("running")
+        expect(panel.locator(".sr-row").first).to_be_visible()
+        expect(tile(panel, 0)).to_have_class("r")
+    # Not by command(), which would wait for the answer to the dialog.
+    notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    ended_with_its_kernel(panel)
+    ended_with_its_kernel(notebook.panel(AT_SHOWN))
+    shoot(notebook, "restarted", notebook.cell(AT_BY_NAME))
+    expect(notebook.page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
+    notebook.run(0, wait=True)
+
+
 def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     static = notebook.static(AT_ENDLESS)
@@ -204,12 +238,12 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     kernel.kill()
     assert not psutil.wait_procs(ranks, timeout=30)[1]
     notebook.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
-    expect(panel).to_have_count(0)  # what would say "running" for ever
-    expect(static).to_be_visible()
+    ended_with_its_kernel(panel)
     again = opened(notebook.name)
     static = again.static(AT_ENDLESS)
     expect(static).to_be_visible()
     expect(static).to_contain_text("endless")
+    expect(static).to_contain_text(re.compile(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"))
     expect(static).to_contain_text(re.compile(r"line \d+"))
     expect(static.locator(".sr-ranks span")).to_have_count(2)
     # Those that had ended are as they were.

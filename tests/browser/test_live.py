@@ -148,6 +148,7 @@ def live(started: Watched) -> Iterator[Watched]:
     """That run while it goes on, with a panel as it is at first."""
     started.reset()
     yield started
+    expect(started.page.locator("#jp-main-statusbar")).to_contain_text("| Busy")
     expect(started.panel.locator(".sr-state")).to_have_text("running")  # all of that was to happen meanwhile
     expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
 
@@ -361,6 +362,10 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     started.notebook.save()
     started.notebook.reload()
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
+    expect(started.panel.locator(".sr-state")).to_have_text("running")
+    step = started.number(started.tile(0))
+    expect(started.tile(0)).not_to_have_text(f"0 ▶ {step}")  # it moves
+    expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.to_the_top()

@@ -1,8 +1,12 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from sparkring.events import Message, Output
 from sparkring.record import LogLine
 from sparkring.views.lines import coloured, folded, is_noise, pending, plain, visible
+from sparkring.views.summary import rank_numbers
 
 
 def line(text, rank=0, stream="stdout", time=0.0):
@@ -84,10 +88,14 @@ def test_logs_choose_the_lines(replayed):
     }
 
 
-def test_equal_lines_fold_and_each_rank_keeps_its_order():
-    said = [(0, "A"), (0, "B"), (1, "A"), (1, "B"), (2, "B"), (2, "A"), (0, "A")]
-    found = [(shared.line.text, shared.ranks) for shared in folded([line(text, rank) for rank, text in said])]
-    assert found == [("A", [0, 1]), ("B", [0, 1, 2]), ("A", [2, 0])]
+FOLDING = json.loads((Path(__file__).parent / "folding.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", FOLDING, ids=lambda case: case["what"])
+def test_lines_and_tracebacks_fold_and_each_rank_keeps_its_order(case):
+    """The page folds by the same rules: tests/browser/test_folding.py."""
+    found = folded([line(text, rank, stream) for rank, stream, text in case["lines"]])
+    assert [[rank_numbers(shared.ranks), shared.line.text] for shared in found] == case["folded"]
 
 
 def test_lines_do_not_fold_across_streams_or_a_long_time_or_within_a_rank():

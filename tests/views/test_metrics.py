@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparkring.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics
-from sparkring.views import metrics
+from sparkring.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
+from sparkring.views import metrics, summary
 from sparkring.views.curves import chart, nice_ticks
 
 
@@ -22,14 +22,15 @@ def test_a_table_has_the_last_values_of_each_epoch_over_the_ranks(replayed):
     table = metrics.table(record)
     assert (table.by, table.names) == ("epoch", ("loss", "val_loss", "test"))
     assert [table.label(row) for row in table.rows] == ["1", "2"]
-    assert table.rows[0].values["loss"] == (1.0, 1.0, 1.0)
-    assert table.rows[1].values["loss"] == pytest.approx((0.6, 0.5, 0.7))
-    assert table.rows[1].values["loss"].differs
-    assert table.rows[1].values["test"].mean == 0.9, "a report without an epoch belongs where its rank is"
+    (_, first), (_, second) = table.newest(2)
+    assert first["loss"] == (1.0, 1.0, 1.0)
+    assert second["loss"] == pytest.approx((0.6, 0.5, 0.7))
+    assert second["loss"].differs
+    assert second["test"].mean == 0.9, "a report without an epoch belongs where its rank is"
 
 
 def test_a_second_fit_begins_a_new_lap(replayed):
-    table = metrics.table(replayed(*epochs(0, 2), *epochs(0, 2, begin=30.0), *epochs(1, 2)))
+    table = metrics.table(replayed(*epochs(0, 2), *epochs(0, 2, begin=30.0), *epochs(1, 2), *epochs(1, 2, begin=31.0)))
     assert [(row.lap, row.at) for row in table.rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert [table.label(row) for row in table.rows] == ["1st 1", "1st 2", "2nd 1", "2nd 2"]
 
@@ -142,7 +143,7 @@ def test_steps_where_there_are_no_epochs(replayed):
 
 def test_numbers_that_are_none(replayed):
     found = metrics.table(replayed(Metrics(1.0, 0, {"loss": math.nan}, 1), Metrics(1.0, 1, {"loss": 2.0}, 1)))
-    assert math.isnan(found.rows[0].values["loss"].mean)
+    assert math.isnan(found.last()["loss"].mean)
     assert metrics.curves(replayed(), metrics.table(replayed())) == []
 
 
@@ -152,6 +153,53 @@ def test_progress_and_the_time_left(replayed):
     assert (found.rank, found.epoch, found.epochs, found.step) == (0, 1, 4, None)
     assert found.fraction == 0.25
     assert found.left_s == pytest.approx(5 / 0.125 * 0.75 - 2)
+
+
+def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
+    """Also where the fast ones are in another epoch, or done; and of the attempt that goes on."""
+    told = [*epochs(0, 4), *epochs(1, 1), Metrics(21.0, 1, {"loss": 1.0}, step=13, epoch=2, steps=40, epochs=4)]
+    for done in ((), (RankFinished(40.0, 0, ""),)):
+        record = replayed(*told, *done)
+        found = metrics.progress(record, now=21.5)
+        assert found is not None
+        assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
+        words = summary.progress_words(found)
+        assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
+    assert metrics.progress(record, now=500.0).left_s is None, "longer than it should have been: who knows"
+    over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
+    assert metrics.progress(over, now=41.0).fraction == 1
+    alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
+    assert summary.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "the other one does not count"
+    restarted = replayed(AttemptStarted(0.0, 1, 2), *told, AttemptStarted(50.0, 2, 2))
+    assert metrics.progress(restarted, now=51.0) is None
+
+
+def test_a_metric_has_one_value(replayed):
+    """The header, the table and the chart go as far as the slowest rank, wherever the others are."""
+    fast, slow = [*steps(1, 39)], [*steps(1, 13, 1)]
+    by_step = replayed(*fast, *slow), 1 / 13 + 0.25
+    in_epochs = [
+        [
+            Metrics(s, rank, {"loss": 10 * rank + s / 100}, step=s, epoch=e, steps=20, epochs=3)
+            for e, s in [(e, s) for e in (1, 2, 3) for s in range(1, 21)][:count]
+        ]
+        for rank, count in enumerate((58, 27))
+    ]
+    within = replayed(*(each for told in in_epochs for each in told)), 5 + 7 / 100
+    for record, mean in (by_step, within):
+        table = metrics.table(record)
+        [(_, row)] = table.newest(1)
+        [[curve]] = metrics.curves(record, table)
+        values = row["loss"].mean, metrics.last(record)["loss"].mean, curve.last, curve.points[-1].value.mean
+        assert values == pytest.approx((mean,) * 4)
+    assert len(metrics.table(by_step[0]).rows) == 13
+    # One who has finished is waited for no longer; what a rank alone reports waits for nobody.
+    record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics(60.0, 0, {"alone": 1.0}, step=39))
+    assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
+    assert metrics.last(record)["alone"].mean == 1
+    # In turns: a rank counts with what it reported last.
+    record = replayed(*(Metrics(n, n % 2, {"loss": float(n % 2)}, step=n) for n in range(1, 60)))
+    assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}
 
 
 def test_progress_of_one_who_counts_from_zero(replayed):

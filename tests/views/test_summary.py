@@ -30,8 +30,8 @@ ECHO = Failure("exception", "HorovodInternalError: gone", follows=True)
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.04, "40 ms"), (0.3, "0.3 s"), (3.21, "3.2 s"), (3, "3 s"), (9.97, "10 s"), (59.7, "1 min 00 s"),
-     (192, "3 min 12 s"), (7_530, "2 h 05 min")],
+    [(0.0001, "1 ms"), (0.04, "40 ms"), (0.3, "0.3 s"), (3.21, "3.2 s"), (3, "3 s"), (9.97, "10 s"),
+     (59.7, "1 min 00 s"), (192, "3 min 12 s"), (7_530, "2 h 05 min")],
 )  # fmt: skip
 def test_durations(seconds, words):
     assert summary.duration(seconds) == words
@@ -76,6 +76,25 @@ def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(repl
         "  reading\n  ready\n  goodbye\n\n"
         "Whole log: /runs/a1b2/rank-2.log"
     )
+
+
+def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
+    """Of which JupyterLab would make a link that opens its debugger."""
+    monkeypatch.setattr("sparkring.views.in_notebook", lambda: True)
+    record = replayed(RankFailed(3.0, 1, FAILURE), RunFinished(4.0, "failed", "", 1))
+    assert summary.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
+    assert summary.explain_timeout(replayed(), 30).endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")
+
+
+def test_how_long_a_run_took(replayed):
+    """In whole seconds as long as it runs; of one that never began, that it did not."""
+    began = 1_700_000_000.0
+    assert summary.took(replayed(), began + 3.6) == "3 s"
+    ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
+    assert summary.took(replayed(ended), 0.0) == "3.6 s"
+    assert summary.closing(replayed(ended), 0.0) == "timed out: the limit of 3 s passed · 3.6 s"
+    refused = replayed(RunFinished(began, "failed", "no slots"), up=False)
+    assert summary.took(refused, 0.0) == "1 ms, before the ranks were up"
 
 
 def test_different_followers_share_a_line(replayed):

@@ -67,6 +67,23 @@ def test_a_burst_is_cut_and_says_where_the_rest_is(replayed, pipe):
     assert len(lines) == 1_001
 
 
+def test_a_traceback_is_printed_when_it_is_whole(replayed, pipe):
+    """However its lines come in, and between those of others; what does not go on is printed a moment later."""
+    now = [0.0]
+    view, events = TerminalView(pipe, clock=lambda: now[0]), []
+    traceback = ["Traceback (most recent call last):", '  File "<cell>", line 2, in <module>', "ValueError: 3"]
+    for line in traceback:
+        for rank in (0, 1):
+            events.append(
+                Output(START + 2, rank, "stderr", f"{line.replace('<cell>', f'<cell {rank + 1}>')}\n".encode())
+            )
+            view.refresh(replayed(*events))
+    assert pipe.getvalue() == ""
+    now[0] = 1.0
+    view.refresh(replayed(*events))
+    assert pipe.getvalue().splitlines() == [f"[0, 1] {line.replace('<cell>', '<cell 1>')}" for line in traceback]
+
+
 def test_a_failure_is_one_line(replayed, pipe):
     record = replayed(
         RankFailed(2.0, 1, Failure("exit", "exited with code 3")), RunFinished(START + 5, "failed", "", 1)

@@ -10,7 +10,7 @@ from typing import Protocol
 from sparkring.record import RunRecord
 from sparkring.views.tables import show_captured, show_table
 
-__all__ = ["View", "open_view", "show_captured", "show_table", "tell"]
+__all__ = ["View", "current_cell", "open_view", "show_captured", "show_run", "show_table", "tell"]
 
 
 class View(Protocol):
@@ -22,6 +22,9 @@ class View(Protocol):
     def close(self, record: RunRecord) -> None:
         """Show the run as it ended."""
 
+    def again(self, record: RunRecord) -> None:
+        """Show the run where the notebook stands now, too."""
+
 
 class Quiet:
     """Shows nothing: the result tells, or the exception."""
@@ -31,6 +34,10 @@ class Quiet:
 
     def close(self, record: RunRecord) -> None:
         """Pass over it."""
+
+    def again(self, record: RunRecord) -> None:
+        """Show how it stands now: that is asked for."""
+        show_run(record)
 
 
 def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
@@ -53,6 +60,26 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
     from sparkring.views.terminal import TerminalView
 
     return TerminalView(sys.stdout, progress=not background)
+
+
+def show_run(record: RunRecord) -> None:
+    """Show a run as it stands in `record`, once."""
+    if in_notebook():
+        from sparkring.views.html import show
+
+        show(record)
+    else:
+        from sparkring.views import summary
+
+        sys.stdout.write(f"{summary.short(record, summary.last_known(record))}\n")
+
+
+def current_cell() -> int | None:
+    """The number of the cell that the notebook runs now; None where there is no notebook."""
+    if not in_notebook():
+        return None
+    number: int = sys.modules["IPython"].get_ipython().execution_count
+    return number
 
 
 def tell(text: str) -> None:

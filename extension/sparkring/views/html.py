@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sparkring.record import RunRecord
 from sparkring.views import attempts, lines, reading, summary, timelines
@@ -65,6 +66,11 @@ class HtmlView:
             self._draw(record, final=True)
         self._displays.close(record)
 
+    def again(self, record: RunRecord) -> None:
+        """Draw it where the notebook stands now as well; both are kept up to date."""
+        self._shown = bundle(record, now=time.time(), final=record.outcome is not None)
+        self._show(self._shown, self._id, False)
+
     def _draw(self, record: RunRecord, *, final: bool) -> int:
         found = bundle(record, now=time.time(), final=final)
         if found != self._shown:
@@ -77,6 +83,12 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
     from IPython.display import display
 
     display(found, raw=True, display_id=display_id, update=update)  # type: ignore[no-untyped-call]
+
+
+def show(record: RunRecord) -> None:
+    """Show a run as it stands in `record`; no panel takes the place of this view."""
+    found = bundle(replace(record, run_id=""), now=summary.last_known(record), final=record.outcome is not None)
+    _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
 
 def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:

@@ -1,8 +1,37 @@
 // What a run's ranks printed, and which of it is shown.
 
 const CHUNK = 4096; // lines that are kept, and dropped, together
-const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100; // as in views/lines.py
+// Folding, as in views/lines.py; tests/views/folding.json holds both to the same rules.
+const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
+const TRACEBACK = "Traceback (most recent call last)";
+const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
+const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
 const SLICE_MS = 8; // of work at a time: the page stays responsive
+
+// A traceback of one rank as its lines come; of `lines` the first `whole` belong to it in any case.
+class Traceback {
+  constructor(line) {
+    this.lines = [line];
+    this.whole = 1;
+    this.inFrames = true;
+    this.chained = false;
+  }
+
+  // Whether the line belongs to it, or may do so.
+  take(line) {
+    const { text } = line, { lines } = this;
+    if (this.inFrames) {
+      this.inFrames = text.startsWith(" ");
+      this.whole = lines.length + 1;
+    } else if (text.startsWith(TRACEBACK) && this.chained) {
+      this.inFrames = true;
+      this.chained = false;
+    } else if (CHAINED.test(text) && !lines[lines.length - 1].text) this.chained = true;
+    else if (text || !(this.chained || lines.length === this.whole)) return false;
+    lines.push(line);
+    return true;
+  }
+}
 
 // What a run's ranks printed, as far as the page has it. Lines are numbered from 0 as they come; those of the front
 // are dropped a chunk at a time. A line that several ranks print at about the same time is led by the first of them.
@@ -14,7 +43,8 @@ class Lines {
     this.characters = 0;
     this.told = 0; // of the run's own count: what was missed shows as a gap
     this.pending = [];
-    this.leaders = []; // the last ones, for folding: [line, order]
+    this.tracebacks = new Map(); // those that have not ended yet, by rank: kept back, since other ranks print meanwhile
+    this.leaders = []; // the last ones, for folding: [line, order, what has to be the same of a traceback]
     this.orders = 0;
     this.lastOf = new Map();
   }
@@ -26,7 +56,7 @@ class Lines {
       const known = Math.max(0, this.told - start); // told already: after the page was loaded again
       const noisy = new Set(noise);
       for (let at = known; at < text.length; at++) {
-        this.push(rank[at], stream[at], time[at], text[at], html[at], noisy.has(at));
+        this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
       }
       this.told = start + count;
     }
@@ -36,10 +66,38 @@ class Lines {
   }
 
   gap(count) {
-    this.push(-1, "g", 0, `${count.toLocaleString("en")} more lines, which came too fast to be shown`, null, false);
+    const text = `${count.toLocaleString("en")} more lines, which came too fast to be shown`;
+    this.push({ rank: -1, stream: "g", time: 0, text, html: null, noise: false }, -1);
   }
 
-  push(rank, stream, time, text, html, noise) {
+  take(line) {
+    const begun = this.tracebacks.get(line.rank);
+    if (begun && begun.lines[0].stream === line.stream) {
+      if (begun.take(line)) return;
+      this.ended(line.rank);
+    }
+    if (line.text.startsWith(TRACEBACK) && !this.tracebacks.has(line.rank)) this.tracebacks.set(line.rank, new Traceback(line));
+    else this.block([line]);
+  }
+
+  // What was kept back, whole or not.
+  settle() {
+    for (const rank of [...this.tracebacks.keys()]) this.ended(rank);
+  }
+
+  ended(rank) {
+    const { lines, whole } = this.tracebacks.get(rank);
+    this.tracebacks.delete(rank);
+    this.block(lines.slice(0, whole));
+    for (const line of lines.slice(whole)) this.block([line]);
+  }
+
+  block(lines) {
+    const leader = this.fold(lines);
+    lines.forEach((line, at) => this.push(line, leader < 0 ? -1 : leader + at));
+  }
+
+  push({ rank, stream, time, text, html, noise }, led) {
     const at = this.end % CHUNK;
     let chunk = this.chunks.get((this.end - at) / CHUNK);
     if (!chunk) {
@@ -54,22 +112,28 @@ class Lines {
     chunk.noise[at] = noise;
     if (html != null) chunk.html.set(at, html);
     this.characters += text.length + 24;
-    chunk.led[at] = this.fold(this.end, rank, stream, time, text);
+    chunk.led[at] = led;
+    if (led >= 0) {
+      const { others } = this.chunks.get((led - (led % CHUNK)) / CHUNK);
+      if (others.has(led % CHUNK)) others.get(led % CHUNK).push(rank);
+      else others.set(led % CHUNK, [rank]);
+    }
     this.end++;
   }
 
-  // The line that leads this one, or -1. Ranks speak in turn and in bursts (A B, then A B again), so a line joins the
-  // first equal one that came after its own rank's last: each rank's own order stays as it was.
-  fold(line, rank, stream, time, text) {
-    if (stream !== "g" && text) {
+  // The line that leads a block, a line or a whole traceback, that is to be pushed now; or -1. Ranks speak in turn and in
+  // bursts (A B, then A B again), so a block joins the first equal one that came after its own rank's last: each rank's
+  // own order stays as it was.
+  fold(lines) {
+    const { rank, stream, time, text } = lines[0];
+    const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
+    if (text) {
       const after = this.lastOf.has(rank) ? this.lastOf.get(rank) : -1;
-      for (const [other, order] of this.leaders) {
+      for (const [other, order, compared] of this.leaders) {
         if (order <= after || other < this.first) continue;
         const one = this.at(other);
-        if (one.text === text && one.stream === stream && time - one.time < FOLD_WITHIN_S) {
-          const others = one.chunk.others.get(other % CHUNK) || [];
-          others.push(rank);
-          one.chunk.others.set(other % CHUNK, others);
+        const same = compared === null && whole === null ? one.text === text : compared === whole;
+        if (same && one.stream === stream && time - one.time < FOLD_WITHIN_S) {
           this.lastOf.set(rank, order);
           return other;
         }
@@ -77,7 +141,7 @@ class Lines {
     }
     const order = this.orders++;
     this.lastOf.set(rank, order);
-    this.leaders.push([line, order]);
+    this.leaders.push([this.end, order, whole]);
     if (this.leaders.length > FOLD_WITHIN_LINES) this.leaders.shift();
     return -1;
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparkring.record import LogLine, RunRecord
@@ -129,28 +129,113 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
     return [line for line in visible(found, record.logs) if line.text.strip()][:most]
 
 
-def folded(lines: Sequence[LogLine]) -> list[Shared]:
-    """The lines in order, those that several ranks printed at about the same time only once.
+# ── Folding ───────────────────────────────────────────────────────────────────
 
-    Ranks speak in turn and in bursts (A B, then A B again), so a line joins the first equal one that
+# lines.js folds by the same rules; tests/views/folding.json holds both to them.
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
+# What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.
+_RANKS_OWN = re.compile(
+    r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
+)
+
+Block = list[LogLine]
+
+
+class _Traceback:
+    """A traceback of one rank as its lines come; of `lines` the first `whole` belong to it in any case."""
+
+    def __init__(self, line: LogLine) -> None:
+        self.lines = [line]
+        self.whole = 1
+        self._in_frames = True
+        self._chained = False
+
+    def take(self, line: LogLine) -> bool:
+        """Whether the line belongs to it, or may do so."""
+        text = line.text
+        if self._in_frames:
+            self._in_frames = text.startswith(" ")
+            self.lines.append(line)
+            self.whole = len(self.lines)
+        elif text.startswith(_TRACEBACK) and self._chained:
+            self._in_frames, self._chained = True, False
+            self.lines.append(line)
+        elif text.startswith(_CHAINED) and not self.lines[-1].text:
+            self._chained = True
+            self.lines.append(line)
+        elif not text and (self._chained or len(self.lines) == self.whole):
+            self.lines.append(line)
+        else:
+            return False
+        return True
+
+
+class Blocks:
+    """Puts lines together that are one thing: those of a traceback, between which other ranks may have printed.
+
+    take() gives what is complete: the line, or nothing while it may belong to a traceback, which comes when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Traceback] = {}
+
+    def __bool__(self) -> bool:
+        """Is there anything that has not been given?"""
+        return bool(self._open)
+
+    def take(self, line: LogLine) -> list[Block]:
+        begun = self._open.get(line.rank)
+        complete: list[Block] = []
+        if begun is not None and begun.lines[0].stream == line.stream:
+            if begun.take(line):
+                return []
+            complete = self._end(line.rank)
+        if line.text.startswith(_TRACEBACK) and line.rank not in self._open:
+            self._open[line.rank] = _Traceback(line)
+            return complete
+        return [*complete, [line]]
+
+    def rest(self) -> list[Block]:
+        """What is left, whole or not."""
+        return [block for rank in list(self._open) for block in self._end(rank)]
+
+    def _end(self, rank: int) -> list[Block]:
+        ended = self._open.pop(rank)
+        return [ended.lines[: ended.whole], *([line] for line in ended.lines[ended.whole :])]
+
+
+def folded(lines: Iterable[LogLine]) -> list[Shared]:
+    """The lines in order, those that several ranks printed at about the same time only once."""
+    blocks = Blocks()
+    return folded_blocks([*(block for line in lines for block in blocks.take(line)), *blocks.rest()])
+
+
+def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
+    """The same of lines that are put together already: tracebacks that are alike are folded as a whole.
+
+    Ranks speak in turn and in bursts (A B, then A B again), so a block joins the first equal one that
     came after its own rank's last: each rank's own order stays as it was.
     """
-    found: list[Shared] = []
+    found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}
-    for line in lines:
+    for block in blocks:
+        line, text = block[0], _compared(block)
         begin = max(last_of.get(line.rank, -1) + 1, len(found) - _FOLD_WITHIN_LINES)
         for at in range(begin, len(found)):
-            other = found[at].line
-            if (
-                other.text == line.text
-                and other.stream == line.stream
-                and line.time - other.time < _FOLD_WITHIN_S
-                and line.text
-            ):
-                found[at].ranks.append(line.rank)
+            (other, *_), other_text, ranks = found[at]
+            if text == other_text and line.stream == other.stream and line.time - other.time < _FOLD_WITHIN_S and text:
+                ranks.append(line.rank)
                 break
         else:
             at = len(found)
-            found.append(Shared(line, [line.rank]))
+            found.append((block, text, [line.rank]))
         last_of[line.rank] = at
-    return found
+    return [Shared(line, ranks) for block, _, ranks in found for line in block]
+
+
+def _compared(block: Block) -> str:
+    """What has to be the same of blocks that are folded into one."""
+    if len(block) == 1:
+        return block[0].text
+    return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparkring.record import LogLine, RankRecord, RunRecord
@@ -27,7 +28,7 @@ from sparkring.views.sections import metrics as measured
 Message = dict[str, Any]
 
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
-PAUSE_PER_WORK = 25  # sections may take this part of the time: the ranks may need the processor
+PAUSE_PER_WORK = 25  # each may take this part of the time: the ranks may need the processor
 NOTICES = 5
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # failed after another rank had
@@ -61,8 +62,9 @@ class Feed:
         ended = record.outcome is not None
         found = self._new_lines(record)
         if ended or now >= self._state_due:
-            self._state_due = now + STATE_PAUSE_S
+            began = clock.monotonic()
             state = state_message(record, now)
+            self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -135,11 +137,13 @@ def state_message(record: RunRecord, now: float) -> Message:
         "facts": summary.facts(record),
         "started": record.started,
         "ended": record.ended,
+        "took": summary.took(record, now) if record.ended else "",
         "outcome": "" if record.outcome in (None, "finished") else summary.outcome(record),
         "line": summary.failed_line(record) if record.outcome else 0,
         "waiting": "" if record.running_since or not running else summary.outcome(record),
         "fraction": progress.fraction if progress else None,
-        "progress": summary.progress_words(progress, running=running) if progress else "",
+        "progress": summary.progress_words(replace(progress, left_s=None), running=running) if progress else "",
+        "left": summary.left_words(progress) if progress and running else "",
         "last": [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
         "notices": [summary.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
         "log": summary.log_path(record),
@@ -152,6 +156,7 @@ def _ranks(record: RunRecord) -> Message:
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]
+    first = metrics.first_epoch(record)
     return {
         "state": "".join(_state(record, rank) for rank in record.ranks),
         "hosts": hosts,
@@ -159,7 +164,7 @@ def _ranks(record: RunRecord) -> Message:
         "pid": [rank.pid for rank in record.ranks],
         "heard": [round(rank.last_heard, 1) for rank in record.ranks],
         "lines": [rank.line_count for rank in record.ranks],
-        "epoch": [each.epoch if each else None for each in told],
+        "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
         "gpu": {rank.rank: summary.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {

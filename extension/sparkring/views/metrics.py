@@ -5,9 +5,8 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -48,27 +47,55 @@ class Row(NamedTuple):
     turn: int = 0
     time: float = 0.0
 
-    @property
-    def values(self) -> dict[str, Spread]:
-        """Each metric over the ranks; of thousands of rows these are never asked for."""
-        return {name: spread(found.values()) for name, found in self.by_rank.items()}
-
 
 @dataclass(frozen=True)
 class Table:
     """The last value of each metric in each epoch, or step where no epochs were reported.
 
-    `laps`: the counting began anew, other than by a restart.
+    It goes as far as the slowest of the ranks that report a metric, so that a mean is never that of some of them.
+    `laps`: the counting began anew, other than by a restart. `reached` is the epoch or step of a rank's last report of
+    a metric, by attempt, lap, name and rank.
     """
 
     by: Literal["epoch", "step"]
     names: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     laps: bool = False
+    reached: dict[tuple[int, int, str, int], int] = field(default_factory=dict)
 
     def label(self, row: Row) -> str:
         """What to call a row: `3`, or `2nd 3` where that was made more than once."""
         return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
+
+    def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
+        """The last `count` rows, each with its metrics over the ranks."""
+        first = max(0, len(self.rows) - count)
+        return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
+
+    def last(self) -> dict[str, Spread]:
+        """The last value of each metric, over the ranks."""
+        at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
+        found = dict(self._spreads({*at.values()}))
+        return {name: found[at[name]][name] for name in self.names}
+
+    def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
+        """The metrics of the rows with these numbers.
+
+        Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
+        """
+        lap = (0, 0)
+        known: dict[str, dict[int, float]] = {}
+        for number, row in enumerate(self.rows):
+            if lap != (row.attempt, row.lap):
+                lap, known = (row.attempt, row.lap), {}
+            for name, values in row.by_rank.items():
+                known.setdefault(name, {}).update(values)
+            if number in wanted:
+                found = {}
+                for name in row.by_rank:
+                    there = [rank for rank in known[name] if self.reached[row.attempt, row.lap, name, rank] >= row.at]
+                    found[name] = spread(known[name][rank] for rank in there)
+                yield number, found
 
 
 class Point(NamedTuple):
@@ -87,7 +114,7 @@ class RankLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the course of the run; `last` is its last value, which a point may blur.
+    """One metric over the course of the run; `last` is its last value in the table, which a point may blur.
 
     `ranks` are there where the ranks' values differ and are few enough to be told apart. `undone` are the means of
     what a restart went back behind: a line for each attempt that lost some.
@@ -109,7 +136,10 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a rank has come; `epoch` is the how-manieth, whatever the user's counting begins with."""
+    """How far the slowest rank has come; `epoch` is the how-manieth, whatever the user's counting begins with.
+
+    `finished` of the `size` ranks have nothing left to do.
+    """
 
     rank: int
     epoch: int | None
@@ -118,6 +148,8 @@ class Progress:
     steps: int | None
     fraction: float | None
     left_s: float | None
+    finished: int = 0
+    size: int = 0
 
 
 # ── By epoch or step ──────────────────────────────────────────────────────────
@@ -148,7 +180,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
             for known, made in last:  # other threads may draw as well
-                if all(map(operator.is_, known, values)):
+                if known == values:  # which is quick where they are the same objects
                     return made
             made = make(record)
             last[:] = [(values, made)]
@@ -159,17 +191,20 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
     return remember
 
 
-@remembered("metrics", "attempts")
+@remembered("metrics", "attempts", "finished_ranks")
 def table(record: RunRecord) -> Table:
     """All metrics by epoch; by step, or by number of report, where no epochs were reported."""
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
     times: dict[_Key, float] = {}
-    for key, metrics in placed(record.metrics, _restarts(record), by):
+    reached: dict[tuple[int, int, str, int], int] = {}
+    for key, metrics, values in _shared(record, by):
+        for name in metrics.values:
+            reached[key[0], key[1], name, metrics.rank] = key[2]
         row = cells.setdefault(key, {})
         times[key] = metrics.time
-        for name, value in metrics.values.items():
+        for name, value in values.items():
             if name in row:
                 row[name][metrics.rank] = value
             else:
@@ -182,7 +217,38 @@ def table(record: RunRecord) -> Table:
         attempt, lap, at = key
         so_far[at] += 1
         rows.append(Row(attempt, lap, at, cells[key], so_far[at] if made[at] > 1 else 0, times[key]))
-    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows))
+    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached)
+
+
+def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
+    """Each report with its place, and those of its values that no rank is still to report there.
+
+    A metric is waited for from the ranks that have reported it before; not from those that have finished.
+    """
+    restarts = _restarts(record)
+    finished = frozenset(record.finished_ranks)
+    reports: list[tuple[_Key, float, Metrics]] = []
+    within: dict[int, tuple[_Key, float]] = {}
+    reached: dict[str, dict[int, tuple[_Key, float]]] = {}
+    for key, metrics in placed(record.metrics, restarts, by):
+        before, step = within.get(metrics.rank, (key, 0.0))
+        if metrics.ends_epoch:
+            step = math.inf
+        elif by == "epoch" and metrics.step is not None:
+            step = metrics.step
+        elif before != key:
+            step = 0.0
+        within[metrics.rank] = key, step
+        reports.append((key, step, metrics))
+        if key[0] == len(restarts) and metrics.rank not in finished:  # the attempt that goes on
+            for name in metrics.values:
+                reached.setdefault(name, {})[metrics.rank] = key, step
+    until = {name: min(ranks.values()) for name, ranks in reached.items()}
+    for key, step, metrics in reports:
+        ahead = key[0] == len(restarts) and [
+            name for name in metrics.values if name in until and (key, step) > until[name]
+        ]
+        yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
 
 
 def _restarts(record: RunRecord) -> list[float]:
@@ -222,12 +288,8 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def last(record: RunRecord) -> dict[str, Spread]:
-    """The last value of each metric, over the ranks."""
-    by_name: dict[str, list[float]] = {}
-    for values in last_by_rank(record).values():
-        for name, value in values.items():
-            by_name.setdefault(name, []).append(value)
-    return {name: spread(values) for name, values in by_name.items()}
+    """The last value of each metric, over the ranks: the same as in the table and at the end of its curve."""
+    return table(record).last()
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -256,11 +318,12 @@ def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
     """The curves, those of training and validation (`loss`, `val_loss`) together; none of two points only."""
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
+    last = found.last()
     for name in sorted(found.names, key=lambda name: name.startswith("val_")):
         mine = _finite(measured.get(name, ()))
         if len(mine) > 2:
             lost = [_finite(part.get(name, ())) for part in undone.values()]
-            curve = _curve(name, mine, [part for part in lost if len(part) > 1])
+            curve = _curve(name, mine, [part for part in lost if len(part) > 1], last[name].mean)
             charts.setdefault(name.removeprefix("val_"), []).append(curve)
     return list(charts.values())
 
@@ -302,18 +365,18 @@ def _kept(found: Table) -> list[bool]:
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
     """Few epochs: within them, step by step. What is measured once per epoch has no curve then."""
     values: dict[str, dict[float, dict[int, float]]] = {}
-    for x, metrics in _steps(record, found):
-        for name, value in metrics.values.items():
+    for x, metrics, reported in _steps(record, found):
+        for name, value in reported.items():
             values.setdefault(name, {}).setdefault(x, {})[metrics.rank] = value
     return {name: [_Measured(x, by_rank) for x, by_rank in sorted(places.items())] for name, places in values.items()}
 
 
-def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics]]:
-    """The reports that name a step, and its place in all epochs together."""
+def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
+    """The reports that name a step: its place in all epochs together, the report, and its values in the table."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
-    for place, metrics in placed(record.metrics, _restarts(record), found.by):
+    for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
-            yield before[place] * (metrics.steps or 0) + metrics.step, metrics
+            yield before[place] * (metrics.steps or 0) + metrics.step, metrics, values
 
 
 def curve_axis(found: Table) -> str:
@@ -327,12 +390,8 @@ def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
     return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
 
 
-def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]]) -> Curve:
+def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]], last: float) -> Curve:
     points, by_rank = _thinned(measured)
-    newest: dict[int, float] = {}
-    for each in measured[int(STILL_THERE * len(measured)) :]:
-        newest.update(each.by_rank)
-    last = spread(newest.values()).mean
     return Curve(name, points, last, _rank_lines(by_rank), tuple(_thinned(part)[0] for part in undone))
 
 
@@ -402,7 +461,7 @@ def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
     """Which place of the horizontal axis was reached when."""
     if len(found.rows) > 2:
         return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
-    return sorted((metrics.time, x) for x, metrics in _steps(record, found))
+    return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
@@ -419,41 +478,77 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
 
 @dataclass
 class _Course:
-    """The reports of one rank that can be compared: newest first, back to where it began anew."""
+    """What one rank has reported of the attempt and lap in which it is, as far as that can be compared.
 
+    `oldest_done` and `newest_done` are the shares of the whole that were done then, where the totals are known.
+    """
+
+    lap: int
+    oldest: Metrics
+    oldest_done: float | None
     newest: Metrics
     newest_done: float | None
-    oldest: Metrics = field(init=False)
-    oldest_done: float | None = None
 
-    def __post_init__(self) -> None:
-        self.oldest, self.oldest_done = self.newest, self.newest_done
+    @property
+    def place(self) -> tuple[int, float, float]:
+        """Where it is, in the order in which ranks go."""
+        at = self.newest
+        return self.lap, at.epoch or 0, math.inf if at.ends_epoch else at.step or 0
 
 
 def progress(record: RunRecord, now: float) -> Progress | None:
-    """How far the lowest rank that counts epochs or steps has come; None if no rank does."""
-    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
-    if not counting:
+    """How far the slowest rank has come of those that count epochs or steps; None if none does.
+
+    What has finished is not the slowest, unless nothing else counts.
+    """
+    courses = _courses(record)
+    if not courses:
         return None
-    rank = min(metrics.rank for metrics in counting)
-    first = 0 if any(metrics.epoch == 0 for metrics in counting) else 1
-    course: _Course | None = None
-    for metrics in reversed(counting):
-        if metrics.rank != rank:
-            continue
-        done = _done(metrics, first)
-        if course is None:
-            course = _Course(metrics, done)
-        elif done is None or course.oldest_done is None or done > course.oldest_done:
-            break
-        else:
-            course.oldest, course.oldest_done = metrics, done
-    assert course is not None
-    at, fraction = course.newest, course.newest_done
-    epoch = None if at.epoch is None else at.epoch + 1 - first
-    return Progress(
-        rank, epoch, at.epochs, None if at.ends_epoch else at.step, at.steps, fraction, _left_s(course, now)
+    finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
+    going = {rank: course for rank, course in courses.items() if rank not in finished}
+    among = going or courses
+    told = all(course.newest_done is not None for course in among.values())
+    rank, course = min(
+        among.items(), key=lambda item: (item[1].lap, item[1].newest_done or 0.0) if told else item[1].place
     )
+    at = course.newest
+    epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
+    step = None if at.ends_epoch else at.step
+    known = bool(going) or len(finished) == len(record.taking_part)
+    return Progress(
+        rank,
+        epoch,
+        at.epochs,
+        step,
+        at.steps,
+        course.newest_done if known else None,
+        _left_s(course, now) if known else None,
+        len(finished),
+        len(record.taking_part),
+    )
+
+
+@remembered("metrics", "attempts")
+def _courses(record: RunRecord) -> dict[int, _Course]:
+    """The ranks that count epochs or steps in the attempt that goes on, or was the last."""
+    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
+    by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
+    first, restarts = first_epoch(record), _restarts(record)
+    found: dict[int, _Course] = {}
+    for (attempt, lap, _), metrics in placed(counting, restarts, by):
+        if attempt != len(restarts):
+            continue
+        done, course = _done(metrics, first), found.get(metrics.rank)
+        if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
+            course.newest, course.newest_done = metrics, done
+        else:
+            found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
+    return found
+
+
+def first_epoch(record: RunRecord) -> int:
+    """What the user's counting of epochs begins with."""
+    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 
 def _done(metrics: Metrics, first: int) -> float | None:
@@ -476,7 +571,8 @@ def _left_s(course: _Course, now: float) -> float | None:
     took, made = course.newest.time - course.oldest.time, course.newest_done - course.oldest_done
     if took < 1 or made <= 0:
         return None  # too early to tell
-    return max(0.0, took / made * (1 - course.newest_done) - (now - course.newest.time))
+    left = took / made * (1 - course.newest_done) - (now - course.newest.time)
+    return left if left > 0 else None  # it takes longer than it did so far
 
 
 def _ordinal(count: int) -> str:

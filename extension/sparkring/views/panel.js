@@ -3,7 +3,9 @@
 
 const KEPT_CHARACTERS = 48e6; // of all runs on the page: of older lines there are the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
-const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut" };
+const SETTLE_MS = 500; // what has come of a traceback by then is shown
+const KERNEL_GONE = "ended with the kernel";
+const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
 const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
 
 let panels = 0;
@@ -117,14 +119,14 @@ class Panel {
     put(this.state, state.state);
     this.state.className = `sr-state ${LOOKS[state.state] ?? `sr-${state.state}`}`;
     put(this.title, state.title);
-    put(this.facts, [...state.facts, duration((over ? state.ended : now) - state.started)].join(" · "));
+    put(this.facts, [...state.facts, over ? state.took : duration(now - state.started)].join(" · "));
     this.stop.hidden = over || !stops;
     this.stop.disabled = stopping;
     put(this.stop, stopping ? "stopping …" : "■ Stop");
     const share = state.state === "finished" ? 1 : state.fraction;
     this.bar.style.width = `${100 * (share ?? 0)}%`;
     this.bar.setAttribute("aria-valuenow", String(Math.round(100 * (share ?? 0))));
-    put(this.words, [state.waiting, state.progress, ...state.last].filter(Boolean).join(" · ") || "\u00a0");
+    put(this.words, [state.waiting, state.progress, state.left, ...state.last].filter(Boolean).join(" · ") || "\u00a0");
     this.why.hidden = !state.outcome;
     put(this.why, state.outcome + (state.line ? ` (cell line ${state.line})` : ""));
     const told = state.notices.map((text) => `⚑ ${text}`).join("\n");
@@ -175,10 +177,14 @@ class Run {
   }
 
   hear(message) {
-    if (message.kind === "lines") this.lines.add(message);
-    else if (message.kind === "state") {
+    this.last = Date.now() / 1000;
+    if (message.kind === "lines") {
+      this.lines.add(message);
+      this.settle(SETTLE_MS);
+    } else if (message.kind === "state") {
       this.state = message;
-      this.offset = Date.now() / 1000 - message.now;
+      this.offset = this.last - message.now;
+      if (message.ended) this.settle(0);
     } else if (message.kind === "sections") Object.assign(this.html, message.html);
     else if (message.kind === "heard") {
       this.heard = true;
@@ -187,6 +193,30 @@ class Run {
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
       else if (message.kind !== "lines") panel.stateDirty = true;
+      panel.schedule();
+    }
+  }
+
+  // Show what is kept back of tracebacks, in case no more of them comes.
+  settle(after) {
+    clearTimeout(this.settling);
+    if (!this.lines.tracebacks.size) return;
+    this.settling = setTimeout(() => {
+      this.lines.settle();
+      for (const panel of this.panels.values()) panel.schedule();
+    }, after);
+  }
+
+  // Its kernel is gone, and its ranks with it: what was last known is all there is to say.
+  cut() {
+    const { state } = this;
+    if (!state || state.ended) return;
+    const ended = this.last - this.offset, clock = new Date(1000 * this.last).toTimeString().slice(0, 8);
+    this.state = { ...state, state: KERNEL_GONE, ended, took: `${duration(ended - state.started)} · as of ${clock}`,
+                   left: "", waiting: "", ranks: { ...state.ranks, state: state.ranks.state.replace(/[.r]/g, "s") } };
+    this.settle(0);
+    for (const panel of this.panels.values()) {
+      panel.stateDirty = true;
       panel.schedule();
     }
   }
@@ -216,15 +246,17 @@ class Run {
 // All runs of this kernel that the page knows of, and the places for their panels.
 class Runs {
   constructor(model) {
-    this.model = model;
     this.runs = new Map();
     this.asked = new Set();
+    this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
     this.heard = (message) => this.hear(message);
-    model.on("msg:custom", this.heard);
-    // The kernel has died or starts anew: a panel would say "running" for ever; what stays below it is true.
-    this.cut = () => this.close();
-    model.on("comm_live_update", this.cut);
+    // The kernel has died or starts anew.
+    this.cut = () => {
+      this.deaf = true;
+      for (const run of this.runs.values()) run.cut();
+    };
+    this.listen(model);
     // A notebook takes outputs out of the page and puts them back as it scrolls.
     this.watch = new MutationObserver((changes) => {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
@@ -239,8 +271,23 @@ class Runs {
     this.look();
   }
 
+  // The kernel announces its model anew when a page has been loaded, to all that there are.
+  listen(model) {
+    this.leave(this.model);
+    this.model = model;
+    for (const run of this.runs.values()) run.model = model;
+    model.on("msg:custom", this.heard);
+    model.on("comm_live_update", this.cut);
+  }
+
+  leave(model) {
+    model?.off("msg:custom", this.heard);
+    model?.off("comm_live_update", this.cut);
+  }
+
   hear(message) {
     if (!message.run) return;
+    this.deaf = false; // only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;
@@ -255,7 +302,7 @@ class Runs {
     for (const place of document.querySelectorAll(this.selector)) {
       const id = place.dataset.sparkring;
       this.runs.get(id)?.mount(place);
-      if (!this.asked.has(id)) {
+      if (!this.asked.has(id) && !this.deaf) {
         this.asked.add(id);
         this.ask(id, ASK_AGAIN);
       }
@@ -268,7 +315,7 @@ class Runs {
     this.model.send({ kind: "hello", run: id });
     if (!again) return;
     setTimeout(() => {
-      if (!this.closed && !this.runs.get(id)?.heard) this.ask(id, again - 1);
+      if (!this.closed && !this.deaf && !this.runs.get(id)?.heard) this.ask(id, again - 1);
     }, ASK_AGAIN_MS);
   }
 
@@ -297,16 +344,18 @@ class Runs {
     this.closed = true;
     this.watch.disconnect();
     window.removeEventListener("keydown", this.keys, true);
-    this.model.off("msg:custom", this.heard);
-    this.model.off("comm_live_update", this.cut);
+    this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }
 }
 
 export default {
   initialize({ model }) {
-    const runs = new Runs(model);
-    return () => runs.close();
+    const known = (window.sparkringPages ??= new Map()), page = model.get("page");
+    if (known.get(page)?.closed === false) known.get(page).listen(model);
+    else known.set(page, new Runs(model));
+    const runs = known.get(page);
+    return () => { if (runs.model === model) runs.close(); };
   },
   render() {}, // some front ends load a widget's script only where a view of it stands; there is nothing to see in it
 };

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import queue
 import secrets
 import sys
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets
 import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import display
@@ -32,6 +34,8 @@ from sparkring.views.live import Feed, Message, whole
 PAUSE_S = 0.05  # a line is to be seen within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops what is beyond 1 MB/s
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed in the middle
+BUSY_EVERY_S = 1.0
+ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a page that is loaded takes its time to listen
 KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
@@ -89,6 +93,21 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             del self._records[record.run_id]
             self._post({"run": record.run_id, "kind": "gone"})
 
+    def announce(self) -> None:
+        """Say once more that this model is there, and all there is to say of the runs that go on.
+
+        A page that is loaded while a cell runs cannot ask for it, and its Stop would not be heard: it is told of none.
+        A page that knows the model takes the new one for it.
+        """
+        for widget in (self.layout, self):
+            opened = {"state": widget.get_state(), "buffer_paths": []}
+            _apart.copy().run(widget.comm.open, opened, {"version": ipywidgets._version.__protocol_version__})
+        with self._guard:
+            for record in self._records.values():
+                if record.outcome is None:
+                    for message in whole(record, time.time()):
+                        self._post(message)
+
     def _post(self, message: Message) -> None:
         # A copy: a context can be entered once at a time, and runs speak from threads of their own.
         _apart.copy().run(self.send, message)
@@ -126,6 +145,62 @@ def _open_page() -> Page:
     return _page
 
 
+class _Foreground:
+    """What a front end has to be told of the kernel while a cell runs, since the kernel cannot be asked then.
+
+    JupyterLab takes the end of a message that a subshell has answered, such as a widget's, for the kernel's being idle.
+    And a page that is loaded waits with its question which widgets there are until the cell has ended; but that it has
+    connected is seen on the kernel's socket.
+    """
+
+    def __init__(self) -> None:
+        self._kernel: Any = getattr(get_ipython(), "kernel", None)
+        self._due = time.monotonic() + BUSY_EVERY_S
+        self._announce_at: list[float] = []
+        self._connections = _watch_connections(self._kernel)
+
+    def tell(self, page: Page) -> None:
+        """Called often, in the thread of the cell."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + BUSY_EVERY_S
+        kernel = self._kernel
+        kernel.session.send(
+            kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=kernel.get_parent("shell")
+        )
+        if self._connections is None:
+            return
+        while self._connections.poll(0):
+            self._connections.recv_multipart()
+            self._announce_at = [now + after_s for after_s in ANNOUNCE_AFTER_S]
+        if self._announce_at and now >= self._announce_at[0]:
+            self._announce_at.pop(0)
+            page.announce()
+
+    def close(self) -> None:
+        if self._connections is not None:
+            thread = self._kernel.iopub_thread
+            thread.schedule(thread.socket.disable_monitor)
+            self._connections.close(0)
+
+
+def _watch_connections(kernel: Any) -> Any:
+    """A socket on which it is told when somebody connects to the kernel's output; None if that cannot be had."""
+    thread: Any = getattr(kernel, "iopub_thread", None)
+    if not hasattr(thread, "schedule"):
+        return None
+    import zmq
+
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    # In the thread that the socket belongs to.
+    thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
+    try:
+        return made.get(timeout=1.0)
+    except queue.Empty:
+        return None
+
+
 class PanelView:
     """Keeps the panel up to date many times a second, and the static view every few seconds; how it ended always."""
 
@@ -137,6 +212,8 @@ class PanelView:
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
+        self._foreground: _Foreground | None = None
+        self._background = background
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
@@ -147,12 +224,17 @@ class PanelView:
         if began < self._due:
             return
         sent = self._tell(record)
+        if self._foreground is not None:
+            assert self._page is not None
+            self._foreground.tell(self._page)
         took = time.monotonic() - began
         self._due = began + max(PAUSE_S, PAUSE_PER_WORK * took, sent / BYTES_PER_S)
         self._static.refresh(record)
 
     def close(self, record: RunRecord) -> None:
         """Show how it ended: in the panel, if there is one, and in what stays."""
+        if self._foreground is not None:
+            self._foreground.close()
         self._static.close(record)
         if not summary.quick(record):
             self._tell(record)
@@ -161,12 +243,20 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
 
+    def again(self, record: RunRecord) -> None:
+        """Put down another place for the panel, which says the same as the first."""
+        if self._page is not None:
+            _display_place(self._page, record.run_id)
+        self._static.again(record)
+
     def _tell(self, record: RunRecord) -> int:
         """Send what is new; returns about how many bytes that were."""
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)
             _display_place(self._page, record.run_id)
+            if not self._background and record.outcome is None:
+                self._foreground = _Foreground()
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
         return sum(map(_about_bytes, news))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -29,7 +30,7 @@ _FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
 def duration(seconds: float) -> str:
     """A span of time as people say it: 40 ms, 3.2 s (3 s if whole seconds are given), 3 min 12 s, 2 h 05 min."""
     if seconds < 0.0995 and isinstance(seconds, float):
-        return f"{max(seconds, 0) * 1000:.0f} ms"
+        return f"{max(1, round(seconds * 1000))} ms"
     if seconds < 9.95 and isinstance(seconds, float):
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -138,6 +139,19 @@ def elapsed_s(record: RunRecord, now: float) -> float:
     return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
 
 
+def last_known(record: RunRecord) -> float:
+    """When something was last heard of the run, in Unix seconds."""
+    return record.ended or max([record.started, *(rank.last_heard for rank in record.ranks)])
+
+
+def took(record: RunRecord, now: float) -> str:
+    """How long the run took, or has taken so far; of one that ended before its ranks were up, that it did."""
+    if not record.ended:
+        return duration(int(elapsed_s(record, now)))
+    began = record.running_since or len(record.attempts) > 1
+    return duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up")
+
+
 def outcome(record: RunRecord) -> str:
     """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.outcome is None:
@@ -151,7 +165,7 @@ def outcome(record: RunRecord) -> str:
         return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
     if not record.message:
         return record.outcome
-    return f"{record.outcome}{'' if record.outcome == 'timed out' else ':'} {first_line(record.message)}"
+    return f"{record.outcome}: {first_line(record.message)}"
 
 
 def closing(record: RunRecord, now: float) -> str:
@@ -193,16 +207,27 @@ def gpu_words(used: Sequence[GpuUsed]) -> str:
 
 
 def progress_words(found: Progress, *, running: bool = True) -> str:
-    """`epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`."""
+    """`1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`, of the slowest rank."""
     words = []
+    if 0 < found.finished < found.size:
+        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
     for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
         if at is not None:
             words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
     if found.fraction is not None:
         words.append(f"{100 * found.fraction:.0f} %")
-    if found.left_s is not None and running:
-        words.append(f"{duration(max(1, round(found.left_s)))} left")
+    words += [left_words(found)] if left_words(found) and running else []
     return ("" if running else "it got to ") + " · ".join(words)
+
+
+def left_words(found: Progress) -> str:
+    """`12 s left`; '' if that cannot be told."""
+    return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
+
+
+def as_of(now: float) -> str:
+    """When what is told of a run was true, for who reads it later."""
+    return time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now))
 
 
 def first_line(text: str, most: int = 300) -> str:
@@ -215,6 +240,18 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
     """Where the whole log lies: that of `rank`, or the pattern for all."""
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
+
+
+def whole_log(record: RunRecord, rank: int | None = None) -> str:
+    """How to read the whole log in an error's text: in a notebook with %logs, elsewhere in its file.
+
+    Of a path in an error JupyterLab makes a link, which opens the debugger.
+    """
+    from sparkring.views import in_notebook
+
+    if not record.log_folder or not in_notebook():
+        return log_path(record, rank)
+    return f"%logs {record.run_id}" + ("" if rank is None else f" --rank {rank}")
 
 
 # ── Why it failed ─────────────────────────────────────────────────────────────
@@ -230,9 +267,9 @@ def explain_failure(record: RunRecord) -> str:
     if failure.advice:
         parts.append(failure.advice)
     parts += [_followers(record), _last_lines(rank, failure)]
-    path = log_path(record, rank.rank)
-    if path:
-        parts.append(f"Whole log: {path}")
+    where = whole_log(record, rank.rank)
+    if where:
+        parts.append(f"Whole log: {where}")
     return _plain_lines("\n\n".join(part for part in parts if part))
 
 
@@ -399,9 +436,9 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
     parts = [head, "\n".join(f"  {standing.of(found)}" for standing, found in groups)]
     if len(groups) > 1 and any(standing.state == "waiting" for standing, _ in groups):
         parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
-    path = log_path(record)
-    if path:
-        parts.append(f"Whole logs: {path}")
+    where = whole_log(record)
+    if where:
+        parts.append(f"Whole logs: {where}")
     return _plain_lines("\n\n".join(parts))
 
 

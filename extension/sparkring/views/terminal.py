@@ -10,9 +10,10 @@ from typing import TextIO
 from sparkring.events import Notice
 from sparkring.record import Attempt, Checkpoint, RunRecord
 from sparkring.views import attempts, checkpoints, displays, metrics, reading, summary, timelines
-from sparkring.views.lines import Shared, coloured, folded, is_noise, plain, visible
+from sparkring.views.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
+TRACEBACK_WITHIN_S = 0.5  # what has come of it by then is printed
 WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
@@ -30,8 +31,10 @@ class TerminalView:
         self._is_terminal = stream.isatty()
         self._shows_progress = progress and self._is_terminal
         self._lines = 0
+        self._blocks = Blocks()
+        self._heard = 0.0
         self._noise = 0
-        self._notice: Notice | None = None
+        self._notices: tuple[Notice, ...] = ()
         self._attempts: tuple[Attempt, ...] = ()
         self._checkpoints: tuple[Checkpoint, ...] = ()
         self._progress_due: float | None = None
@@ -56,6 +59,10 @@ class TerminalView:
                 told[-1] += f" · log: {summary.log_path(record)}"
         self._print(told, record)
 
+    def again(self, record: RunRecord) -> None:
+        """Print how it stands now."""
+        self._print([summary.short(record, time.time())], record)
+
     def _news(self, record: RunRecord) -> list[str]:
         told = [f"sparkring: {summary.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
         count = record.recent_count - self._lines
@@ -64,7 +71,12 @@ class TerminalView:
         if count > len(new) and record.logs != "callbacks":
             missed = summary.counted(count - len(new), "more line")
             told.append(f"… {missed}{_see(summary.log_path(record))}")
-        for shared in folded(visible(new, record.logs)):
+        blocks = [block for line in visible(new, record.logs) for block in self._blocks.take(line)]
+        if new:
+            self._heard = self._clock()
+        if self._blocks and (record.outcome is not None or self._clock() > self._heard + TRACEBACK_WITHIN_S):
+            blocks += self._blocks.rest()
+        for shared in folded_blocks(blocks):
             if is_noise(shared.line):
                 self._noise += len(shared.ranks)
             else:
@@ -75,12 +87,8 @@ class TerminalView:
         return told
 
     def _new_notices(self, record: RunRecord) -> list[Notice]:
-        told: list[Notice] = []
-        for notice in reversed(record.notices):
-            if notice is self._notice:
-                break
-            told.insert(0, notice)
-        self._notice = record.notices[-1] if record.notices else None
+        told = [notice for notice in record.notices if notice not in self._notices]
+        self._notices = record.notices
         return told
 
     def _line(self, shared: Shared) -> str:

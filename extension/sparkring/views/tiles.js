@@ -6,7 +6,7 @@ const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i:
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed, after another",
                       s: "stopped", i: "takes no part" };
 
-// A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the host where there are
+// A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the epoch, the host where there are
 // several, the GPU, and how long ago it was heard of.
 class RankView {
   constructor(panel) {
@@ -44,7 +44,7 @@ class RankView {
     const tile = this.tiles[rank], letter = ranks.state[rank];
     const silence = now !== null && letter === "r" ? now - ranks.heard[rank] : 0;
     const silent = silence > ALL_SILENT_S || (silence > SILENT_S && now - last < SILENT_S / 2);
-    const step = ranks.step[rank];
+    const step = ranks.step[rank], epoch = ranks.epoch[rank];
     const mark = silent ? ` ⏸ ${duration(silence)}` : slow ? " ▼" : "";
     const looks = `${letter === "." ? "" : letter}${silent ? " sr-silent" : ""}${slow && !silent ? " sr-slow" : ""}`;
     const chosen = this.panel.chosen.has(rank);
@@ -52,13 +52,15 @@ class RankView {
     if (ranks.hosts[ranks.host[rank]]) words.push(ranks.hosts[ranks.host[rank]]);
     if (ranks.pid[rank]) words.push(`process ${ranks.pid[rank]}`);
     if (ranks.gpu[rank]) words.push(ranks.gpu[rank]);
-    if (step != null) words.push(`${ranks.epoch[rank] != null ? `epoch ${ranks.epoch[rank]}, ` : ""}step ${step}`);
+    if (epoch != null) words.push(`epoch ${epoch}`);
+    if (step != null) words.push(`step ${step}`);
     words.push(`${ranks.lines[rank].toLocaleString("en")} lines`);
     if (now !== null && letter === "r") words.push(`heard of ${duration(now - ranks.heard[rank])} ago`);
     if (slow) words.push("behind the others");
     if (ranks.failure[rank]) words.push(ranks.failure[rank]);
     const facts = [];
     if (ranks.state.length <= TOLD_TILES) {
+      if (epoch != null) facts.push(`epoch ${epoch}`);
       if (ranks.hosts.length > 1) facts.push(ranks.hosts[ranks.host[rank]]);
       if (ranks.gpu[rank]) facts.push(ranks.gpu[rank].split(",")[0]);
       if (now !== null && letter === "r" && !silent) facts.push(duration(now - ranks.heard[rank]));

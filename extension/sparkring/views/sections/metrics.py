@@ -24,7 +24,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     return _tab(record) if form == "tab" else _html(record, form)
 
 
-@metrics.remembered("metrics", "attempts", "checkpoints")
+@metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
 def _tab(record: RunRecord) -> str:
     return _html(record, "tab")
 
@@ -33,8 +33,8 @@ def _html(record: RunRecord, form: Form) -> str:
     table = metrics.table(record)
     if not table.rows:
         return ""
-    rows = table.rows[-ROWS_SHOWN if form != "stacked" else -ROWS_LIVE :]
-    labelled = [(table.label(row), [row.values.get(name) for name in table.names]) for row in rows]
+    rows = table.newest(ROWS_SHOWN if form != "stacked" else ROWS_LIVE)
+    labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
     note = f"<caption><small>the last {len(rows)} of {counted(len(table.rows), table.by)}</small></caption>"
     if form == "stacked":
         # Room for the epochs to come: what lies below stays where it is.
@@ -97,7 +97,8 @@ def by_rank_html(record: RunRecord) -> str:
 
 def _by_rank(record: RunRecord, table: Table) -> str:
     found = metrics.last_by_rank(record)
-    if not any(value.differs for value in metrics.last(record).values()):
+    by_name = ([values[name] for values in found.values() if name in values] for name in table.names)
+    if not any(metrics.spread(values).differs for values in by_name):
         return ""
     rows = [
         (str(rank), [Spread(*[values[name]] * 3) if name in values else None for name in table.names])

@@ -8,17 +8,16 @@ from sparkring.record import RunRecord
 from sparkring.views import metrics, summary
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
-from sparkring.views.summary import duration
 
 
 def head_html(record: RunRecord, now: float) -> str:
     """State, title, ranks, framework, and how long it took so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    took = summary.elapsed_s(record, now)
-    facts = [*summary.facts(record), duration(took if record.ended else int(took))]
-    if record.ended:
-        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
+    facts = [*summary.facts(record), summary.took(record, now)]
+    facts.append(
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else summary.as_of(now)
+    )
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
