@@ -165,9 +165,8 @@ def pack(values: dict[str, Any], namespace: Namespace | None = None, hidden: Col
                 break
             sizes[name] = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
         else:
-            if shared := memory.shared():
-                blocks += shared
-                continue  # pack the arrays as views of these
+            if not blocks and (blocks := memory.shared()):
+                continue  # pack the arrays as views of these; once, for a value may be packed as new arrays each time
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers))
 
 
