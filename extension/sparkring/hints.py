@@ -13,7 +13,10 @@ def names_in_hints_of(value: object) -> set[str]:
     """The names in the annotations of a function or a class that are text, or hold text."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
-    annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
+    try:
+        annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
+    except Exception:  # from Python 3.14 on they are evaluated now, and may be anything
+        return set()
     found = annotations.values() if isinstance(annotations, dict) else ()
     return {name for text in _texts(found) for name in _names(text)}
 

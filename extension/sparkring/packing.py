@@ -268,9 +268,8 @@ def pack(
                 if namespace is not None and not stays(met):
                     queue.append((met, namespace[met], name))
         else:
-            if shared := memory.shared():
-                blocks += shared
-                continue  # pack the arrays as views of these
+            if not blocks and (blocks := memory.shared()):
+                continue  # pack the arrays as views of these; once, for a value may be packed as new arrays each time
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 

@@ -6,6 +6,7 @@ of bytes, and each array as a view of its block.
 
 from __future__ import annotations
 
+import bisect
 import pickle
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ class Block:
     """The bytes between two addresses, in the memory of `owner`."""
 
     def __init__(self, start: int, end: int, owner: object) -> None:
-        start -= start % _ALIGNMENT  # a page of memory starts at a multiple of it, so what is before can be read
+        start = _aligned(start)
         self.start, self.end = start, end
         # An array, which unlike a memoryview or one of ctypes' is safe from the garbage collector while it is read.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
@@ -33,6 +34,11 @@ class Block:
 
     def __reduce_ex__(self, protocol: object) -> Reduced:
         return _writable, (pickle.PickleBuffer(self._content),)
+
+
+def _aligned(address: int) -> int:
+    """The start of a block. A page of memory starts at a multiple of it, too, so the bytes before can be read."""
+    return address - address % _ALIGNMENT
 
 
 def _writable(buffer: Any) -> Any:
@@ -53,6 +59,7 @@ class Memory:
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
         self._blocks = blocks
+        self._starts = [block.start for block in blocks]
         self._arrays: list[_Array] = []
 
     @staticmethod
@@ -66,10 +73,10 @@ class Memory:
         layout = torch.layout(value) if is_tensor else _layout(value)
         if layout is None:
             return None
-        for block in self._blocks:
-            if layout in block:
-                offset = layout.address - block.start
-                return torch.reduced(value, layout, block, offset) if is_tensor else _reduced(value, block, offset)
+        at = bisect.bisect_right(self._starts, layout.bounds[0]) - 1
+        if at >= 0 and layout in (block := self._blocks[at]):
+            offset = layout.address - block.start
+            return torch.reduced(value, layout, block, offset) if is_tensor else _reduced(value, block, offset)
         self._arrays.append(_Array(layout, value))
         if not is_tensor:
             return None
@@ -80,7 +87,7 @@ class Memory:
         return torch.reduced(value, layout, block, layout.address - block.start)
 
     def shared(self) -> tuple[Block, ...]:
-        """Find the memory that belongs to several of the arrays that were packed by themselves."""
+        """Find the memory that belongs to several of the arrays that were packed by themselves, in its order."""
         ranges: list[tuple[int, int, object]] = []
         open_: list[_Array] = []  # those that reach beyond the start of the next
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
@@ -89,7 +96,7 @@ class Memory:
             for before in open_:
                 if _shared(before.layout, array.layout):
                     first, last = before.layout.bounds
-                    ranges.append((first, max(last, end), (before.value, array.value)))
+                    ranges.append((_aligned(first), max(last, end), (before.value, array.value)))
             open_.append(array)
         merged: list[tuple[int, int, tuple[object, ...]]] = []
         for start, end, owners in sorted(ranges, key=lambda each: each[:2]):

@@ -150,10 +150,11 @@ def _model(model: Any) -> Reduced:
         adapted = [
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
-        if custom or not by_reference(type(model)):
-            # The notebook's own classes may not be able to: better to know now than on every rank.
+        if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
+            # Classes that are not Keras' own may not be able to: better to know now than on every rank.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
+        compilation = _compilation(model)
     except Exception as error:  # whatever a class of the notebook raises
         reason = " ".join(str(error).split())
         raise Refused(
@@ -163,7 +164,7 @@ def _model(model: Any) -> Reduced:
                 "model once on data, or write a function that builds it and call that in the cell",
             )
         ) from error
-    return _remade, (recipe, weights, adapted), _compilation(model), None, None, _compile
+    return _remade, (recipe, weights, adapted), compilation, None, None, _compile
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -200,7 +201,9 @@ def _custom_objects(model: Any, keras: Any) -> dict[str, Any]:
 
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
-    return root in ("keras", "tf_keras", "tensorflow") or (root in sys.stdlib_module_names and root != "builtins")
+    return root in ("keras", "tf_keras", "tensorflow", "horovod") or (
+        root in sys.stdlib_module_names and root != "builtins"
+    )
 
 
 @contextmanager
@@ -314,7 +317,12 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
             layer.load_assets(folder)
 
 
+_WRAPPED = Kind("an optimizer that Horovod has wrapped", "give the cell the optimizer, and wrap it there")
+
+
 def _optimizer(optimizer: Any) -> Reduced:
+    if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
+        raise Refused(_WRAPPED)
     found = optimizer.variables
     values = [variable.numpy() for variable in (found() if callable(found) else found)]
     if not getattr(optimizer, "_built", isinstance(found, types.MethodType)):
