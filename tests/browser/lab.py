@@ -230,6 +230,18 @@ class Notebook:
         """Run all cells; does not wait for them."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
+    def structure(self) -> list[str]:
+        """What keys may change: whether a cell is edited, which ones are selected, and all cells."""
+        found: list[str] = self.page.evaluate(
+            """() => {
+              const { content, model } = window.jupyterapp.shell.currentWidget;
+              const selected = content.widgets.filter((each) => content.isSelected(each)).length;
+              return [content.mode, `cell ${content.activeCellIndex}, ${selected} selected`,
+                      ...Array.from(model.cells, (cell) => `${cell.type} ${cell.sharedModel.source}`)];
+            }"""
+        )
+        return found
+
     def theme(self, look: str) -> None:
         """Make everything "light" or "dark"."""
         self.command("apputils:change-theme", theme=f"JupyterLab {look.title()}")
