@@ -43,10 +43,21 @@ _NOISE = b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\n"
 
 
 def _record(*events: Event, size: int = 4, up: bool = True, **fields: object) -> RunRecord:
-    known = {"time": BEGAN, "run_id": "2026-11-20_14-03-22_a1b2", "title": "training", "code": _CELL, "size": size,
-             "where": "local", "framework": "horovod", "logs": "all", "versions": (("python", "3.11"),),
-             "captured": (CapturedName("images", "numpy.ndarray", 1_200_000, "by value"),
-                          CapturedName("lock", "_thread.lock", None, "cannot", "it is a lock", "Make it there"))}  # fmt: skip
+    known = {
+        "time": BEGAN,
+        "run_id": "2026-11-20_14-03-22_a1b2",
+        "title": "training",
+        "code": _CELL,
+        "size": size,
+        "where": "local",
+        "framework": "horovod",
+        "logs": "all",
+        "versions": (("python", "3.11"),),
+        "captured": (
+            CapturedName("images", "numpy.ndarray", 1_200_000, "by value"),
+            CapturedName("lock", "_thread.lock", None, "cannot", "it is a lock", "Make it there"),
+        ),
+    }
     ranks = [RankStarted(BEGAN + 1, rank, f"node-{rank % 2}", 4000 + rank) for rank in range(size)] if up else []
     return replay([RunStarted(**{**known, **fields}), *ranks, *events], RunRecord(log_folder="/runs/a1b2"))
 
@@ -81,14 +92,33 @@ def _reading(size: int = 4) -> Iterator[Event]:
         yield DataPlanned(
             BEGAN + 3, rank, 0, 1, pieces=tuple(Piece(at // 2, at % 2, 100) for at in range(8)), names=names
         )
-        yield DataRead(NOW - 5, rank, 0, 1, 800 - 200 * rank, 8, 64_000, 800, waited_s=9.0 if rank == 3 else 0.1,
-                       elapsed_s=10.0, place=f"part-{rank}.parquet, row group 1 of 4")  # fmt: skip
+        yield DataRead(
+            NOW - 5,
+            rank,
+            0,
+            1,
+            800 - 200 * rank,
+            8,
+            64_000,
+            800,
+            waited_s=9.0 if rank == 3 else 0.1,
+            elapsed_s=10.0,
+            place=f"part-{rank}.parquet, row group 1 of 4",
+        )
 
 
 def _saved() -> Iterator[Event]:
     for step in range(1, 9):
-        yield CheckpointSaved(BEGAN + 5 * step, 0, "/ckpt/digits", str(step), 10 * step, 4_200_000, metrics={"loss": 1 / step},
-                              best=step == 7)  # fmt: skip
+        yield CheckpointSaved(
+            BEGAN + 5 * step,
+            0,
+            "/ckpt/digits",
+            str(step),
+            10 * step,
+            4_200_000,
+            metrics={"loss": 1 / step},
+            best=step == 7,
+        )
     yield CheckpointDamaged(BEGAN + 46, 0, "/ckpt/digits", "8", 80, "rank-0.safetensors is cut")
 
 
@@ -99,10 +129,21 @@ def _ended(outcome: str = "finished", failed_rank: int | None = None, size: int 
 
 _FAILURE = Failure("exception", "ValueError: shapes do not match", (CodeFrame("<cell>", 3, "<module>", True),))
 _TIMELINE = TimelineSaved(
-    BEGAN + 50, "timeline.json", 123_456, 20.0, 8.0, 1.0, 0.5, 3.0, 7.5, 42, 2,
+    BEGAN + 50,
+    "timeline.json",
+    123_456,
+    20.0,
+    8.0,
+    1.0,
+    0.5,
+    3.0,
+    7.5,
+    42,
+    2,
     (TensorTimes("allreduce.grad", 40, 8.0, 0.0, 0.5, 3.0), TensorTimes("broadcast.w", 2, 0.5)),
-    (Lateness(1, 38, 6.0), Lateness(0, 2, 0.4)), problem="its end is missing",
-)  # fmt: skip
+    (Lateness(1, 38, 6.0), Lateness(0, 2, 0.4)),
+    problem="its end is missing",
+)
 _RESTARTED = [
     AttemptStarted(BEGAN, 1, 4),
     *_printed(),
@@ -118,12 +159,16 @@ _MANY = [RankFailed(NOW - 2, 700, _FAILURE), *(RankExited(NOW - 1, rank) for ran
 
 RECORDS: dict[str, RunRecord] = {
     "starting": _record(MemberJoined(BEGAN + 1, 0, "h"), Notice(BEGAN + 2, "waiting for slots"), up=False),
-    "running": _record(*_printed(), *_measured(), *_reading(), *_saved(), GpuUsed(BEGAN + 3, 0, "0", "NVIDIA H200", 10**9, 10**11, 80)),
+    "running": _record(
+        *_printed(), *_measured(), *_reading(), *_saved(), GpuUsed(BEGAN + 3, 0, "0", "NVIDIA H200", 10**9, 10**11, 80)
+    ),
     "finished": _record(*_printed(), *_measured(), *_reading(), *_saved(), *_ended()),
-    "failed": _record(*_printed(), *_measured(), RankFailed(NOW - 1, 1, _FAILURE), RankExited(NOW - 1, 0), *_ended("failed", 1)),
+    "failed": _record(
+        *_printed(), *_measured(), RankFailed(NOW - 1, 1, _FAILURE), RankExited(NOW - 1, 0), *_ended("failed", 1)
+    ),
     "interrupted": _record(*_printed(), *_ended("interrupted"), ranks=(0, 1, 2)),
     "restarted": _record(*_RESTARTED, *_ended()),
     "timeline": _record(_TIMELINE, *_ended()),
     "many": _record(*_MANY, *_ended("failed", 700, 1024), size=1024),
     "quick": _record(Output(BEGAN + 0.1, 1, "stdout", b"hello\n"), RunFinished(BEGAN + 0.2, "finished"), warm=True),
-}  # fmt: skip
+}

@@ -172,9 +172,9 @@ def test_ages(seconds, words):
 # ── The picture ───────────────────────────────────────────────────────────────
 
 
-def test_a_mark_for_each_as_high_as_its_metric(unfolded):
+def test_a_mark_for_each_as_high_as_its_metric():
     """From left to right in time, the greater value higher up; the best a star, what a resume takes in a ring."""
-    marks = SHAPE.findall(unfolded(views.checkpoints_html(THREE)))
+    marks = SHAPE.findall(timeline.picture(views.listed(THREE), THREE.time))
     assert [float(x) for x, *_ in marks] == [60.0, 106.0, 152.0]
     heights = [float(y) for _, y, *_ in marks]
     assert heights[2] < heights[0] < heights[1], "0.75, 0.5, 0.25: y grows downwards"
@@ -218,7 +218,7 @@ def test_many_are_thinned_out(unfolded):
     entries[500] = entry(500, metrics={"loss": 0.0001})
     found = directory(*entries, metric="loss")
     page = unfolded(views.checkpoints_html(found))
-    marks = SHAPE.findall(page)
+    marks = SHAPE.findall(timeline.picture(views.listed(found), found.time))
     assert len(marks) == timeline.MARKS
     told = "\n".join(title for _, _, title, _ in marks)
     assert "step 500 · " in told

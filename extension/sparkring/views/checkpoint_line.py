@@ -344,7 +344,8 @@ def _legend(series: Series, drawn: int) -> str:
     if any(mark.resumes for mark in series.marks):
         told.append((_SHAPES["committed"] + _RING, "a resume takes it"))
     keys = "".join(
-        f'<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">{shape}</svg>{said}</span> '
+        '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
+        f"{shape}</svg>{said}</span> "
         for shape, said in told
     )
     many = len(series.marks)

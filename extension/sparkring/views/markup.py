@@ -30,9 +30,9 @@ def text(value: str) -> str:
 def enclosed(body: str, run_id: str = "") -> str:
     """What stands alone in a notebook; the live panel's script finds that of a run, and hides it.
 
-    A notebook that is not trusted, and one on the web, loses <style> and <svg>. So each element has its part of style.css
-    as its own style, and each drawing is an image. Notebooks would set what stands between dollars as mathematics, but
-    for two classes: MathJax 3's and 2's.
+    A notebook that is not trusted, and one on the web, loses <style> and <svg>. So each element has its part of
+    style.css as its own style, and each drawing is an image. Notebooks would set what stands between dollars as
+    mathematics, but for two classes: MathJax 3's and 2's.
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
     body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
