@@ -166,11 +166,12 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
             found.close()
 
 
-def axe(page: Page, within: str) -> list[str]:
+def axe(page: Page, within: str, *rules: str) -> list[str]:
     """What axe-core finds that people who cannot see, or use no mouse, would trip over."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
-    found = page.evaluate("(within) => axe.run(within)", within)
+    options = {"runOnly": rules} if rules else {}
+    found = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
     return [
         f"{each['id']}: {node['html']}: {node['failureSummary']}"
         for each in found["violations"]

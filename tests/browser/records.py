@@ -79,7 +79,7 @@ def _printed(size: int = 4) -> Iterator[Event]:
         yield Output(
             BEGAN + 4, rank, "stderr", b"a warning that is long enough to take more than one line " * 8 + b"\n"
         )
-        yield Output(BEGAN + 5, rank, "stdout", b"".join(b"line %d of %d\n" % (line, rank) for line in range(20)))
+        yield Output(BEGAN + 5, rank, "stdout", b"".join(b"line %d of %d\n" % (line, rank) for line in range(5)))
     yield Message(BEGAN + 6, 1, "a message to the notebook")
 
 

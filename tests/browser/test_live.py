@@ -247,7 +247,7 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     # Colours are colours.
     live.to_the_top()
     green = live.rows("green").first.get_by_text("green", exact=True)
-    expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[4-7]"))
+    expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[3-7]"))
     expect(live.rows("green").first).to_contain_text(re.compile("green and bold red on [012]$"))
     shoot(live.notebook, "first-lines", live.panel)
     # The streams.
