@@ -250,6 +250,22 @@ def test_a_line_that_asks_for_help_gets_it(kernel: Kernel, line: str, said: str)
     assert len(cell.outputs) == 1
 
 
+def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel: Kernel) -> None:
+    """VS Code, which is known by the name that it sets; the view is there while the run goes on, and empty."""
+    view, seen = "application/vnd.jupyter.widget-view+json", []
+    kernel.run("__vsc_ipynb_file__ = '/home/ada/x.ipynb'").done()
+    cell = kernel.receive(
+        kernel.send("%%horovod -n -1\nprint('hello')"),
+        lambda output: seen.append(dict(output.get("data", {}))),
+    ).done()
+    views = [data for data in seen if view in data]
+    assert [(set(data), data["text/plain"]) for data in views] == [({view, "text/plain"}, "")]
+    assert views[0][view]["model_id"]
+    kept = [output.get("data", {}) for output in cell.outputs]
+    assert [data for data in kept if view in data] == []
+    assert "object at 0x" not in str(cell.outputs)
+
+
 def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
     """What Tab offers at the cursor, the end of the code if not given."""
     sent = kernel.client.complete(code, len(code) if cursor is None else cursor)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-sys.path.append(str(Path(__file__).parent))  # lab.py and hostile.py, for those that import them
+sys.path.append(str(Path(__file__).parent))  # lab.py and others, for those that import them
 
 import lab as labs
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import axe_playwright_python
 import nbformat
 import psutil
 from ipykernel.kernelspec import write_kernel_spec
@@ -30,6 +31,7 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+_AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 # What JupyterLab would ask, or look up elsewhere, on its own.
 _QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
 
@@ -164,6 +166,19 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
             found.close()
 
 
+def axe(page: Page, within: str, *rules: str) -> list[str]:
+    """What axe-core finds that people who cannot see, or use no mouse, would trip over."""
+    if not page.evaluate("'axe' in window"):
+        page.add_script_tag(content=_AXE)
+    options = {"runOnly": rules} if rules else {}
+    found = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
+    return [
+        f"{each['id']}: {node['html']}: {node['failureSummary']}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
+
+
 class Notebook:
     """A notebook that a page shows, and what a user does with it."""
 
@@ -229,6 +244,18 @@ class Notebook:
     def run_all(self) -> None:
         """Run all cells; does not wait for them."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
+
+    def structure(self) -> list[str]:
+        """What keys may change: whether a cell is edited, which ones are selected, and all cells."""
+        found: list[str] = self.page.evaluate(
+            """() => {
+              const { content, model } = window.jupyterapp.shell.currentWidget;
+              const selected = content.widgets.filter((each) => content.isSelected(each)).length;
+              return [content.mode, `cell ${content.activeCellIndex}, ${selected} selected`,
+                      ...Array.from(model.cells, (cell) => `${cell.type} ${cell.sharedModel.source}`)];
+            }"""
+        )
+        return found
 
     def theme(self, look: str) -> None:
         """Make everything "light" or "dark"."""

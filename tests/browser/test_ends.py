@@ -108,7 +108,11 @@ def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")
     expect(stop).to_be_visible()
+    before = notebook.structure()
     stop.click()
+    for key in "dd":
+        notebook.page.keyboard.press(key)
+        assert notebook.structure() == before
     was_interrupted(notebook, panel)
     expect(stop).to_be_hidden()
     shoot(notebook, "stopped", notebook.cell(AT_ENDLESS))

@@ -78,7 +78,8 @@ AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
 FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
   !['DIV', 'SPAN', 'B', 'I', 'SMALL', 'BUTTON', 'INPUT', 'PRE', 'MARK', 'DETAILS', 'SUMMARY', 'TABLE', 'CAPTION',
     'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'FIGURE', 'FIGCAPTION', 'UL', 'LI', 'CODE', 'P', 'STYLE', 'svg', 'g', 'path',
-    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title'].includes(element.tagName)
+    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG'].includes(element.tagName)
+  || (element.tagName === 'IMG' && !element.src.startsWith('data:image/svg+xml;base64,'))
   || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
   || (element.tagName === 'INPUT' && element.type !== 'search')
   || [...element.attributes].some((each) => each.name.startsWith('on') || /url\\(|javascript:/.test(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable
+from html import unescape
 from typing import Any
 
 import pytest
@@ -25,5 +28,20 @@ def replayed() -> Callable[..., RunRecord]:
         started = RunStarted(**{**begun, **fields})
         ranks = [RankStarted(STARTED + 1, rank, f"node-{rank % 2}", 4000 + rank) for rank in range(size)] if up else []
         return replay([started, *ranks, *events], RunRecord(log_folder="/runs/a1b2"))
+
+    return make
+
+
+@pytest.fixture
+def unfolded() -> Callable[[str], str]:
+    """`unfolded(page)`: what a notebook keeps, with its drawings in the page and without the elements' own styles."""
+
+    def drawing(found: re.Match[str]) -> str:
+        svg = base64.b64decode(found[2]).decode()
+        return svg.replace("<svg", f'<svg aria-label="{unescape(found[1])}"', 1)
+
+    def make(page: str) -> str:
+        ours = r'<img alt="([^"]*)" width="[^"]*" height="[^"]*" src="data:image/svg\+xml;base64,([^"]*)"[^>]*>'
+        return re.sub(r' style="[^"]*"', "", re.sub(ours, drawing, page))
 
     return make

@@ -174,7 +174,7 @@ def test_ages(seconds, words):
 
 def test_a_mark_for_each_as_high_as_its_metric():
     """From left to right in time, the greater value higher up; the best a star, what a resume takes in a ring."""
-    marks = SHAPE.findall(views.checkpoints_html(THREE))
+    marks = SHAPE.findall(timeline.picture(views.listed(THREE), THREE.time))
     assert [float(x) for x, *_ in marks] == [60.0, 106.0, 152.0]
     heights = [float(y) for _, y, *_ in marks]
     assert heights[2] < heights[0] < heights[1], "0.75, 0.5, 0.25: y grows downwards"
@@ -190,35 +190,35 @@ def test_states_differ_in_shape():
     assert len(outlines) == len(timeline._SHAPES)
 
 
-def test_where_another_run_begins():
+def test_where_another_run_begins(unfolded):
     """A line between the two, and their names."""
     found = directory(
         *(entry(step) for step in (1, 2, 3)),
         *(entry(4, stamp=1_795_299_999_999, run_id="run-0fe77d") for _ in "x"),
     )
-    page = views.checkpoints_html(found)
+    page = unfolded(views.checkpoints_html(found))
     assert "run …a1b2c3" in page
     assert "run …0fe77d" in page
     assert page.count("stroke-dasharray") == 1
 
 
-def test_sizes_stand_below_where_they_differ():
+def test_sizes_stand_below_where_they_differ(unfolded):
     """Else once, in the words above."""
-    assert "4.20 MB</text>" not in views.checkpoints_html(THREE)
+    assert "4.20 MB</text>" not in unfolded(views.checkpoints_html(THREE))
     other = entry(400, files=(File("rank-0.safetensors", 9_100_000, "x:0"),))
-    page = views.checkpoints_html(THREE._replace(entries=(other, *THREE.entries)))
+    page = unfolded(views.checkpoints_html(THREE._replace(entries=(other, *THREE.entries))))
     assert page.count("4.20 MB</text>") == 1, "as far as there is room"
     assert page.count("9.10 MB</text>") == 1
 
 
-def test_many_are_thinned_out():
+def test_many_are_thinned_out(unfolded):
     """At most MARKS are drawn, what matters among them, and labels do not touch."""
     entries = [entry(step, metrics={"loss": 1 / (step + 1)}) for step in range(1000)]
     entries[400] = entries[400]._replace(state="corrupt")
     entries[500] = entry(500, metrics={"loss": 0.0001})
     found = directory(*entries, metric="loss")
-    page = views.checkpoints_html(found)
-    marks = SHAPE.findall(page)
+    page = unfolded(views.checkpoints_html(found))
+    marks = SHAPE.findall(timeline.picture(views.listed(found), found.time))
     assert len(marks) == timeline.MARKS
     told = "\n".join(title for _, _, title, _ in marks)
     assert "step 500 · " in told
@@ -348,7 +348,7 @@ def test_the_panel_tells_the_story(replayed):
     for final in (False, True):
         page = panel(record, now=T + 12, final=final)
         assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s before)" in page
-        assert re.search("<summary>last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
+        assert re.search(">last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
         assert "goes on from step 120" in page
     assert "attempt 2 · 2 ranks · goes on from step 120 · starting" in bundle(record, now=T, final=False)["text/plain"]
 

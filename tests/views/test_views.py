@@ -60,8 +60,8 @@ def test_a_table_as_text():
     ]
 
 
-def test_a_table_as_html():
-    page = table_html(HEADERS, ROWS)
+def test_a_table_as_html(unfolded):
+    page = unfolded(table_html(HEADERS, ROWS))
     assert '<td align="left">train &lt;b&gt;</td><td class="sr-n" align="right">3.2 s</td>' in page
     assert "\x1b" not in page
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.views.curves import nice_ticks
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
 from sparkring.views.summary import counted, duration, first_line, number, size
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
@@ -330,7 +330,7 @@ def _caption(series: Series, metric: str) -> str:
     newest = next((mark.metrics[metric] for mark in reversed(series.marks) if metric in mark.metrics), None)
     value = f" {number(newest)}" if newest is not None else ""
     name = text(first_line(metric, NAME_CHARACTERS))
-    return f'<figcaption><b style="color:{BLUE}">{name}</b>{value}</figcaption>'
+    return f'<figcaption><b style="{tint(BLUE)}">{name}</b>{value}</figcaption>'
 
 
 def _legend(series: Series, drawn: int) -> str:
@@ -344,7 +344,8 @@ def _legend(series: Series, drawn: int) -> str:
     if any(mark.resumes for mark in series.marks):
         told.append((_SHAPES["committed"] + _RING, "a resume takes it"))
     keys = "".join(
-        f'<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor">{shape}</svg>{said}</span> '
+        '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
+        f"{shape}</svg>{said}</span> "
         for shape, said in told
     )
     many = len(series.marks)

@@ -24,7 +24,7 @@ from sparkring.views.checkpoint_line import (
     when,
 )
 from sparkring.views.lines import plain
-from sparkring.views.markup import AMBER, enclosed, text
+from sparkring.views.markup import AMBER, enclosed, text, tint
 from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
 from sparkring.views.tables import bare_table, table_text
 
@@ -376,7 +376,7 @@ def saved_html(record: RunRecord, now: float, final: bool) -> str:
 def _saved(record: RunRecord, series: Series, now: float, final: bool) -> tuple[str, str]:
     """A line on what was saved; and the picture, what is damaged, and of a run that is over the table, folded."""
     damage = damage_words(series)
-    wrong = f'<div><b style="color:{AMBER}">⚠ {text(damage)}</b></div>' if damage else ""
+    wrong = f'<div><b style="{tint(AMBER)}">⚠ {text(damage)}</b></div>' if damage else ""
     table = ""
     if final:
         title = counted(len(series.marks), "checkpoint").capitalize()

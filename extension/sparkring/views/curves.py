@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
 from sparkring.views.metrics import Curve, Mark
 from sparkring.views.summary import number
 
@@ -78,7 +78,7 @@ def chart(curves: Sequence[Curve], axis: str, marks: Sequence[Mark] = ()) -> str
 
 def _caption(curves: Sequence[Curve]) -> str:
     named = [
-        f'<b style="color:{colour}">{text(curve.name)}</b> {number(curve.last)}'
+        f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}'
         for curve, colour in zip(curves, COLOURS, strict=False)
     ]
     return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"

@@ -5,7 +5,6 @@ A page that strips inline SVG, as JupyterLab does with a notebook that it does n
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 import warnings
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkring.views.curves import COLOURS, words
 from sparkring.views.lines import plain
-from sparkring.views.markup import GREEN, RED, text
+from sparkring.views.markup import GREEN, GREY, RED, image, text
 from sparkring.views.metrics import Curve, Mark
 from sparkring.views.summary import first_line, number
 
@@ -26,11 +25,10 @@ NAME_CHARACTERS = 28
 _COLUMNS, _WIDTH, _HEIGHT = 2, 3.4, 2.1  # inches of 72 points
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.52, 0.1, 0.26, 0.38  # what a chart leaves for its labels
 _POINTS = (1_200, 400)  # of all lines together; fewer where those take too much room
-_GREY = "#7d838a"
 _RANK_APART = 0.08  # of the height: a rank whose line ends so far from the mean is named
 _RC: dict[str, Any] = {
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -40,17 +38,17 @@ _RC: dict[str, Any] = {
     "axes.facecolor": "none",
     "font.family": ["DejaVu Sans"],
     "font.size": 7.5,
-    "grid.color": _GREY,
+    "grid.color": GREY,
     "grid.alpha": 0.22,
     "grid.linewidth": 0.5,
     "lines.solid_capstyle": "butt",
     "lines.scale_dashes": False,
     "svg.fonttype": "none",  # text as text: small, and every script has its letters
     "svg.hashsalt": "sparkring",
-    "text.color": _GREY,
+    "text.color": GREY,
     "text.parse_math": False,
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
     "xtick.major.size": 2.5,
     "ytick.major.size": 0,
     "xtick.major.width": 0.6,
@@ -65,8 +63,7 @@ def figure(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] =
             drawn = _small(_svg(charts, axis, marks, points))
         except Exception:  # its version, its settings and its fonts are the user's
             return ""
-        data = base64.b64encode(drawn.encode()).decode()
-        found = f'<img class="sr-figure" alt="{said}" src="data:image/svg+xml;base64,{data}">'
+        found = image(drawn, said, ' class="sr-figure"')
         if len(found) <= FIGURE_BYTES:
             return found
     return ""

@@ -114,7 +114,7 @@ def _quick(record: RunRecord) -> str:
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
         f"<div><small>earlier lines: {text(summary.log_path(record))}</small></div>" if cut else "",
-        f'<div class="sr-log sr-done">{said}</div>' if said else "",
+        log.box(said, final=True) if said else "",
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]

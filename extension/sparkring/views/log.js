@@ -1,6 +1,7 @@
 // The Logs tab.
 
 const ROW = 18; // px, as in panel.css
+const REVOKE_MS = 10_000; // until the file has surely been read
 const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 const RANK_COLOURS = 8; // .sr-c0 … in panel.css
@@ -38,8 +39,11 @@ class LogView {
       if (event.key === "Escape") this.clearSearch();
     });
     this.count = make("span", { class: "sr-count", role: "status" });
-    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again",
-      onclick: () => this.panel.chooseRanks(new Set()) });
+    this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again" });
+    this.chip.addEventListener("click", () => {
+      this.panel.chooseRanks(new Set());
+      this.box.focus(); // the chip is gone, and would lose it to the page
+    });
     this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
       title: "stay at the end as lines come" }, "follow");
     this.followButton.addEventListener("click", () => this.setFollow(!this.follow));
@@ -237,7 +241,10 @@ class LogView {
 
   download() {
     const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
-    make("a", { href: address, download: `${this.panel.run.id}.log` }).click();
-    setTimeout(() => URL.revokeObjectURL(address), 10000);
+    const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
+    document.body.append(link); // VS Code hears clicks there, and saves the file itself
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);
   }
 }

@@ -1,10 +1,13 @@
-"""HTML that holds what users and ranks wrote as text only, and the style that all of ours share."""
+"""HTML that holds what users and ranks wrote as text only, and the form in which it is kept in a notebook."""
 
 from __future__ import annotations
 
+import base64
 import re
 from html import escape
 from pathlib import Path
+
+import css_inline
 
 from sparkring.views.lines import coloured, plain
 
@@ -12,8 +15,11 @@ from sparkring.views.lines import coloured, plain
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-_css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-STYLE = re.sub(r"/[*].*?[*]/|(?<=[{};:,]) | (?={)|\n *", "", f"<style>{_css}</style>", flags=re.DOTALL)
+# What pictures are drawn with where they have no text colour to follow: it can be read on white and on black.
+GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
+
+_CSS = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+_INLINER = css_inline.CSSInliner(inline_style_tags=False, load_remote_stylesheets=False, minify_css=True)
 
 
 def text(value: str) -> str:
@@ -22,12 +28,58 @@ def text(value: str) -> str:
 
 
 def enclosed(body: str, run_id: str = "") -> str:
-    """What stands alone in a notebook, with its style; the live panel's script finds that of a run, and hides it.
+    """What stands alone in a notebook; the live panel's script finds that of a run, and hides it.
 
-    Notebooks would set what stands between dollars as mathematics, but for two classes: MathJax 3's and 2's.
+    A notebook that is not trusted, and one on the web, loses <style> and <svg>. So each element has its part of
+    style.css as its own style, and each drawing is an image. Notebooks would set what stands between dollars as
+    mathematics, but for two classes: MathJax 3's and 2's.
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
-    return f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{STYLE}{body}</div>'
+    body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
+    return _INLINER.inline_fragment(f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{body}</div>', _CSS)
+
+
+_DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+_SVG_STYLE = (
+    f"<style>svg{{color:{GREY};font-family:system-ui,sans-serif}}"
+    f"@media(prefers-color-scheme:dark){{svg{{color:{GREY_ON_DARK}}}}}</style>"
+)
+
+
+def _image(svg: str) -> str:
+    """A drawing of ours as an <img>, with what it shows in words instead of titles that no one could point at."""
+    tag, _, inside = svg.partition(">")
+    looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
+    kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
+    inside = re.sub(r"<title>.*?</title>", "", inside, flags=re.DOTALL)
+    inside = re.sub("[\ufffe\uffff]", "\ufffd", inside)  # what XML cannot hold
+    drawn = f'<svg xmlns="http://www.w3.org/2000/svg"{kept}>{_SVG_STYLE}{inside}'
+    return image(drawn, looks.get("aria-label", ""), f' width="{looks["width"]}" height="{looks["height"]}"')
+
+
+_SVG_ATTRIBUTES = ("width", "height", "viewBox", "font-size", "fill")
+
+
+def image(svg: str, words: str, attributes: str = "") -> str:
+    """An <img> that needs nothing from elsewhere; `words`, escaped, say what it shows."""
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{words}"{attributes} src="data:image/svg+xml;base64,{data}">'
+
+
+def tint(colour: str) -> str:
+    """A declaration for text in this colour, drawn towards the page's own: dark enough on light pages, and vice versa.
+
+    JupyterLab's sanitiser knows no color-mix; there it is the colour itself.
+    """
+    return f"color:{colour};color:color-mix(in srgb,{colour} {TINT},currentColor)"
+
+
+TINT = "65%"
+
+
+def scrolled(body: str, words: str) -> str:
+    """What has its own scroll bar where it is long; it can be reached and scrolled by keyboard."""
+    return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 
 def details(title: str, body: str) -> str:
@@ -51,7 +103,7 @@ def log_text(line: str) -> str:
 
 _PIECES = 60
 # The sixteen colours of a terminal; black and white become the text's own colour, dimmed or not.
-_BASIC = ("#808080", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
+_BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
 class Colours:
@@ -62,7 +114,11 @@ class Colours:
 
     def css(self) -> str:
         """Declarations for a style attribute; made of our own words and of numbers only."""
-        return ";".join(f"{name}:{value}" for name, value in self._set.items() if value)
+        return ";".join(
+            tint(value) if name == "color" and value in _BASIC else f"{name}:{value}"
+            for name, value in self._set.items()
+            if value
+        )
 
     def apply(self, parameters: str) -> None:
         """Follow one code: the parameters between `ESC [` and `m`."""
@@ -90,7 +146,7 @@ class Colours:
 
 _WEIGHTS = {
     1: ("font-weight", "bold"),
-    2: ("opacity", ".65"),
+    2: ("opacity", ".75"),
     3: ("font-style", "italic"),
     4: ("text-decoration", "underline"),
     9: ("text-decoration", "line-through"),

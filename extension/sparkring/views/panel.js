@@ -8,6 +8,9 @@ const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
 const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
 
+// What runs the cell, saves, searches, or lists all commands is the notebook's even so.
+const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
+
 let panels = 0;
 
 // One panel in one place of the page. A run can have several: JupyterLab shows an output twice if asked to.
@@ -35,7 +38,7 @@ class Panel {
     this.state = make("b", { class: "sr-state" });
     this.title = make("span", { class: "sr-title" });
     this.facts = make("small");
-    this.stop = make("button", { type: "button", class: "sr-stop", hidden: true, onclick: () => this.run.stop() }, "■ Stop");
+    this.stop = make("button", { type: "button", class: "sr-stop", hidden: true, onclick: () => this.stopRun() }, "■ Stop");
     this.said = make("small", { class: "sr-words", role: "status", "aria-live": "polite" });
     this.bar = make("div", { role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" });
     this.words = make("small");
@@ -82,6 +85,11 @@ class Panel {
     this.select(there[to]);
     this.buttons[there[to]].focus();
     event.preventDefault();
+  }
+
+  stopRun() {
+    this.run.stop();
+    this.buttons[this.tab].focus(); // the button is disabled, and would lose it to the page
   }
 
   chooseRanks(ranks) {
@@ -243,6 +251,15 @@ class Run {
   }
 }
 
+// Keys typed in a panel are the panel's: as JupyterLab's, D D would delete the cell that runs. JupyterLab passes over an
+// element with this attribute, but tests its `:focus` on the event's target before it comes to any ancestor. So whatever
+// has the focus gets the attribute, just before JupyterLab, which listens on the document, hears of the key.
+function keepKeys(event) {
+  if (!event.target.closest?.(".sr-run")) return;
+  const named = [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()];
+  event.target.toggleAttribute("data-lm-suppress-shortcuts", !NOTEBOOKS_KEYS.has(named.filter(Boolean).join(" ")));
+}
+
 // All runs of this kernel that the page knows of, and the places for their panels.
 class Runs {
   constructor(model) {
@@ -262,12 +279,7 @@ class Runs {
       if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
-    // Plain keys are the panel's: in JupyterLab, D D would delete the cell. It looks for this attribute.
-    this.keys = (event) => {
-      const others = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
-      event.target.closest?.(".sr-panel")?.toggleAttribute("data-lm-suppress-shortcuts", !others);
-    };
-    window.addEventListener("keydown", this.keys, true);
+    window.addEventListener("keydown", keepKeys, true);
     this.look();
   }
 
@@ -343,7 +355,7 @@ class Runs {
     if (this.closed) return;
     this.closed = true;
     this.watch.disconnect();
-    window.removeEventListener("keydown", this.keys, true);
+    window.removeEventListener("keydown", keepKeys, true);
     this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }

@@ -40,6 +40,7 @@ KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("elements.js", "lines.js", "log.js", "tiles.js", "panel.js")  # one module, in this order
+_VIEW = "application/vnd.jupyter.widget-view+json"
 _LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
 
 Stop = Callable[[], None]
@@ -214,6 +215,7 @@ class PanelView:
         self._page: Page | None = None
         self._foreground: _Foreground | None = None
         self._background = background
+        self._view: Any = None
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
@@ -242,11 +244,14 @@ class PanelView:
             self._page.end(record)
         elif self._page is not None:
             self._page.forget(record)
+        if self._view is not None:
+            # By now the script is there. Without a kernel JupyterLab would show the view as an error.
+            self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
         """Put down another place for the panel, which says the same as the first."""
         if self._page is not None:
-            _display_place(self._page, record.run_id)
+            self._view = _display_place(self._page, record.run_id)
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
@@ -254,7 +259,7 @@ class PanelView:
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)
-            _display_place(self._page, record.run_id)
+            self._view = _display_place(self._page, record.run_id)
             if not self._background and record.outcome is None:
                 self._foreground = _Foreground()
         news = self._feed.news(record, time.time())
@@ -262,20 +267,27 @@ class PanelView:
         return sum(map(_about_bytes, news))
 
 
-def _display_place(page: Page, run: str) -> None:
-    """Put down the element that the panel goes into."""
+def _display_place(page: Page, run: str) -> Any:
+    """Put down the element that the panel goes into; returns the handle of a widget's view, where one is needed."""
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
     }
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
-    if _needs_a_view():
-        display(page)  # type: ignore[no-untyped-call]
+    if not _needs_a_view():
+        return None
+    # Said by hand: a widget's own bundle has its repr as text, which is all that other readers would see.
+    view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
+    return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
 def _needs_a_view() -> bool:
-    """Is this a front end that loads a widget's script only where a view of it stands? Its views are empty."""
-    return "VSCODE_PID" in os.environ or "google.colab" in sys.modules
+    """Is this a front end that loads a widget's script only where a view of it stands? Its views are empty.
+
+    VS Code names the notebook in the user's namespace; its process is known only to kernels on the same machine.
+    """
+    names = getattr(get_ipython(), "user_ns", {})
+    return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules
 
 
 def _about_bytes(message: Message) -> int:

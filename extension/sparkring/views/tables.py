@@ -77,7 +77,9 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
     def line(tag: str, row: Sequence[str]) -> str:
-        return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for cell, mark in zip(row, marks, strict=True))
+        # A header that says nothing is none.
+        tags = [tag if cell else "td" for cell in row]
+        return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in cells)
     caption = f"<caption><small>{text(note)}</small></caption>" if note else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkring.events import CAPTURED_KEPT
 from sparkring.record import RunRecord
 from sparkring.views import reading, summary
-from sparkring.views.markup import details, text
+from sparkring.views.markup import details, scrolled, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import LINE_CHARACTERS, block
 from sparkring.views.summary import first_line
@@ -19,7 +19,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """The lines with their numbers, the one that failed marked; names, versions, data, and where more is."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
-        return details("The cell", cell) + details("What it ran with", rest)
+        return details("The cell", scrolled(cell, "the cell")) + details("What it ran with", rest)
     return f'<div class="sr-cell">{cell}</div>{rest}' if cell or rest else ""
 
 
@@ -30,7 +30,7 @@ def _cell(record: RunRecord) -> str:
     for at, line in enumerate(code, 1):
         said = text(line[:LINE_CHARACTERS])
         said = f"<mark>{said}</mark>" if at == failed else said
-        shown.append(f"<span><b><small>{at:>{width}}</small></b>  {said}\n</span>")
+        shown.append(f'<small style="user-select:none">{at:>{width}}</small>  {said}')
     return block(shown, width - 1)
 
 

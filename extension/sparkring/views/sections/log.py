@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from sparkring.record import LogLine, RankRecord, RunRecord
 from sparkring.views import lines, summary
 from sparkring.views.lines import Shared
-from sparkring.views.markup import RANK_COLOURS, details, log_text, text
+from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 from sparkring.views.summary import counted
 
 RANK_BYTES = 2_000  # less of a rank's log is not worth the room
 LOG_LINES = 30
 LINE_CHARACTERS = 600
-_STREAM_SIGNS = {"stdout": ("", "│"), "stderr": ("e", "!"), "message": ("m", "»")}
+LINE_BYTES = 90  # that block() takes for a line
+_SIGNS = {
+    "stdout": "│",
+    "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
+    "message": f'<b style="{tint(BLUE)}" title="message">»</b>',
+}
+_CHARACTER = 0.6  # em that a character of a fixed-width font takes; not all sanitisers know ch
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -24,13 +30,20 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
     if not found:
         return noise_html(seen)
-    return f'<div class="sr-log{" sr-done" if final else ""}">{pre(found)}</div>{noise_html(seen)}'
+    return box(pre(found), final=final) + noise_html(seen)
+
+
+def box(shown: str, *, final: bool) -> str:
+    """Lines in a box of their own, which stays at its end as lines come."""
+    look = "sr-log sr-done" if final else "sr-log"
+    return f'<div class="{look}" role="log" tabindex="0" aria-label="what the ranks printed">{shown}</div>'
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
     """What TensorFlow greets everybody with, folded away."""
     noise = [line for line in seen if lines.is_noise(line)]
-    return details(f"TensorFlow's start-up ({counted(len(noise), 'line')})", pre(lines.folded(noise[-100:])))
+    title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
+    return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
 
 
 def pre(found: Sequence[Shared]) -> str:
@@ -42,17 +55,18 @@ def pre(found: Sequence[Shared]) -> str:
 
 def block(shown: Sequence[str], width: int) -> str:
     """Lines below each other; what does not fit on one goes on behind the tags, `width` characters in."""
-    return f'<pre style="--sr-tag:{width + 3}ch">{"".join(shown)}</pre>' if shown else ""
+    behind = f"{_CHARACTER * (width + 3):.1f}em"
+    begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
+    lines_in = "".join(f"{begin}{line}\n</span>" for line in shown)
+    return f"<pre>{lines_in}</pre>" if shown else ""
 
 
 def line_html(line: LogLine, tag: str) -> str:
     """One line for block(), behind a tag if there is one."""
-    name, sign = _STREAM_SIGNS[line.stream]
     colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
     said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
-    shape = f' class="{name}" title="{line.stream}"' if name else ""
-    tagged = f'<b style="color:{colour}">{tag}</b> ' if tag else ""
-    return f"<span>{tagged}<b{shape}>{sign}</b> {log_text(said)}\n</span>"
+    tagged = f'<span style="{tint(colour)};user-select:none">{tag}</span> ' if tag else ""
+    return f"{tagged}{_SIGNS[line.stream]} {log_text(said)}"
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
@@ -66,10 +80,11 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
     for count, rank in enumerate(talkative):
         fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
         part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
-        if not part or len(part) > budget:
+        taken = len(enclosed(part))  # as it will be kept
+        if not part or taken > budget:
             left_out.append(rank.rank)
             continue
-        budget -= len(part)
+        budget -= taken
         parts.append((rank.rank, part))
     if not parts:
         return ""
@@ -84,9 +99,10 @@ def _log_of(rank: RankRecord, budget: int) -> str:
     shown: list[str] = []
     for line in reversed(lines.in_lines(rank.tail)):
         shown.append(line_html(line, ""))
-        budget -= len(shown[-1])
+        budget -= len(shown[-1]) + LINE_BYTES
         if budget < 0:
             break
     whole = counted(rank.line_count, "line")
     note = f"the last of {whole}" if len(shown) < rank.line_count else whole
-    return details(f"rank {rank.rank}: {note}", block(shown[::-1], -1))
+    title = f"rank {rank.rank}: {note}"
+    return details(title, scrolled(block(shown[::-1], -1), title))

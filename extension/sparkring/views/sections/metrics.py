@@ -45,7 +45,8 @@ def _html(record: RunRecord, form: Form) -> str:
     )
     charts = _charts(record, table, form) if form != "stacked" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
-    return f'<div class="sr-measured"><div>{shown}{by_rank}</div>{charts}</div>'
+    numbers = f'<div role="group" tabindex="0" aria-label="what was measured">{shown}{by_rank}</div>'
+    return f'<div class="sr-measured">{numbers}{charts}</div>'
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
@@ -55,7 +56,7 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
         values = [row[column] for _, row in rows]
         write = summary.numbers([value.mean for value in values if value is not None])
         differs = any(value is not None and value.differs for value in values)
-        head.append(f"<th{_RIGHT}>{text(name)}</th>{'<th></th>' if differs else ''}")
+        head.append(f"<th{_RIGHT}>{text(name)}</th>" + '<th align="left">min–max</th>' * differs)
         for at, value in enumerate(values):
             across = f"{write(value.low)}–{write(value.high)}" if value is not None and value.differs else ""
             body[at] += f"<td{_RIGHT}>{write(value.mean) if value is not None else ''}</td>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.record import RankRecord, RunRecord
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from sparkring.record import RankState
 
 GPU_ROWS = 16
-TILES_WITH_NUMBERS, MOST_TILES = 32, 1024
+TILES_WITH_NUMBERS, MOST_TILES = 32, 128
 
 SIGNS: dict[RankState, tuple[str, str]] = {
     "starting": ("", "…"),
@@ -28,33 +30,48 @@ SIGNS: dict[RankState, tuple[str, str]] = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The tiles; of many ranks without their numbers, and with counts."""
+    """A tile for each rank; of many ranks one for neighbours in the same state, and counts."""
     if not record.ranks:
         return ""
     if record.size <= TILES_WITH_NUMBERS:
-        tiles = [_tile(record, rank, now, f"{rank.rank} ") for rank in record.ranks]
+        tiles = [_tile(record, rank, now) for rank in record.ranks]
         return f'<div class="sr-ranks">{" ".join(tiles)}</div>'
     counts = " · ".join(f"{count:,} {state}" for state, count in summary.states(record).items())
-    more = f" · the first {MOST_TILES:,} of them:" if record.size > MOST_TILES else ""
-    tiles = [_tile(record, rank, now, "") for rank in record.ranks[:MOST_TILES]]
-    return f'<div><small>{counts}{more}</small></div><div class="sr-ranks sr-many">{"".join(tiles)}</div>'
+    alike = [list(group) for _, group in itertools.groupby(record.ranks, lambda rank: _look(record, rank))]
+    tiles = [_tile(record, ranks[0], now) if len(ranks) == 1 else _wide_tile(record, ranks) for ranks in alike]
+    if len(tiles) > MOST_TILES:
+        shown = sum(map(len, alike[:MOST_TILES]))
+        counts += f" · the first {shown:,} of them:"
+    return f'<div><small>{counts}</small></div><div class="sr-ranks">{" ".join(tiles[:MOST_TILES])}</div>'
 
 
-def _tile(record: RunRecord, rank: RankRecord, now: float, numeral: str) -> str:
+def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
     name, sign = SIGNS[rank.state]
     if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
         name = "y"  # it followed
+    return name, sign
+
+
+def _wide_tile(record: RunRecord, ranks: Sequence[RankRecord]) -> str:
+    name, sign = _look(record, ranks[0])
+    span = f"{ranks[0].rank}–{ranks[-1].rank}"
+    state = "take no part" if ranks[0].state == "idle" else ranks[0].state
+    shape = f' class="{name}"' if name else ""
+    return f'<span{shape} title="ranks {span} {state}, {len(ranks):,} in all">{span} {sign}</span>'
+
+
+def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
+    name, sign = _look(record, rank)
     words = [f"rank {rank.rank} {'takes no part' if rank.state == 'idle' else rank.state}"]
     if rank.host:
         words.append(rank.host)
-    if numeral:
-        words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
-        if rank.state == "running" and now - rank.last_heard >= 2:
-            words.append(f"silent for {duration(now - rank.last_heard)}")
-        words += [gpu_words(rank.gpus)] if rank.gpus else []
-        words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
+    words += [f"process {rank.pid}", counted(rank.line_count, "line")] if rank.pid else []
+    if rank.state == "running" and now - rank.last_heard >= 2:
+        words.append(f"silent for {duration(now - rank.last_heard)}")
+    words += [gpu_words(rank.gpus)] if rank.gpus else []
+    words += [f"last: {lines.plain(rank.tail[-1].text)[:80]}"] if rank.tail else []
     shape = f' class="{name}"' if name else ""
-    return f'<span{shape} title="{text(", ".join(words))}">{numeral}{sign}</span>'
+    return f'<span{shape} title="{text(", ".join(words))}">{rank.rank} {sign}</span>'
 
 
 def gpus_html(record: RunRecord) -> str:

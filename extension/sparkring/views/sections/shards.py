@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparkring.record import RunRecord
 from sparkring.views import reading
-from sparkring.views.markup import AMBER, BLUE, GREEN, details, text
+from sparkring.views.markup import AMBER, BLUE, GREEN, details, text, tint
 from sparkring.views.reading import Block, DataSet, Mark, Strip
 from sparkring.views.sections import Form
 from sparkring.views.summary import counted
@@ -35,7 +35,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         balance = reading.balance_words(each) if form != "stacked" and table else ""
         said = f"<div>{said}</div>" + (f"<div><small>{text(balance)}</small></div>" if balance else "")
         notes = reading.notes(each)
-        wrong = f'<div><b style="color:{AMBER}">⚠ {text(notes)}</b></div>' if notes else ""
+        wrong = f'<div><b style="{tint(AMBER)}">⚠ {text(notes)}</b></div>' if notes else ""
         if form == "final" and table:  # what is wrong stays in the open, the rest is for those who look for it
             parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
         else:  # below, so that the table stays where it is
@@ -70,7 +70,7 @@ def _read_table(told: Sequence[reading.Line], strips: Mapping[int, str]) -> str:
     head = f'<th{_RIGHT}>rank</th><th{_RIGHT}>epoch</th><th align="left">read</th>'
     head += "".join(f"<th{_RIGHT}>{name}</th>" for name in ("rows", "rows/s", "per s", "waits for data"))
     where = any(line.place for line in told)
-    head += f'<th align="left">{"at" if where else ""}</th>'
+    head += '<th align="left">at</th>' if where else "<td></td>"
     body = "".join(_read_row(line, strips) for line in told)
     return f'<table class="sr-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
@@ -82,7 +82,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
         colour = _COLOURS[line.mark]
         bar = f'<div class="sr-bar sr-read" title="{part}"><div style="width:{part};background:{colour}"></div></div>'
     numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
-    sign = f'<b style="color:{AMBER}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
+    sign = f'<b style="{tint(AMBER)}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
     return (
         f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)

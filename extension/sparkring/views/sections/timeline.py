@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sparkring.events import TensorTimes, TimelineSaved
 from sparkring.record import RunRecord
 from sparkring.views import timelines
-from sparkring.views.markup import AMBER, details, text
+from sparkring.views.markup import AMBER, details, text, tint
 from sparkring.views.sections import Form
 from sparkring.views.summary import counted, duration, first_line, size
 from sparkring.views.tables import bare_table
@@ -24,7 +24,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
     head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
-    problem = f'<div><b style="color:{AMBER}">⚠ {text(first_line(saved.problem))}</b></div>' if saved.problem else ""
+    problem = f'<div><b style="{tint(AMBER)}">⚠ {text(first_line(saved.problem))}</b></div>' if saved.problem else ""
     late = timelines.late_words(record, saved)
     said = f"<div>{text(late)}</div>" if late else ""
     tensors = _tensors(saved)
@@ -53,7 +53,7 @@ def _whole(saved: TimelineSaved) -> str:
         square = f'<rect width="9" height="9" fill="{share.colour}"/>'
         legend.append(
             f'<span><svg width="9" height="9" aria-hidden="true">{square}</svg> {share.what} '
-            f"{duration(share.seconds)} ({share.part:.0%})</span>"
+            f"{duration(share.seconds)} ({share.part:.0%})</span> "
         )
         x += share.part * _WIDTH
     drawn = _svg(16, f"where the time went: {timelines.share_words(saved)}", bars)

@@ -1,0 +1,174 @@
+"""Records of every kind of run that a notebook can show, made as real ones are: by replaying events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sparkring.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CapturedName,
+    CheckpointDamaged,
+    CheckpointSaved,
+    CodeFrame,
+    DataOpened,
+    DataPlanned,
+    DataRead,
+    Event,
+    Failure,
+    GpuUsed,
+    Lateness,
+    MemberJoined,
+    Message,
+    Metrics,
+    Notice,
+    Output,
+    Piece,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankStarted,
+    RunFinished,
+    RunStarted,
+    TensorTimes,
+    TimelineSaved,
+)
+from sparkring.record import RunRecord, replay
+
+BEGAN = 1_700_000_000.0
+NOW = BEGAN + 60
+_CELL = "%%horovod -n -4\nimport horovod.tensorflow.keras as hvd\nmodel.fit(data, epochs=3)"
+_NOISE = b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\n"
+
+
+def _record(*events: Event, size: int = 4, up: bool = True, **fields: object) -> RunRecord:
+    known = {
+        "time": BEGAN,
+        "run_id": "2026-11-20_14-03-22_a1b2",
+        "title": "training",
+        "code": _CELL,
+        "size": size,
+        "where": "local",
+        "framework": "horovod",
+        "logs": "all",
+        "versions": (("python", "3.11"),),
+        "captured": (
+            CapturedName("images", "numpy.ndarray", 1_200_000, "by value"),
+            CapturedName("lock", "_thread.lock", None, "cannot", "it is a lock", "Make it there"),
+        ),
+    }
+    ranks = [RankStarted(BEGAN + 1, rank, f"node-{rank % 2}", 4000 + rank) for rank in range(size)] if up else []
+    return replay([RunStarted(**{**known, **fields}), *ranks, *events], RunRecord(log_folder="/runs/a1b2"))
+
+
+def _measured(size: int = 4, steps: int = 30) -> Iterator[Event]:
+    for step in range(1, steps + 1):
+        for rank in range(size):
+            loss = math.exp(-step / 9) + rank / 40
+            yield Metrics(
+                BEGAN + 2 + step, rank, {"loss": loss, "val_loss": loss * 1.2, "accuracy": 1 - loss / 2}, step, 1, 40, 3
+            )
+
+
+def _printed(size: int = 4) -> Iterator[Event]:
+    yield Output(BEGAN + 2, 0, "stderr", _NOISE)
+    for rank in range(size):
+        colours = b" ".join(b"\x1b[3%dmcolour\x1b[0m" % colour for colour in range(8))
+        yield Output(BEGAN + 3, rank, "stdout", b"the same everywhere\n" + b"of rank %d: %s\n" % (rank, colours))
+        yield Output(
+            BEGAN + 4, rank, "stderr", b"a warning that is long enough to take more than one line " * 8 + b"\n"
+        )
+        yield Output(BEGAN + 5, rank, "stdout", b"".join(b"line %d of %d\n" % (line, rank) for line in range(5)))
+    yield Message(BEGAN + 6, 1, "a message to the notebook")
+
+
+def _reading(size: int = 4) -> Iterator[Event]:
+    names = tuple((number, f"part-{number}.parquet") for number in range(4))
+    for rank in range(size):
+        yield DataOpened(
+            BEGAN + 2, rank, 0, "/data/digits", "parquet", ("a", "b"), "a > 3", "3f2a", 8, 32, 40_000, 4_000_000, 256
+        )
+        yield DataPlanned(
+            BEGAN + 3, rank, 0, 1, pieces=tuple(Piece(at // 2, at % 2, 100) for at in range(8)), names=names
+        )
+        yield DataRead(
+            NOW - 5,
+            rank,
+            0,
+            1,
+            800 - 200 * rank,
+            8,
+            64_000,
+            800,
+            waited_s=9.0 if rank == 3 else 0.1,
+            elapsed_s=10.0,
+            place=f"part-{rank}.parquet, row group 1 of 4",
+        )
+
+
+def _saved() -> Iterator[Event]:
+    for step in range(1, 9):
+        yield CheckpointSaved(
+            BEGAN + 5 * step,
+            0,
+            "/ckpt/digits",
+            str(step),
+            10 * step,
+            4_200_000,
+            metrics={"loss": 1 / step},
+            best=step == 7,
+        )
+    yield CheckpointDamaged(BEGAN + 46, 0, "/ckpt/digits", "8", 80, "rank-0.safetensors is cut")
+
+
+def _ended(outcome: str = "finished", failed_rank: int | None = None, size: int = 4) -> list[Event]:
+    ends = [RankFinished(NOW - 1, rank, "") for rank in range(size)] if outcome == "finished" else []
+    return [*ends, RunFinished(NOW, outcome, "", failed_rank)]
+
+
+_FAILURE = Failure("exception", "ValueError: shapes do not match", (CodeFrame("<cell>", 3, "<module>", True),))
+_TIMELINE = TimelineSaved(
+    BEGAN + 50,
+    "timeline.json",
+    123_456,
+    20.0,
+    8.0,
+    1.0,
+    0.5,
+    3.0,
+    7.5,
+    42,
+    2,
+    (TensorTimes("allreduce.grad", 40, 8.0, 0.0, 0.5, 3.0), TensorTimes("broadcast.w", 2, 0.5)),
+    (Lateness(1, 38, 6.0), Lateness(0, 2, 0.4)),
+    problem="its end is missing",
+)
+_RESTARTED = [
+    AttemptStarted(BEGAN, 1, 4),
+    *_printed(),
+    CheckpointSaved(BEGAN + 9, 0, "/ckpt/digits", "1", 11, 9),
+    RankFailed(BEGAN + 11.52, 1, Failure("signal", "killed by SIGKILL")),
+    AttemptEnded(BEGAN + 11.52, 1, "rank 1 was killed by SIGKILL", 1),
+    AttemptStarted(BEGAN + 12, 2, 4, "1", 11),
+    *(RankStarted(BEGAN + 13, rank, "node-0", 4100 + rank) for rank in range(4)),
+    *_measured(),
+    CheckpointSaved(BEGAN + 30, 0, "/ckpt/digits", "2", 20, 9),
+]
+_MANY = [RankFailed(NOW - 2, 700, _FAILURE), *(RankExited(NOW - 1, rank) for rank in range(690, 700))]
+
+RECORDS: dict[str, RunRecord] = {
+    "starting": _record(MemberJoined(BEGAN + 1, 0, "h"), Notice(BEGAN + 2, "waiting for slots"), up=False),
+    "running": _record(
+        *_printed(), *_measured(), *_reading(), *_saved(), GpuUsed(BEGAN + 3, 0, "0", "NVIDIA H200", 10**9, 10**11, 80)
+    ),
+    "finished": _record(*_printed(), *_measured(), *_reading(), *_saved(), *_ended()),
+    "failed": _record(
+        *_printed(), *_measured(), RankFailed(NOW - 1, 1, _FAILURE), RankExited(NOW - 1, 0), *_ended("failed", 1)
+    ),
+    "interrupted": _record(*_printed(), *_ended("interrupted"), ranks=(0, 1, 2)),
+    "restarted": _record(*_RESTARTED, *_ended()),
+    "timeline": _record(_TIMELINE, *_ended()),
+    "many": _record(*_MANY, *_ended("failed", 700, 1024), size=1024),
+    "quick": _record(Output(BEGAN + 0.1, 1, "stdout", b"hello\n"), RunFinished(BEGAN + 0.2, "finished"), warm=True),
+}
