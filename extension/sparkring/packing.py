@@ -32,6 +32,7 @@ from sparkring.names import attribute_chains, global_names
 from sparkring.reducers import reducers_for
 from sparkring.reducers.base import Reducer
 from sparkring.reducers.memory import Block, Memory
+from sparkring.reducers.tensorflow import registered_names, set_registered
 from sparkring.source_lines import SourceLines, code_with_lines, source_text
 from sparkring.string_names import MARKS, StringName, names_in_strings
 from sparkring.submodules import Submodule, imported_submodules
@@ -145,8 +146,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                     made, (*arguments, _), *state = reduced
                     cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
                     reduced = made, (*arguments, cells), *state
-            elif "." in value.__qualname__:
-                reduced[2][0]["__qualname__"] = value.__qualname__  # cloudpickle forgets what a class lies in
+            elif isinstance(value, type) and len(reduced) == 6:
+                _complete_class(value, reduced)
+            if (names := registered_names(value)) and len(reduced) == 6:
+                *made, set_state = reduced
+                reduced = *made, functools.partial(set_registered, set_state, names)
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
@@ -166,6 +170,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 del carried[name]
             if code.co_filename in self._files:
                 self.met |= self._files[code.co_filename].names_in_strings(code, self._namespace)
+
+
+def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
+    """Add what cloudpickle overlooks: the class that a class lies in, and that its objects have no `__dict__`."""
+    _, (*_, options, _, _), (attributes, _), *_ = reduced
+    if "." in cls.__qualname__:
+        attributes["__qualname__"] = cls.__qualname__
+    slots = cls.__dict__.get("__slots__")
+    if isinstance(slots, (str, tuple, list)) and not issubclass(cls, tuple):  # those of named tuples are always empty
+        options["__slots__"] = slots
 
 
 class _CodeFile:

@@ -39,11 +39,13 @@ OURS = {
     "torch": {
         "GLOO_SOCKET_IFNAME": "else Gloo takes what the host's name resolves to",
         "NCCL_SOCKET_IFNAME": "else NCCL passes loopback over",
+        "MPLBACKEND": "a rank displays its figures; processes that it starts draw into files only",
         "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
     },
     "horovod": {
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "ranks may come to hvd.init() minutes apart; a lost one ends the run",
         "OMP_NUM_THREADS": "the rank's share of the cores; torchrun sets one thread, horovodrun leaves it alone",
+        "MPLBACKEND": "a rank displays its figures; processes that it starts draw into files only",
         "SPARKRING_DBFS_ROOT": "where dbfs:/ is",
     },
 }

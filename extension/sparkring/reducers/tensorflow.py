@@ -7,6 +7,7 @@ it uses. Nothing here imports TensorFlow before it is needed: whoever has such a
 from __future__ import annotations
 
 import copyreg
+import importlib
 import random
 import sys
 import tempfile
@@ -132,6 +133,27 @@ def _dataset_of(graph: bytes, element_spec: Any) -> Any:
     from tensorflow.python.ops.gen_experimental_dataset_ops import dataset_from_graph
 
     return _VariantDataset(dataset_from_graph(graph_def=graph), element_spec)
+
+
+# ── Keras: classes and functions that are registered ────────────────────────────────────────────────────────────────
+
+
+def registered_names(value: Any) -> dict[str, str]:
+    """Return the name under which a class or function is registered with each Keras that is loaded."""
+    found = {}
+    for root in ("keras", "tf_keras"):
+        saving = getattr(sys.modules.get(root), "saving", None)
+        if saving is not None and ">" in (name := saving.get_registered_name(value)):
+            found[root] = name
+    return found
+
+
+def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str], made: Any, state: Any) -> None:
+    """Give a class or function its state, and register it with Keras as it was in the notebook."""
+    set_state(made, state)
+    for root, registered in names.items():
+        package, _, name = registered.partition(">")
+        importlib.import_module(root).saving.register_keras_serializable(package, name)(made)
 
 
 # ── Keras: models ────────────────────────────────────────────────────────────────────────────────────────────────────

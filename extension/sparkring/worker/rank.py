@@ -132,23 +132,13 @@ class Rank:
     def run(self, frame: Frame) -> None:
         """Run one request and tell how it went; an interrupt is told like an error, and so is an exit with a code."""
         fields = frame.fields
-        here.enter(here.Here(**fields["checkpoints"]))
-        displays.begin()
         self.cells += 1
         self.loaded = False
         try:
-            self.notebook.apply(NotebookState.from_json(fields["notebook"]))
-            os.environ.update({**fields["environment"], **self.environment})
-            for name, value in fields["defaults"].items():
-                os.environ.setdefault(name, value)
-            displays.draw_figures()
+            self.prepare(fields)
             try:
                 # Anew for each request: the cell before may have set its own.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                if fields["autolog"]:
-                    from sparkring.worker import autolog
-
-                    autolog.install()
                 try:
                     value = self.compute(fields, frame)
                 except SystemExit as end:
@@ -176,6 +166,20 @@ class Rank:
             _print(f"{failure['summary']}\n" if failure["follows"] else failure["traceback"])
             _flush()
             self.tell("failed", {"failure": failure, **self.news()})
+
+    def prepare(self, fields: dict[str, Any]) -> None:
+        """Set up what a request asks for: checkpoints, displays, the notebook's state, environment, autolog."""
+        here.enter(here.Here(**fields["checkpoints"]))
+        displays.begin()
+        self.notebook.apply(NotebookState.from_json(fields["notebook"]))
+        os.environ.update({**fields["environment"], **self.environment})
+        for name, value in fields["defaults"].items():
+            os.environ.setdefault(name, value)
+        displays.draw_figures()
+        if fields["autolog"]:
+            from sparkring.worker import autolog
+
+            autolog.install()
 
     def news(self) -> dict[str, Any]:
         """What the gang needs for the next request: the names that are there now, and a port that is free."""
