@@ -235,9 +235,9 @@ class Store:
         """The newest that is whole; None if there is none.
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same answer: the checkpoint that restore() goes
-        back to, or None after --fresh. Once this rank has called save(), it is the newest whole checkpoint of this
-        attempt. A checkpoint becomes whole when rank 0 has written it: for the same answer on all ranks, call wait()
-        and then a collective on all of them first.
+        back to, or None after --fresh. Once this rank has called save(), it is the newest whole checkpoint of these
+        saves, if there is one. A checkpoint becomes whole when rank 0 has written it: for the same answer on all ranks,
+        call wait() and then a collective on all of them first.
         """
         if not self._is_here():
             return newest(self.list())
