@@ -1,8 +1,8 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
 Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. A script is
-run again to define them, but a rank has no script. So the rank sends what its `__main__` defines at
-that moment, and the child runs child_main.py, which loads it.
+run again to define them, but a rank has no script. So the rank sends what its `__main__` defines at that moment, and
+the child runs child_main.py, which loads it.
 """
 
 from __future__ import annotations
