@@ -18,12 +18,12 @@ INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --ed
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
-# Two pips at a time would spoil the environment, whatever -j says.
+# Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
 .PHONY: help demo test check lab bench docs notebooks env clean
 
 help:
-	@printf '%-15s %s\n' 'make demo' 'set up, train a first ring, run notebooks/quickstart.ipynb, show what it reached'
+	@printf '%-15s %s\n' 'make demo' 'set up, train a small model, run notebooks/quickstart.ipynb, show what it reached'
 	@printf '%-15s %s\n' 'make test' 'set up and run the tests, against local Spark and a standalone cluster'
 	@printf '%-15s %s\n' 'make check' 'style, types and import rules'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
@@ -35,7 +35,7 @@ help:
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
-# What the first ring needs is installed first, and trains before Horovod is built: that takes most of the time.
+# The first ring trains before Horovod is built, which takes most of the time; so its packages are installed first.
 demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
@@ -90,7 +90,7 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/demo-packages.log 'Installing TensorFlow, Spark and what the demo needs' $(INSTALL) '.[demo]'
 	@touch $@
 
-# All that the demo needs is among these.
+# These include all packages of the demo.
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
 		$(INSTALL) '.[all,dev]'

@@ -1,6 +1,6 @@
-"""A first ring, which needs PyTorch only: two processes train one small net on handwritten digits.
+"""A first ring: two processes train one small net on handwritten digits, with PyTorch only.
 
-`make demo` runs it before Horovod, which the quickstart notebook needs, is there.
+`make demo` runs it before it builds Horovod, which the quickstart notebook needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GOOD = 0.95
 
 
 def train() -> float:
-    """Train on this rank's half of the digits; returns the accuracy on those that were held out."""
+    """Train on this rank's half of the digits; returns the accuracy on the held-out digits."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -61,7 +61,7 @@ def train() -> float:
 
 
 def main() -> int:
-    """The script; returns its exit status."""
+    """Run the script; returns its exit status."""
     print("A first ring: two processes train one net with PyTorch", flush=True)
     result = sparkring.run(train, np=-2, framework="torch")
     seconds = result.record.ended - result.record.started
@@ -69,7 +69,7 @@ def main() -> int:
         f"  Trained in {seconds:.1f} s; both ranks reach {result.value:.3f} on digits that were held out.\n", flush=True
     )
     if min(result.values) < GOOD or len(set(result.values)) > 1:
-        print(f"first_ring: the ranks reached {result.values}, not {GOOD} or better alike.", file=sys.stderr)
+        print(f"first_ring: the ranks reached {result.values}, not one value of at least {GOOD}.", file=sys.stderr)
         return 1
     return 0
 

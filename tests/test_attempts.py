@@ -59,7 +59,7 @@ def test_what_cannot_heal():
     damaged = Failure("exception", "no", error="sparkring.errors.CheckpointDamagedError", cause="damaged")
     for failures in ([mistake], [mistake, wrong], [mistake, echo]):
         why = cannot_heal(mistake, failures, 2, stepped=True)
-        assert why == "The run was not restarted: the TypeError would come again."
+        assert why == "The run was not restarted: another attempt would raise the same TypeError."
     assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
     assert cannot_heal(replace(mistake, follows=True), [mistake], 2, stepped=False) is None
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) is not None

@@ -1192,7 +1192,7 @@ def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any)
 # What the notebook runs, and what is said of its `x`.
 NOT_FROM_TENSORFLOW = {
     "model": ("class Net(keras.Model):\n    def __init__(self, f): super().__init__()\nx = Net(len)",
-              "`x` is a Keras model, `Net`, that cannot be made again from its configuration ("),
+              "`x` is a Keras model, `Net`, that cannot be rebuilt from its configuration ("),
     "dataset": ("x = tf.data.Dataset.from_generator(lambda: [1], output_types=tf.int32)",
                 "`x` is a tf.data.Dataset that depends on this process (PyFunc is stateful); make it in the cell, or"),
     "iterator": ("x = [iter(tf.data.Dataset.range(3))]", "`x[0]` is an iterator over a dataset; call `iter()` on"),

@@ -801,7 +801,7 @@ NOT_USABLE = {
     "a return": (
         "%%horovod -np -2\nx = 1\nreturn x",
         r"CaptureError: cell line 3: 'return' outside function \(SyntaxError\)\n    return x\n    \^\n"
-        r"The cell is the body of the function already\. The value of its last expression comes back: .*",
+        r"The cell is already the body of the function, and returns the value of its last expression: .*",
     ),
     "a yield": (
         "%%horovod\nfor x in range(3):\n    yield x",

@@ -459,7 +459,7 @@ def test_runs_lines(line, expected):
     assert parse_runs(line) == expected
 
 
-@pytest.mark.parametrize(("line", "words"), [("--board", "--board"), ("1 2", "2"), ("-1", "how many")])
+@pytest.mark.parametrize(("line", "words"), [("--board", "--board"), ("1 2", "2"), ("-1", "a number of runs to list")])
 def test_bad_runs_lines(line, words):
     with pytest.raises(OptionsError, match=words):
         parse_runs(line)

@@ -58,7 +58,9 @@ def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) ->
         told = advice("import json\njson.nowhere.f()")
     finally:
         submodules.missing.clear()
-    assert told.startswith("The notebook has imported `json.nowhere`, but this rank could not: ModuleNotFoundError: No")
+    assert told.startswith(
+        "The notebook has imported `json.nowhere`, but this rank could not import it: ModuleNotFoundError: No"
+    )
 
 
 class HorovodInternalError(RuntimeError):

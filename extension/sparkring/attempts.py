@@ -188,8 +188,8 @@ class Attempts:
                 )
             if not told and waited_s > 1.0:
                 told = True
-                fewer = f"; with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
-                waits = f"waiting for {wanted} task slots, of which Spark has {there} now{fewer}"
+                fewer = f"; the run starts with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
+                waits = f"waiting for {wanted} task slots: Spark has {there} now{fewer}"
                 self.recorder.notice(waits, until="up")
             self._stop_if_asked()
             time.sleep(TICK_S)
@@ -212,9 +212,10 @@ class Attempts:
 
 
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts that were lost. One that found its checkpoint damaged does not count: the next one has another.
+    """The attempts that count as lost.
 
-    Damage that the next attempt finds again counts: it is in what the cell itself has asked for.
+    An attempt that found its checkpoint damaged does not count, since the next one takes an earlier checkpoint. If the
+    next attempt finds the same damage, it counts: the cell itself asks for the damaged checkpoint.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -244,25 +245,24 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
 
 
 def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> str | None:
-    """Why another attempt of `size` ranks would end by `failure` again, as far as types tell; None if it might not.
+    """Why another attempt of `size` ranks would fail in the same way, judged by the exceptions' types, or None.
 
-    `failures` are those of all ranks, and `stepped` says whether one of them has got as far as a step. Where a process
-    has died without an error, or the exception came from a broken collective, it may echo another rank's end.
+    `failures` are those of all ranks; `stepped` says whether a rank has reached a step. The answer is None if a process
+    died without an exception or a collective broke: the failure may then follow from the end of another rank.
     """
     if failure.follows or failure.cause == "damaged" or not all(each.error for each in failures):
         return None
     if failure.cause == "code":
-        return f"The run was not restarted: the {failure.error.rpartition('.')[2]} would come again."
+        return f"The run was not restarted: another attempt would raise the same {failure.error.rpartition('.')[2]}."
     alike = [each for each in failures if (each.error, each.frames[-1:]) == (failure.error, failure.frames[-1:])]
     if not stepped and len(alike) == size:
-        return (
-            f"The run was not restarted: {'all ranks' if size > 1 else 'the rank'} failed alike before the first step."
-        )
+        who = "all ranks failed in the same way" if size > 1 else "the rank failed"
+        return f"The run was not restarted: {who} before the first step."
     return None
 
 
 def has_stepped(record: RunRecord) -> bool:
-    """Whether a rank of the last attempt has got as far as a step: has measured, read or saved something."""
+    """Whether a rank of the last attempt has reported a metric, read data or saved a checkpoint."""
     if any(each.attempt == len(record.attempts) for each in record.checkpoints):
         return True
     return any(rank.metrics or any(each.now for each in rank.readings) for rank in record.ranks)

@@ -86,17 +86,17 @@ class BackgroundRun:
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 
     def show(self) -> None:
-        """Show the run's panel again, where the notebook stands now: that of its cell may have been cleared."""
+        """Show the run's panel again, in the current cell: the first one may have been cleared."""
         self._recorder.show_again()
 
     def __repr__(self) -> str:
         return f"BackgroundRun({self.run_id}: {summary.closing(self.record, time.time())})"
 
     def _ipython_display_(self) -> None:
-        """Show the panel in any cell but that which has started the run, and shows it already."""
+        """Show the panel, except in the cell that has started the run and already shows it."""
         if current_cell() != self._started_in:
             self.show()
-        raise NotImplementedError  # so that IPython goes on with the text
+        raise NotImplementedError  # IPython then shows the text form
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """IPython's Out[]: what the panel above it does not show."""

@@ -1,4 +1,4 @@
-"""A call of the user's function: whether its arguments fit, and whose keyword is whose, before ranks are started."""
+"""Checks a call of the user's function before ranks are started: its arguments, and keywords that are ambiguous."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ R = TypeVar("R")
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call a function in messages and titles."""
+    """The name of a function in messages and titles."""
     found = _innermost(function)
     return getattr(found, "__qualname__", None) or type(found).__name__
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The text of a function; empty if that is not known."""
+    """The source of a function; empty if it is not known."""
     try:
         return inspect.getsource(_innermost(function))
     except (OSError, TypeError):
@@ -28,7 +28,7 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
-    """What to call each of the positional arguments `args`: by its parameter, `args[2]` for those of a `*args`."""
+    """The parameter names of the positional arguments `args`; `args[2]` for an element of `*args`."""
     names: list[str] = []
     rest = "argument"
     for parameter in _parameters(function).values():
@@ -42,9 +42,9 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """OptionsError if the function cannot be called with these arguments."""
     try:
-        # Not the function that it wraps: a decorator may take or add arguments.
+        # The decorated function, not the one that it wraps: a decorator may change the arguments.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (ValueError, TypeError):  # not all functions that are written in C have one
+    except (ValueError, TypeError):  # some functions written in C have no signature
         return
     try:
         signature.bind(*args, **kwargs)
@@ -53,7 +53,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:
-    """A `run(function, *args, **kwargs)` with options of its own: OptionsError for a keyword that could be either's."""
+    """Decorates a `run(function, *args, **kwargs)` with options: OptionsError for a keyword that is ambiguous."""
     first, *others = inspect.signature(run).parameters.values()
     options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]
 
@@ -67,7 +67,7 @@ def options_apart(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Iterable[str]) -> None:
-    """OptionsError if `function`, which is given `args`, has a parameter of a name that is `given` as an option."""
+    """OptionsError if one of the options `given` is also a parameter of `function`, and not among its `args`."""
     parameters = _parameters(function)
     taken = set(names_of(function, args))
     if isinstance(function, functools.partial):
@@ -77,8 +77,8 @@ def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Itera
         if found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY) and name not in taken:
             main = name_of(function)
             raise OptionsError(
-                f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Give the function its own by "
-                f"position, or with functools.partial({main}, {name}=…): then {name}= is {who}()'s."
+                f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Pass the function's argument "
+                f"by position, or with functools.partial({main}, {name}=…); then {name}= is the option of {who}()."
             )
 
 

@@ -30,11 +30,11 @@ LARGE_BYTES = 10 * 1024**2  # from here on a name is worth a warning
 class Captured:
     """What a cell takes from the notebook.
 
-    names: every name, first those that cannot travel, then the largest first: what there is to act on is on top.
+    names: every name, those that cannot travel first, then the largest first.
     payload, buffers: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
     binds: the names that the cell binds when it runs to its end.
-    scripts: those that the cell runs, which travel beside the payload.
+    scripts: the scripts that the cell runs; they travel beside the payload.
     """
 
     names: tuple[CapturedName, ...]
@@ -83,9 +83,10 @@ def capture(
 
     `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does; `also`
     are taken though the cell may not read them; `on_ranks` are those that earlier cells have bound there, and those
-    `held` there are not sent again; `scripts` are those that the cell runs. Raises SyntaxError; CaptureError, unless
-    `dry_run`, for names that are defined nowhere and for those that the cell needs and that cannot travel; all such
-    names are in one error.
+    `held` there are not sent again; `scripts` are those that the cell runs.
+
+    Raises SyntaxError. Unless `dry_run`, raises one CaptureError for all names that are defined nowhere, or that the
+    cell needs and that cannot travel.
     """
     cell = names_read(source)
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
@@ -107,7 +108,7 @@ def capture(
     submodules = imported_submodules(cell.chains, modules.get)
 
     def stays(name: str) -> bool:
-        """Whether the notebook's value stays behind; functions would bring it along."""
+        """Whether the notebook's value stays behind, although functions read it."""
         return name in hidden or (name not in also and name in held)
 
     wanted = {name: want for name, want in wanted.items() if not stays(name)}
@@ -168,9 +169,9 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that functions within the values of `names` read, and those they set.
+    """Find the notebook's names that functions within the values of `names` use.
 
-    Returns the names that are read and those that only annotations hold as text (name → who), and those that are set.
+    Returns the names that they read (name → who), those in annotations that are text (name → who), and those they set.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -186,7 +187,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
             for hint in names_in_hints_of(step.value):
                 if hint in namespace and hint not in hints and hint not in names:
                     hints[hint] = name
-                    names.append(hint)  # what it uses in its turn
+                    names.append(hint)  # to find the names that it uses
     return used, hints, written
 
 

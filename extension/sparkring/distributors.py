@@ -1,6 +1,6 @@
-"""TorchDistributor and MirroredStrategyRunner, with the signatures that notebooks know, on rings of ranks.
+"""TorchDistributor and MirroredStrategyRunner, on rings of ranks.
 
-They are thin: each says which ranks to start, and for which framework. The API is that of the public documentation of
+Each chooses the ranks and the framework, and calls the runner. The API is that of the public documentation of
 pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-# What only the driver has is imported when something is run: a module of the user's may import these classes, and be
-# imported on a rank for a function that it defines.
+# Modules that only the driver has are imported in run(): a rank may import a module of the user's that imports these
+# classes.
 from sparkring.calls import check_call, name_of, source_of
 from sparkring.errors import OptionsError
 from sparkring.options import Options
@@ -27,13 +27,13 @@ _TITLE_LENGTH = 60
 
 
 class TorchDistributor:
-    """Runs a function or a script on ranks that torch.distributed can join, with torchrun's environment.
+    """Runs a function or a script on several ranks for torch.distributed, with torchrun's environment.
 
     num_processes: the number of ranks. local_mode: processes on this machine; else Spark barrier tasks. use_gpu: a GPU
-    for each rank; on Spark its task's. Where there is none at all, the ranks run all the same, and the run says so; too
-    few are a LaunchError. use_gpu=False hides them.
+    for each rank; on Spark, the GPUs of its task. If there are no GPUs at all, the ranks run on CPUs, and the run says
+    so; too few GPUs are a LaunchError. use_gpu=False hides the GPUs.
 
-    The API is that of pyspark's public documentation, where this class is described.
+    The API is that of the class in pyspark's public documentation.
     """
 
     def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True) -> None:
@@ -44,7 +44,7 @@ class TorchDistributor:
     def run(self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Call a function with these arguments on every rank; returns what rank 0 returned.
 
-        Or run a script, given by its path, with `args` as its sys.argv[1:]; it travels to the ranks, and None is
+        A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
         returned. RunFailed says which rank failed and why; OptionsError.
         """
         from sparkring.runner import run_function
@@ -60,7 +60,7 @@ class TorchDistributor:
         written = os.fspath(train_object)
         if kwargs:
             raise OptionsError(
-                f"TorchDistributor.run({written!r}): a script takes its arguments as strings, as in "
+                f"TorchDistributor.run({written!r}): pass the script's arguments as strings, as in "
                 f'run("train.py", "--lr=0.1"), and no keywords ({", ".join(kwargs)}).'
             )
         try:
@@ -84,11 +84,11 @@ class TorchDistributor:
 class MirroredStrategyRunner:
     """Runs a function on the workers of one TensorFlow cluster, within a MultiWorkerMirroredStrategy.
 
-    num_slots: the number of ranks; where Spark gives several GPUs to a task, the number of GPUs. local_mode: processes
-    on this machine; else Spark barrier tasks. use_gpu: as of TorchDistributor. gpu_resource_name: Spark's name for
-    GPUs, which can only be "gpu". use_custom_strategy: the function makes its strategy itself.
+    num_slots: the number of ranks, or of GPUs if Spark gives several to a task. local_mode: processes on this machine;
+    else Spark barrier tasks. use_gpu: as for TorchDistributor. gpu_resource_name: Spark's name for GPUs, which can only
+    be "gpu". use_custom_strategy: the function makes its own strategy.
 
-    The API is that of spark-tensorflow-distributor's public documentation, where this class is described.
+    The API is that of the class in spark-tensorflow-distributor's public documentation.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class MirroredStrategyRunner:
     ) -> None:
         if gpu_resource_name not in ("gpu", None):
             raise OptionsError(
-                f"gpu_resource_name={gpu_resource_name!r}: Spark gives GPUs to ranks under the name gpu only, as "
-                "spark.task.resource.gpu.amount has it."
+                f"gpu_resource_name={gpu_resource_name!r}: the only name is 'gpu', as in "
+                "spark.task.resource.gpu.amount."
             )
         self._num_slots = _at_least_one("num_slots", num_slots)
         self._local_mode = local_mode
@@ -138,12 +138,12 @@ def _at_least_one(name: str, value: Any) -> int:
     except TypeError:
         number = 0
     if number < 1:
-        raise OptionsError(f"{name} must be a whole number from 1 on, not {value!r}.")
+        raise OptionsError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return number
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """Which ranks to start, and what to say of their GPUs; `several`: `count` is that of GPUs, if tasks have more."""
+    """The ranks to start, and a notice about GPUs or ''; `several`: `count` counts GPUs if tasks have several."""
     from sparkring.launchers import gpus_of_a_rank
     from sparkring.views import tell
 
@@ -152,9 +152,9 @@ def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = Fal
         return Options(np=np, gpus=0), ""
     each = gpus_of_a_rank(np, tell)
     if not each:
-        where = "this machine has none" if local_mode else "Spark gives none to its tasks"
-        return Options(np=np), f"use_gpu=True asks for GPUs, and {where}: the ranks run without"
+        why = "this machine has no GPUs" if local_mode else "Spark gives no GPUs to its tasks"
+        return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"
     if several and each > 1:
         np = math.ceil(count / each)
-    # On Spark a rank has its task's in any case.
+    # On Spark a rank always has the GPUs of its task.
     return Options(np=np, gpus=1 if local_mode else None), ""

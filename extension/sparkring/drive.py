@@ -20,7 +20,7 @@ from sparkring.worker.stacks import collective
 POLL_S = 0.1
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
-OTHERS_GRACE_S = 1.0  # after an exception, where ranks may be restarted: what the others tell decides on that
+OTHERS_GRACE_S = 1.0  # the wait for other ranks' failures after an exception, which decide on a restart
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # what a warm gang's ranks get to come back from an interrupt, before the gang is given up
 RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
@@ -125,9 +125,9 @@ class Drive:
         raise TurnLost(rank, failure.summary if failure else "", left, values)
 
     def _hear_others(self, rank: int) -> int:
-        """Let the other ranks tell for a moment how they end; returns the rank whose failure is the cause then.
+        """Wait for a moment for failures of other ranks; returns the rank whose failure is the cause.
 
-        It decides on a restart whether all have failed alike, and whether one has died.
+        These failures decide on a restart: whether all ranks failed in the same way, and whether one has died.
         """
         failure = self.turn.failures[rank]
         if self.options.max_restarts and failure.kind == "exception" and not failure.follows:

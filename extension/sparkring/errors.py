@@ -13,7 +13,7 @@
     ├── PathError            a path is not usable as it is written
     ├── DataError            the data cannot be read or shared out
     └── CheckpointError      a checkpoint cannot be written or read
-        ├── CheckpointStorageError   … because its storage did not do as it was asked, which may pass
+        ├── CheckpointStorageError   … because its storage failed; another attempt may succeed
         └── CheckpointDamagedError   … because its files are not as they were written
 
 A message says what happened, where, and what to do next. In IPython these errors are shown
@@ -101,7 +101,7 @@ class CheckpointError(SparkringError):
 
 
 class CheckpointStorageError(CheckpointError):
-    """The storage of checkpoints cannot be read or written just now: another attempt may succeed."""
+    """The storage of checkpoints cannot be read or written now; another attempt may succeed."""
 
 
 class CheckpointDamagedError(CheckpointError):

@@ -48,8 +48,8 @@ class Failure:
 
     `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`.
     `follows` says that it looks like the echo of another rank's end (a broken collective), `interrupt` that
-    it is a KeyboardInterrupt. `error` is the exception's class, with its module. `cause` is what its type tells of the
-    next attempt: "code" would fail again, and "damaged" is the checkpoint that the attempt went on from.
+    it is a KeyboardInterrupt. `error` is the exception's class, with its module. `cause` is "code" if another
+    attempt would fail again, "damaged" if the checkpoint that the attempt went on from is damaged, else "".
     """
 
     kind: FailureKind
@@ -170,9 +170,9 @@ class Output:
 class Displayed:
     """A rank has shown something other than text, with display() or plt.show().
 
-    `number` counts what the rank shows in an attempt, from 1; a display takes the place of an earlier one with its
-    number, and one that `clears` that of all that the rank has shown. `data` has the form `mime_type`, and is empty
-    where its `size_bytes` were too many. `text` is its text form, which the rank has printed as well.
+    `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
+    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if its `size_bytes`
+    were too many. `text` is the text form, which the rank has also printed.
     """
 
     time: float
@@ -497,7 +497,7 @@ class StackTaken:
 class Notice:
     """Something the user should know: progress of a slow start, a warning.
 
-    `until` says how long it is true: until the ranks are "up", until one of them is "heard" of, or, if "", for ever.
+    `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, or always ("").
     """
 
     time: float
@@ -557,7 +557,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event that to_json() wrote, `data` of Output and Displayed put back. Unknown fields are passed over."""
+    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
     if kind is RankFailed:

@@ -109,7 +109,7 @@ class Gang:
         self.launcher.start(self.size, ticket)
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Turn:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn must go on.
+        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn may be running.
 
         LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
         """
@@ -382,14 +382,14 @@ class Gang:
         self._untold += [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in turn.ranks]
 
     def _check_packages(self, request: Request) -> None:
-        """LaunchError if a member runs another Python, in which a package is missing that the request needs."""
+        """LaunchError if a member runs another Python that lacks a package which the request needs."""
         for hello in self._hellos.values():
             if hello["packages"] is not None and (found := difference(request.modules, hello["packages"])):
                 raise LaunchError(
-                    f"what the cell takes from the notebook needs {found.module} {found.here}, as in this notebook's "
-                    f"Python ({sys.executable}), and the executors' on {hello['host']} ({hello['python']}) has "
+                    f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
+                    f"({sys.executable}), but the executors' Python on {hello['host']} ({hello['python']}) has "
                     f"{found.there or 'none'}: set PYSPARK_PYTHON to a Python with the notebook's packages before the "
-                    "SparkSession is made, or install it there."
+                    f"SparkSession is made, or install {found.module} there."
                 )
 
     def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:

@@ -114,7 +114,7 @@ def _content(value: Any) -> bytes:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Its `__dict__`, if it has one; a `__getattr__` of its class is not asked for it."""
+    """Its `__dict__`, if it has one, without calling a `__getattr__` of its class."""
     return vars(value) if type(value).__dictoffset__ else {}
 
 

@@ -1,4 +1,4 @@
-"""The names in annotations that are text, which `typing.get_type_hints` looks up when it is asked for them."""
+"""Finds names in annotations that are text; `typing.get_type_hints` looks these names up on the ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator
 
 
 def names_in_hints_of(value: object) -> set[str]:
-    """The names in the annotations of a function or a class that are text, or hold text."""
+    """The names in those annotations of a function or a class that are text or contain text."""
     if not isinstance(value, (type, types.FunctionType)):
         return set()
     try:
         annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
-    except Exception:  # from Python 3.14 on they are evaluated now, and may be anything
+    except Exception:  # from Python 3.14 on, annotations are evaluated here and may raise anything
         return set()
     found = annotations.values() if isinstance(annotations, dict) else ()
     return {name for text in _texts(found) for name in _names(text)}
 
 
 def names_in_hints(source: str) -> set[str]:
-    """The names in those annotations of a cell that are text: all under `from __future__ import annotations`."""
+    """The names in annotations of a cell that are text; with `from __future__ import annotations` all of them are."""
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

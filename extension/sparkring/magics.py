@@ -116,7 +116,7 @@ Options:
 _RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
 
     %runs                       the last 20; %runs 50 lists more
-    %runs RUN                   how it went; of one that goes on in the background, its panel
+    %runs RUN                   how it went; for a run in the background, its panel
     %runs RUN --tensorboard     RUN is its name in the list, the beginning or the end of that, or its title
     %runs --stop RUN            ends a run of this notebook that goes on in the background
 
@@ -138,7 +138,7 @@ _LAUNCH = {each.lesson.magic: (name, each.lesson) for name, each in FRAMEWORKS.i
 
 
 def _asked_for_help(line: str, text: str | None) -> bool:
-    """Whether the line asks for the magic's help, which is then printed."""
+    """Print the magic's help if the line asks for it; returns whether it did."""
     asked = opts.asks_for_help(line)
     if asked:
         print(inspect.cleandoc(text or ""))
@@ -146,7 +146,7 @@ def _asked_for_help(line: str, text: str | None) -> bool:
 
 
 def _helps(magic: Callable[..., Any]) -> Callable[..., Any]:
-    """The magic, which prints its help for --help."""
+    """Wrap a magic so that --help prints its help."""
 
     @functools.wraps(magic)
     def run_or_help(self: SparkringMagics, line: str, *cell: str) -> Any:
@@ -373,7 +373,7 @@ class SparkringMagics(Magics):
 
 
 def _show(name: str) -> None:
-    """Show a run: with its live panel if it goes on in the background, else as it was saved."""
+    """Show a run: its live panel if it is running in the background, else its saved view."""
     found = background.find(name)
     if found is not None:
         found.show()
@@ -568,9 +568,9 @@ def _can_be_shown(value: Any) -> bool:
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)
 
 
-# What to write instead of a statement that belongs into a function.
+# Advice for a statement that is only allowed in a function.
 _OUTSIDE = {
-    "return": "The cell is the body of the function already. The value of its last expression comes back: write it "
+    "return": "The cell is already the body of the function, and returns the value of its last expression: write it "
     "without `return`.",
     "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
     "the cell with it.",
@@ -586,7 +586,7 @@ def _cell_source(shell: Any, magic: str, cell: str) -> str:
     try:
         tree = ast.parse(source)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's: the ranks show them
+            warnings.simplefilter("ignore")  # of the compiler: the ranks show them
             compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         line = error.lineno or 2
@@ -599,7 +599,7 @@ def _cell_source(shell: Any, magic: str, cell: str) -> str:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """A call that IPython makes of a magic, as the method's name, the magic's and what stands behind it."""
+    """The call that IPython makes of a magic: the method's name, the magic's name, and the rest of the line."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
@@ -624,7 +624,7 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
 
 
 def _scripts(shell: Any, source: str) -> tuple[Script, ...]:
-    """The scripts that the `%run` lines of a cell name, and those of the notebooks among them."""
+    """The scripts that the `%run` lines of a cell name, and those that notebooks among them name."""
     found: dict[str, Script] = {}
 
     def look_through(tree: ast.AST, where: str = "cell") -> None:
@@ -651,14 +651,15 @@ def _in_line(node: ast.AST, where: str, message: str) -> CaptureError:
     return CaptureError(f"{where} line {line}: {message}", line=line if where == "cell" else None)
 
 
-# Calls that say nothing of what a cell is for.
+# Calls that do not show what a cell is for.
 _SAY_NOTHING = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
 
 
 def _title(source: str) -> str:
-    """What a cell says of itself, to call a run without a name; '' if it says nothing.
+    """A title for a run without a name, or ''.
 
-    A comment or a docstring at its top, the fit() that it calls, its last expression, or the function that it defines.
+    It is the comment or docstring at the top of the cell, its call of fit(), its last expression, or the function that
+    it defines.
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
@@ -676,7 +677,7 @@ def _title(source: str) -> str:
 
 
 def _calls(node: ast.AST) -> str:
-    """The name of the function or method that a call calls."""
+    """The name of the function or method in a call."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
             return name

@@ -70,7 +70,7 @@ _OUTER_NAMES = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LO
 
 
 def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
-    """Find what `a.b.c` in code and all code inside it starts from and reaches: `("a", "b", "c")`."""
+    """Find the attribute chains in code and all code inside it: `("a", "b", "c")` for `a.b.c`."""
     found: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
     for instruction, _ in instructions(code):
@@ -96,7 +96,7 @@ class CellNames:
     immediate: those of `required` that are read as the cell runs, not in a function, nor where a NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
-    chains: the attribute chains of its code, as attribute_chains() gives them.
+    chains: the attribute chains of its code, from attribute_chains().
     """
 
     required: dict[str, int]
@@ -107,7 +107,7 @@ class CellNames:
     chains: frozenset[tuple[str, ...]]
 
     def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
-        """The names of the cell with a script that one of its lines runs, `inside` its namespace or in its own."""
+        """Add the names of a script that the cell runs, `inside` the cell's namespace or in its own."""
         required = {name: line for name, line in self.required.items() if name not in script.bound}
         optional = {**self.optional, **self.required}
         for name in {**script.required, **script.optional} if inside else ():

@@ -1,8 +1,8 @@
-"""What a notebook has set up in its process, and a cell expects on its ranks: import path, environment, logging.
+"""Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's active run.
 
-The driver gathers it for each run, and ranks apply what has changed since the run before, so what a cell sets on the
-ranks of a warm gang stays as long as the notebook leaves it alone. It travels with the request, over the proven
-connection: the environment may hold secrets.
+The driver gathers them for each run, and ranks apply what has changed since the previous run. So what a cell sets on
+the ranks of a warm gang stays until the notebook changes the same setting. The state travels with the request, over the
+authenticated connection, because the environment may hold secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-# Variables of a machine, a process or an installation, which would be wrong elsewhere.
+# Variables of a machine, a process or an installation, which would be wrong on another.
 _NOT_OURS = re.compile(
     r"(CUDA_VISIBLE_DEVICES|HOME|HOSTNAME|LOGNAME|MAIL|NVIDIA_VISIBLE_DEVICES|OLDPWD|PATH|PWD|SHELL|SHLVL|TEMP|TMP|TMPDIR"
     r"|USER|VIRTUAL_ENV|_)$"
@@ -26,7 +26,7 @@ PathKind = Literal["", "stdlib", "site"]
 
 
 class Handler(NamedTuple):
-    """A handler that writes what is logged to `stream`, in a format as logging.Formatter takes it, if it has one."""
+    """A handler that writes to `stream`; `format` holds the arguments of its logging.Formatter, if it has one."""
 
     stream: Literal["stdout", "stderr"]
     level: int
@@ -34,7 +34,7 @@ class Handler(NamedTuple):
 
 
 class Logger(NamedTuple):
-    """How a logger is set up. `handlers` is None for one that its own module sets up wherever it is imported."""
+    """The settings of a logger. `handlers` is None if the module that owns the logger sets it up on import."""
 
     level: int
     propagate: bool
@@ -42,10 +42,12 @@ class Logger(NamedTuple):
 
 
 class NotebookState(NamedTuple):
-    """The notebook's sys.prefix, folder and sys.path (with what each entry is), and what it has set up.
+    """The settings of the notebook that ranks take over.
 
-    `environment` holds the variables that its process has changed since it started, None for those that are not there;
-    `loggers` are by name, the root's is ''; up to the level `logging_disabled` nothing is logged.
+    prefix, folder, path: its sys.prefix, working directory, and sys.path with the kind of each entry.
+    environment: the variables that its process has changed since it started; None for a deleted one.
+    loggers: by name; the root's name is ''.
+    logging_disabled: the level up to which logging is disabled.
     """
 
     prefix: str = ""
@@ -57,7 +59,7 @@ class NotebookState(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> NotebookState:
-        """What _asdict() gave, after its way through JSON."""
+        """Rebuild the state from _asdict() after a round trip through JSON."""
         loggers = {
             name: Logger(level, propagate, handlers and [Handler(*handler) for handler in handlers])
             for name, (level, propagate, handlers) in fields["loggers"].items()
@@ -71,13 +73,13 @@ class NotebookState(NamedTuple):
 def gather() -> NotebookState:
     """This process's, as it is now."""
     loggers, disabled = _logging()
-    entries: list[Any] = sys.path  # also such as are no strings, which Python passes over
+    entries: list[Any] = sys.path  # may hold entries that are no strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
     return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled)
 
 
 def kind_of_entry(entry: str) -> PathKind:
-    """Whether an entry of sys.path is a part of the standard library, of an installation's packages, or neither."""
+    """Whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
     parts = entry.rstrip(os.sep).split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return "site"
@@ -92,28 +94,28 @@ def _environment_at_start() -> dict[str, str]:
             found = {name: value for name, _, value in pairs}
     except OSError:
         found = {}
-    # Elsewhere than on Linux, and where a process has written its title over it: as it is now.
+    # On other systems, and if the process has overwritten it with its title: the environment as it is now.
     return found if "PATH" in found else dict(os.environ)
 
 
 _AT_START = _environment_at_start()
 
 
-_ever_changed: set[str] = set()  # what ranks may have been told of, and have to be told of again when it changes back
+_ever_changed: set[str] = set()  # sent to ranks once, so also sent when a variable changes back
 
 
 def _environment() -> dict[str, str | None]:
-    """The variables that this process has changed, and that are the user's, not the machine's."""
+    """The user's variables that this process has changed; those of the machine are left out."""
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
-        del now["MPLBACKEND"]  # it draws into the notebook
+        del now["MPLBACKEND"]  # the notebook's own backend
     changed = {name for name in {**_AT_START, **now} if _AT_START.get(name) != now.get(name)}
     _ever_changed.update(name for name in changed if not _NOT_OURS.match(name))
     return {name: now.get(name) for name in sorted(_ever_changed)}
 
 
 def _mlflow_run() -> dict[str, str]:
-    """What makes MLflow go on with the notebook's active run in another process; nothing if there is none."""
+    """The variables with which MLflow continues the notebook's active run elsewhere; empty if there is none."""
     mlflow = sys.modules.get("mlflow")
     active_run = getattr(mlflow, "active_run", None)
     run = active_run() if active_run is not None else None
@@ -127,7 +129,7 @@ def _mlflow_run() -> dict[str, str]:
 
 
 def _logging() -> tuple[dict[str, Logger], int]:
-    """The loggers that are not as Python makes them, by name, and below which level logging is disabled."""
+    """The loggers that differ from Python's defaults, by name, and the level up to which logging is disabled."""
     if "logging" not in sys.modules:
         return {}, 0
     import logging
@@ -135,7 +137,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # One of another class is made by its module when that is imported, which does not expect it to be there.
+        # A logger of another class is made by its module on import, which expects that it does not exist yet.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
@@ -147,7 +149,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
 
 
 def _handlers(logger: Any) -> list[Handler]:
-    """Those that write to the notebook."""
+    """The handlers that write to the notebook."""
     import logging
 
     streams: tuple[tuple[Literal["stdout", "stderr"], Any], ...] = (
@@ -182,10 +184,10 @@ class RankState:
         self._told = NotebookState()
         self._own_path = list(sys.path)
         self._path = list(sys.path)
-        self._handlers: list[tuple[Any, Any]] = []  # the loggers and the handlers that they have got here
+        self._handlers: list[tuple[Any, Any]] = []  # pairs of a logger and a handler that was added here
 
     def apply(self, now: NotebookState) -> None:
-        """Take over what has changed in the notebook since the last time."""
+        """Apply what has changed in the notebook since the previous call."""
         before, self._told = self._told, now
         if now.folder != before.folder and os.path.isdir(now.folder):
             os.chdir(now.folder)
@@ -198,9 +200,9 @@ class RankState:
             self._apply_logging(before.loggers, now)
 
     def leave_run(self) -> None:
-        """At the end of a cell: leave the notebook's MLflow run as it is, if the cell has gone on with it.
+        """At the end of a cell, detach MLflow from the notebook's run, if the cell has continued it.
 
-        MLflow would end it when this process exits, while the notebook, which has begun it, still goes on with it.
+        MLflow would otherwise end the run when this process exits, while the notebook still uses it.
         """
         active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
         run = active_run() if active_run is not None else None
@@ -213,7 +215,7 @@ class RankState:
             if value is None:
                 if changed:
                     os.environ.pop(name, None)
-            elif changed or name not in os.environ:  # MLflow deletes the run's variable when it has read it
+            elif changed or name not in os.environ:  # MLflow deletes the variable of the run once it has read it
                 os.environ[name] = value
 
     def _apply_logging(self, before: Mapping[str, Logger], now: NotebookState) -> None:
@@ -244,10 +246,10 @@ class RankState:
 
 
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
-    """A rank's sys.path: the notebook's, in its order, as far as it is there.
+    """A rank's sys.path: the notebook's entries in their order, if they exist here.
 
-    Another Python keeps its standard library and its packages where the notebook has its own, which are left out. What
-    was shipped to the rank comes first, and what else it has of its own last.
+    A rank of another Python has its own standard library and packages in the place of the notebook's. Entries that were
+    shipped to the rank come first; its other own entries come last.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

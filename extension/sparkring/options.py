@@ -225,7 +225,7 @@ _BARRIER: dict[tuple[str, ...], tuple[dict[str, Any], str]] = {
 
 
 def asks_for_help(line: str) -> bool:
-    """Whether the line of a magic asks what can stand on it."""
+    """Whether the line of a magic asks for its help."""
     try:
         return not {"-h", "--help"}.isdisjoint(shlex.split(line, comments=True))
     except ValueError:  # the magic's own parser says what is wrong
@@ -419,7 +419,7 @@ def parse_logs(line: str) -> LogsWanted:
 
 @dataclass(frozen=True)
 class RunsWanted:
-    """What `%runs` is asked for: to list the last `count`, or to show `run`, open it in TensorBoard, or stop it."""
+    """The line of `%runs`: list the last `count` runs, or show `run`, open it in TensorBoard, or stop it."""
 
     count: int = 20
     run: str = ""
@@ -434,7 +434,9 @@ def parse_runs(line: str) -> RunsWanted:
     if stop and (tensorboard or not run):
         raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
     if run.startswith("-"):
-        raise OptionsError(f"%runs takes how many to list, or a run, not {run!r}: %runs 50")
+        raise OptionsError(
+            f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
+        )
     if run.isdecimal() and not (tensorboard or stop):
         return RunsWanted(int(run))
     return RunsWanted(run=run, tensorboard=tensorboard, stop=stop)
@@ -558,7 +560,7 @@ def checkpoints_parser() -> argparse.ArgumentParser:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """The words as argparse takes them: `--np=-2` for `-n -2`, two options to it, and for horovodrun's `-np -2`."""
+    """The words as argparse needs them: `--np=-2` for `-n -2` and `-np -2`, which it would take for two options."""
     found: list[str] = []
     for word in words:
         if word.startswith("-np"):

@@ -72,7 +72,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 
 
 class _Cell:
-    """Stands for the cell of a closure in a pickle, empty: so the functions that share it share it on the rank."""
+    """Stands for an empty closure cell in a pickle, so that functions that share the cell also share it on the rank."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return types.CellType, ()
@@ -81,7 +81,7 @@ class _Cell:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace.
 
-    `stays` tells of a name of the notebook whether functions go without it.
+    `stays` says whether functions travel without a name of the notebook.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
         self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
-        self.met: set[str] = set()  # names of the notebook that what has been packed needs to have in `__main__`
+        self.met: set[str] = set()  # the notebook's names that packed values need in `__main__`
         self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
         self._found_by_name: set[type] = set()
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        self._cells: dict[int, _Cell] = {}  # by the id of the cell that each stands for
+        self._cells: dict[int, _Cell] = {}  # by the id of the closure cell
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = _RankNamespace()
@@ -142,7 +142,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(reduced, tuple):  # a function or a class that goes by value
             if isinstance(value, types.FunctionType):
                 self._complete(value, reduced[2][1])
-                if value.__closure__:  # cloudpickle gives each function cells of its own, and fills them afterwards
+                if value.__closure__:  # cloudpickle would give each function its own cells
                     made, (*arguments, _), *state = reduced
                     cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
                     reduced = made, (*arguments, cells), *state
@@ -161,7 +161,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
-        # As these, since one that is missing on the rank must not keep the function from being loaded.
+        # Not as modules: one that is missing on the rank must not prevent loading the function.
         state["_cloudpickle_submodules"] = [Submodule(name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
@@ -173,17 +173,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Add what cloudpickle overlooks: the class that a class lies in, and that its objects have no `__dict__`."""
+    """Add what cloudpickle drops: the outer class in the qualified name, and `__slots__` as the class was made."""
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
     slots = cls.__dict__.get("__slots__")
-    if isinstance(slots, (str, tuple, list)) and not issubclass(cls, tuple):  # those of named tuples are always empty
+    # Enumerations take no such options, and named tuples must not be given any.
+    if isinstance(slots, (str, tuple, list)) and isinstance(options, dict) and not issubclass(cls, tuple):
         options["__slots__"] = slots
 
 
 class _CodeFile:
-    """A cell, or a script, that functions of the notebook come from."""
+    """A cell or a script in which functions of the notebook are defined."""
 
     def __init__(self, filename: str) -> None:
         self.text = source_text(filename)
@@ -191,7 +192,7 @@ class _CodeFile:
         self._names: list[StringName] | None = None
 
     def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
-        """The notebook's names in strings that `code` reads as code or fills in."""
+        """The notebook's names in strings that `code` evaluates or fills in."""
         if self._names is None:
             self._names = []
             if MARKS.search(self.text):
@@ -207,19 +208,18 @@ def _last_line(code: types.CodeType) -> int:
 
 
 class Along(NamedTuple):
-    """A value of the notebook that comes along, because the value called `via` needs it to be in `__main__`."""
+    """A value of the notebook that travels because the value named `via` needs it in `__main__`."""
 
     via: str
     size_bytes: int | None
-    problem: Problem | None  # why it stays behind, if it does: what needs it may do without
+    problem: Problem | None  # why it stays behind, if it does; this is no error, since it may not be needed
 
 
 @dataclass(frozen=True)
 class Packed:
-    """`payload` holds the values that could be packed, `sizes` their bytes by name, `problems` says why of the rest.
+    """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
 
-    `buffers` belong to the payload: the large ones among them, as they lie in memory. `along` are names beside those
-    of the values.
+    `buffers` belong to the payload: the memory of large values. `along` are further names that values need.
     """
 
     payload: bytes
@@ -241,10 +241,10 @@ def pack(
     bound: Collection[str] = (),
     submodules: Iterable[str] = (),
 ) -> Packed:
-    """Pack `values` in their order, each sized by what it adds to those before it, and then what comes along.
+    """Pack `values` in their order, and then what they need; a value's size is what it adds to those before it.
 
-    Functions whose globals are `namespace` get the rank's; those of its names of which `stays` says so stay behind.
-    `bound` are the names that the rank's `__main__` will have anyway; `submodules` are imported on the rank.
+    Functions whose globals are `namespace` get the rank's; names for which `stays` is true stay behind. `bound` are the
+    names that the rank's `__main__` has anyway; `submodules` are imported on the rank.
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
@@ -283,7 +283,7 @@ def pack(
                     queue.append((met, namespace[met], name))
         else:
             if not blocks and (blocks := memory.shared()):
-                continue  # pack the arrays as views of these; once, for a value may be packed as new arrays each time
+                continue  # pack again, arrays as views of blocks; only once: a value may make new arrays
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
@@ -319,7 +319,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
-    """Yield the values that were packed, by name; put what comes along with them into `namespace`."""
+    """Yield the packed values by name; put the further names that they need into `namespace`."""
     unpickler = _Unpickler(payload, namespace, buffers)
     own_builtins = namespace.get("__builtins__", builtins)
     try:
@@ -355,7 +355,7 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """On a rank: load what `pack_call` packed, the function with its positional arguments; errors as `unpack_names`."""
+    """On a rank: load what `pack_call` packed, as the function and its arguments; errors as `unpack_names`."""
     (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
     args = [value for _, value in arguments[:positional]]
     return functools.partial(function, *args) if args else function, dict(arguments[positional:])

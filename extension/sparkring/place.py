@@ -20,7 +20,7 @@ class World(NamedTuple):
     cross_size: int = 1
     node: str = "localhost"
     gpus: tuple[str, ...] = ()  # this rank's own, as CUDA_VISIBLE_DEVICES names them
-    node_rank: int = 0  # the node's number among all nodes, whereas cross_rank counts those with this local rank
+    node_rank: int = 0  # the node's number among all nodes; cross_rank counts only nodes that have this local rank
     nodes: int = 1
 
 

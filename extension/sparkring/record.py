@@ -1,8 +1,8 @@
 """A run's record: what is known of it so far, as a pure fold over its events.
 
 Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
-Its size is bounded: of what ranks print it keeps the last lines, the whole lies in the log files; of what they show, as
-much as DISPLAYS_KEPT and DISPLAY_BYTES say.
+Its size is bounded. It keeps the last lines that ranks print, while the log files hold everything, and displays up to
+DISPLAYS_KEPT and DISPLAY_BYTES.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class RunRecord:
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
     recent_count: int = 0
-    displays: tuple[Displayed, ...] = ()  # those whose data were not too large, in order of arrival
+    displays: tuple[Displayed, ...] = ()  # those that were not left out, in order of arrival
     metrics: tuple[Metrics, ...] = ()
     notices: tuple[Notice, ...] = ()
     outcome: Outcome | None = None
@@ -198,7 +198,7 @@ class RunRecord:
 
     @property
     def finished_ranks(self) -> tuple[int, ...]:
-        """The ranks that have run the cell to its end."""
+        """The ranks that have finished the cell."""
         return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
 
     @property
@@ -320,7 +320,7 @@ def _after(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, after: RunRecord) -> RunRecord:
-    """Without those that are not true any more."""
+    """The notices that are still true."""
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
@@ -484,7 +484,7 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
 
 
 def bounded(record: RunRecord, event: Displayed) -> Displayed:
-    """The display as the next one of this record: without its data, where the rank has shown too much already."""
+    """The display as the record will keep it: without its data if the rank has reached its limits."""
     event = replace(event, attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
@@ -497,7 +497,7 @@ def _takes_place(new: Displayed, old: Displayed) -> bool:
 
 
 def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
-    """With the display, in the place of the one that it updates if there is one; or one more that is left out."""
+    """Add the display, or replace the one that it updates; count it as left out if it has no data."""
     rank = _heard(record.ranks[event.rank], event.time)
     if not event.data:
         return _with_rank(record, replace(rank, displays_left_out=rank.displays_left_out + 1))
@@ -539,7 +539,7 @@ def _exited(record: RunRecord, event: RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """No rank runs the cell any more: of one that had to be killed there is no other word."""
+    """Mark all ranks as stopped: a rank that had to be killed sends no event of its own."""
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)

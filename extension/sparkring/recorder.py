@@ -49,7 +49,7 @@ class Recorder:
         self.add([events.Notice(time.time(), text, until)])
 
     def show_again(self) -> None:
-        """Show the run where the notebook stands now, too."""
+        """Show the run also in the current cell."""
         self._show(self._view.again)
 
     def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:

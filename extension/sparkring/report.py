@@ -12,8 +12,11 @@ from numbers import Real
 from typing import Any
 
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
-DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # of what a rank shows in a run: how many, and all of them together
-DISPLAY_TEXT_CHARACTERS = 4_000  # of their text forms, beside what the log has
+DISPLAYS_KEPT, DISPLAY_BYTES = (
+    30,
+    3_000_000,
+)  # of a rank in a run: number of displays, and bytes of all
+DISPLAY_TEXT_CHARACTERS = 4_000  # of a text form; the log has all of it
 
 Tell = Callable[[str, dict[str, Any]], None]
 _tell: Tell | None = None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
     from sparkring.launchers.spark.data import Data
 
-# What ranks have unless the notebook defines it. IPython hides `exit` and `quit` from the builtins of its kernel.
+# Names that ranks have unless the notebook defines them. IPython removes `exit` and `quit` from its kernel's builtins.
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 last_result: RunResult | None = None
@@ -207,7 +207,7 @@ def run_function(
 ) -> RunResult:
     """Run `function(*args, **kwargs)` on a ring of ranks; errors as for run_cell().
 
-    `code` is what to keep as the source, unless it is the function's; a `notice` is shown with the run.
+    `code` is the source to keep, by default the function's; a `notice` is shown with the run.
     """
     run = _open_function(function, args, kwargs, options, framework, code)
     if notice:
@@ -321,8 +321,8 @@ def run(
     options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
     at once.
 
-    A keyword that is an option and also a parameter of `main` is refused. Give `main` its own by position, or with
-    functools.partial(main, checkpoint_dir=…); then the keyword is the option.
+    A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
+    with functools.partial(main, checkpoint_dir=…); then the keyword is the option.
 
     Errors as for run_cell(); OptionsError.
     """

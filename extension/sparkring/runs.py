@@ -4,7 +4,7 @@
         events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
                      second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
         rank-0.log …     what each rank wrote, whole, both streams in order of arrival
-        displays/        what ranks showed: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png of a second attempt
+        displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
         tensorboard/     the metrics, once TensorBoard was asked for
 
@@ -225,7 +225,7 @@ def log_name(rank: int) -> str:
 
 
 def display_name(display: Displayed) -> str:
-    """The name of the file with what a rank showed, in the folder DISPLAYS of a run's."""
+    """The name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
     return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES[display.mime_type]}"
 

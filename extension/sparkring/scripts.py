@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from sparkring.errors import OptionsError
 
-# Words as a shell would take them apart, with their quotes.
+# Words as a shell would split them, with their quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
 _ELSEWHERE = {
@@ -39,11 +39,14 @@ _ELSEWHERE = {
 class Script(NamedTuple):
     """A script as a rank is to run it.
 
-    `line` is what stands after %run, by which the rank finds it, `arguments` the part of it that is the script's.
-    `parts` are its code, each with a file name for tracebacks: a notebook has one for each cell. `module`: run the
-    module of that name instead, which the rank imports. `written` is the path as the user has it. `name` is what
-    `__name__` is; `inside`: it runs in the cell's own namespace; `any_exit`: each sys.exit() is a success.
-    `patterns`: `*`, `?` and `[…]` in the arguments stand for file names.
+    line: the text after %run, by which the rank finds the script; `arguments` is the script's part of it.
+    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one for each cell.
+    module: the module to run instead, which the rank imports.
+    written: the path as the user wrote it.
+    name: the value of `__name__`.
+    inside: run in the cell's own namespace.
+    any_exit: take every sys.exit() as a success.
+    patterns: expand `*`, `?` and `[…]` in the arguments.
     """
 
     line: str
@@ -59,7 +62,7 @@ class Script(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What to call it in a list of what travels."""
+        """Its name in a list of what travels."""
         return f"-m {self.module}" if self.module else self.written
 
     @property
@@ -69,14 +72,14 @@ class Script(NamedTuple):
 
     @property
     def in_ipython(self) -> bool:
-        """Whether its code was written for IPython, and so may hold `%` and `!` lines."""
+        """Whether its code is for IPython, and so may hold `%` and `!` lines."""
         return _is_for_ipython(self.path)
 
 
 def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
     """The script of a `%run` line.
 
-    `expand` puts the notebook's variables into the path, `transform` makes Python of IPython's cells. OptionsError
+    `expand` fills in the notebook's variables in the path, `transform` turns IPython cells into Python. OptionsError
     says what is wrong with the line or with the script.
     """
     flags, target, arguments = _parsed(line)
@@ -86,7 +89,7 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
     inside, any_exit, patterns = ("i" in flags, "e" in flags, "G" not in flags)
     if "m" in flags:
         if inside:
-            raise OptionsError("-m runs a module in a namespace of its own: leave -i out")
+            raise OptionsError("-m runs a module in its own namespace: leave -i out")
         _find_module(written)
         name = written.rpartition(".")[2] if "n" in flags else "__main__"
         found = Script(line, written, "", (), module=written)
@@ -104,7 +107,7 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
 
 
 def read_script(written: str, transform: Callable[[str], str] | None = None) -> Script:
-    """The script at a path, read; OptionsError if that cannot be, or if it is no Python."""
+    """Read the script at a path; OptionsError if it cannot be read or is not Python."""
     path = os.path.abspath(os.path.expanduser(written))
     if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # as IPython has it
         written, path = f"{written}.py", f"{path}.py"
@@ -123,7 +126,7 @@ def read_script(written: str, transform: Callable[[str], str] | None = None) -> 
 
 
 def split_arguments(text: str, *, patterns: bool) -> list[str]:
-    """The arguments as a shell would take them apart: `~` is the home folder, unquoted patterns the files that fit."""
+    """Split the arguments as a shell would, with `~` and unquoted patterns expanded."""
     found: list[str] = []
     for word in _WORD.findall(text):
         value = os.path.expanduser(_unquoted(word))
@@ -149,12 +152,12 @@ def _parsed(line: str) -> tuple[set[str], str, str]:
 
 
 def _flag(flag: str) -> str:
-    """The flag itself, if ranks can do what it says."""
+    """Return the flag; OptionsError if it is unknown or does not work on ranks."""
     if flag in _ELSEWHERE:
-        raise OptionsError(f"-{flag} is for {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
+        raise OptionsError(f"-{flag} needs {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
     if flag not in ("--", "n", "i", "e", "G", "m"):
         raise OptionsError(
-            f"%run has no option {flag if flag[0] == '-' else f'-{flag}'}: the script's own come after it"
+            f"%run has no option {flag if flag[0] == '-' else f'-{flag}'}: write the script's options after its name"
         )
     return flag
 
@@ -181,7 +184,7 @@ def _decoded(path: str, data: bytes) -> str:
     try:
         return importlib.util.decode_source(data)
     except (SyntaxError, UnicodeDecodeError) as error:
-        raise OptionsError(f"{path} is not a text that Python can read: {error}") from None
+        raise OptionsError(f"{path} is not text that Python can read: {error}") from None
 
 
 def _checked(name: str, source: str) -> str:

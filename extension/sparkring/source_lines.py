@@ -1,7 +1,7 @@
-"""The source lines of a notebook's code, which no file on a rank holds.
+"""Sends the source lines of a notebook's code to its ranks, where no file holds them.
 
-They travel with the code into the rank's `linecache`, under the file name that the code was compiled with. So
-`inspect.getsource`, AutoGraph and `torch.jit.script` find them there, and tracebacks show them.
+The lines travel with the code into the rank's `linecache`, under the file name that the code was compiled with. So
+`inspect.getsource`, AutoGraph and `torch.jit.script` find them, and tracebacks show them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-MOST_CHARS = 1_000_000  # a cell that is longer holds data, and goes without its lines
+MOST_CHARS = 1_000_000  # a longer cell holds data, and travels without its lines
 
 
 def source_text(filename: str) -> str:
@@ -22,7 +22,7 @@ def source_text(filename: str) -> str:
 
 
 def keep_lines(filename: str, text: str) -> None:
-    """Put the lines of `filename` into linecache. They stay, since an entry without a time is compared with no file."""
+    """Put the lines of `filename` into linecache. They stay: linecache does not check entries without a time."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
@@ -37,5 +37,5 @@ class SourceLines:
 
 
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
-    """Make a code object; `lines` stand before it in a pickle, so that they are there first."""
+    """Make a code object; `lines` come first in the pickle, so they are loaded before it."""
     return make(*parts)

@@ -1,7 +1,7 @@
-"""Finds names of the notebook inside strings that are read as code or filled in: `df.query("x > @limit")`.
+"""Finds names of the notebook in strings that are evaluated as code or filled in: `df.query("x > @limit")`.
 
-Only strings count that go where the notebook's variables can be meant, such as an argument of eval(). A word in a
-docstring or in a printed text does not make data travel.
+Only strings in places that use the notebook's variables count, such as an argument of eval(). A word in a docstring or
+in printed text does not make data travel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sparkring.names import IMPLICIT, names_read
 
-MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these has no such strings
+MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # other text has no such strings
 
 _SCOPES = ("globals", "locals", "vars")
 _AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # pandas' mark for a variable
@@ -30,15 +30,15 @@ class StringName(NamedTuple):
 
 
 def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[StringName]:
-    """Find the names in strings that code reads as code, or fills in from globals().
+    """Find the names in strings that code evaluates, or fills in from globals().
 
-    `values` are the notebook's variables: one may hold such a string, or be pandas.
+    `values` are the notebook's variables: they may hold such a string, or a module such as pandas.
     """
     return list(_Strings(tree, values).find())
 
 
 class _Strings:
-    """The strings of one tree: those written there, assigned to a name there, or held by the notebook."""
+    """The strings of one tree: literals, strings that are assigned to a name, and those of the notebook."""
 
     def __init__(self, tree: ast.AST, values: Mapping[str, object]) -> None:
         self.nodes = list(ast.walk(tree))
@@ -86,7 +86,7 @@ class _Strings:
         return ()
 
     def text(self, node: ast.AST) -> str:
-        """What is known of the text that an expression gives; '' if nothing is."""
+        """The text of an expression, as far as it is known; '' if it is not."""
         match node:
             case ast.Constant(str(text)):
                 return text
@@ -122,6 +122,6 @@ def _in_code(text: str) -> Iterable[str]:
 def _in_format(text: str) -> Iterable[str]:
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(text) if field]
-    except ValueError:  # a brace that stands alone
+    except ValueError:  # a single brace
         return ()
     return [re.split(r"[.\[]", field)[0] for field in fields]

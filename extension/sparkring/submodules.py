@@ -1,6 +1,6 @@
-"""Submodules that the notebook has imported, and that code reaches through their package: `a.b.x` after `import a.b`.
+"""Finds submodules that the notebook has imported, and that code reaches by their package: `a.b.x` after `import a.b`.
 
-A module travels as its name, and importing a package does not import what lies in it.
+A module travels as its name, and importing a package does not import its submodules.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ missing: dict[str, str] = {}  # on a rank: submodules that could not be imported
 
 
 def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[str], object]) -> set[str]:
-    """Find the submodules that attribute chains reach from those of their first names that are modules."""
+    """Find the submodules that attribute chains reach, if their first names are modules."""
     found: set[str] = set()
     for root, *attributes in chains:
         module = value_of(root)
         for attribute in attributes:
             if not issubclass(type(module), types.ModuleType):
                 break
-            inside = vars(module)  # getattr() would have a lazily loaded module import something
+            inside = vars(module)  # getattr() could make a lazily loaded module import something
             name = f"{inside.get('__name__')}.{attribute}"
             module = inside.get(attribute)
             if module is not None and sys.modules.get(name) is module:
@@ -30,7 +30,7 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
 
 
 class Submodule:
-    """A submodule to import where this is unpickled, if it is there."""
+    """Imports a submodule where it is unpickled, if the submodule exists there."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class Submodule:
 
 
 def import_submodule(name: str) -> None:
-    """Import a submodule. If that fails, it only matters to code that uses it, which is told why in `missing`."""
+    """Import a submodule. A failure is kept in `missing`: it matters only to code that uses the submodule."""
     try:
         importlib.import_module(name)
         missing.pop(name, None)

@@ -51,7 +51,7 @@ _ONCE = "it can only be used where it was made. Make it in the cell, or pass a l
 _OTHER = "make it in the cell, or give its class a `__reduce__` that says how to make it again"
 _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with `.to(device)` in the cell")
 
-_IPYTHON = ("IPython", "ipykernel", "dbruntime")  # the last is where Databricks has its display() from
+_IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
 # By the first part of the module's name and the class's name, so that nothing need be imported to recognise it, and
 # classic and connect sessions, of Spark 3 and 4, are the same. Subclasses are found by their bases.

@@ -26,13 +26,13 @@ class Request(NamedTuple):
     autolog: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     buffers: tuple[memoryview, ...] = ()  # of the payload
-    modules: frozenset[str] = frozenset()  # the packages that what travels is imported from
+    modules: frozenset[str] = frozenset()  # the packages that ranks import for the values
     sent: tuple[str, ...] = ()  # the names in the payload of a cell
     timeline: bool = False  # whether the framework is to record one
     notebook: NotebookState = NotebookState()
     checkpoints: Here = Here()  # where they go, and which one the ranks go on from
-    scripts: tuple[Script, ...] = ()  # that the cell runs with %run
-    restarts: int = 0  # how often the ranks have been started before, for this run
+    scripts: tuple[Script, ...] = ()  # of the cell's %run lines
+    restarts: int = 0  # of the ranks so far in this run
     max_restarts: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Which versions a run ran with, as they are installed beside the notebook; and whether ranks have the same."""
+"""The versions of the notebook's packages that a run uses, and whether ranks have the same."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 def modules_of(values: Iterable[object]) -> frozenset[str]:
-    """The packages from which ranks import what `values` are made of, by the names of their modules."""
+    """The packages that ranks import to rebuild `values`, by the names of their modules."""
     own = {"__main__", "sparkring", "cloudpickle"}  # these travel with the task
     return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
 
@@ -54,14 +54,14 @@ def _home(value: object) -> str:
     return str((value if named else type(value)).__module__)
 
 
-@functools.cache  # it looks through all that is installed
+@functools.cache  # it searches all installed packages
 def installed() -> dict[str, str]:
-    """The versions of the packages that are installed for this Python, by the names of their modules."""
+    """The versions of this Python's installed packages, by the names of their modules."""
     return {module: _version(packages[0]) for module, packages in metadata.packages_distributions().items()}
 
 
 def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:
-    """The first of `modules` that is installed here and `there` in another minor version, or not at all."""
+    """The first of `modules` that is installed here, and `there` not at all or in another minor version."""
     here = installed()
     for module in sorted(modules):
         if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):

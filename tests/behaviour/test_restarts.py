@@ -68,9 +68,9 @@ def test_the_same_mistake_twice_ends_the_run(local):
 @pytest.mark.parametrize(
     ("cell", "why"),
     [
-        ("if rank == 0:\n    [].no_such_method()\nimport time\ntime.sleep(60)", "the AttributeError would come again"),
-        ("checkpoints().save(1, {'file': open('/dev/null')})", "the CheckpointError would come again"),
-        ("raise ValueError('no')", "all ranks failed alike before the first step"),
+        ("if rank == 0:\n    [].no_such_method()\nimport time\ntime.sleep(60)", "would raise the same AttributeError"),
+        ("checkpoints().save(1, {'file': open('/dev/null')})", "would raise the same CheckpointError"),
+        ("raise ValueError('no')", "all ranks failed in the same way before the first step"),
     ],
 )
 def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path, cell, why):

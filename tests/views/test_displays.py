@@ -49,7 +49,7 @@ def test_equal_displays_are_shown_once(replayed: Callable[..., RunRecord]) -> No
     assert displays.bundle(replayed(*each, size=4, logs="callbacks")) is None
     printed = io.StringIO()
     TerminalView(printed).close(apply(record, RunFinished(1_700_000_009.0, "finished")))
-    assert "sparkring: 5 displays: /runs/a1b2/displays\n" in printed.getvalue()
+    assert "sparkring: 5 outputs: /runs/a1b2/displays\n" in printed.getvalue()
 
 
 def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_shows_too_much(
     assert [each.data for each in record.displays if each.rank == 1] == [b"y"]
     bundle = displays.bundle(record)
     assert bundle is not None
-    assert f"3 displays of rank 0 left out: at most {DISPLAYS_KEPT}" in bundle["text/html"]
+    assert f"3 outputs of rank 0 left out: at most {DISPLAYS_KEPT}" in bundle["text/html"]
 
     recorder.add([AttemptEnded(1_700_000_003.0, 1, "lost"), AttemptStarted(1_700_000_004.0, 2, 2), shown(1, 1, b"z")])
     record = recorder.close("finished")
@@ -99,7 +99,7 @@ def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
     assert found is not None
     assert len(found["text/html"]) < displays.OUTPUT_BYTES + 1_000
     assert tags(record) == ["rank 0", "rank 1"]
-    assert "2 more displays: /runs/a1b2/displays" in found["text/html"]
+    assert "2 more outputs: /runs/a1b2/displays" in found["text/html"]
 
 
 class Odd(HTMLParser):

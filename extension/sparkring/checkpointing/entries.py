@@ -93,7 +93,7 @@ class Entry(NamedTuple):
 
 
 class Last(NamedTuple):
-    """The checkpoint that a new attempt goes on from; no name for none. `there` names all that the directory holds.
+    """The checkpoint that a new attempt goes on from; no name for none. `there` has the names of all checkpoints.
 
     `commit` is None if it could not be read.
     """

@@ -293,18 +293,18 @@ def _opened(sealed: bytes) -> dict[str, Any] | None:
 
 
 def content_of(commit: Commit) -> dict[str, Any]:
-    """A commit as values that JSON has."""
+    """A commit as plain values for JSON."""
     return {
         **commit._asdict(),
         "layout": LAYOUT,
         "files": [list(file) for file in commit.files],
-        # JSON has no NaN: what is not finite stands as text
+        # JSON has no NaN or infinity: write them as text
         "metrics": {key: value if math.isfinite(value) else str(value) for key, value in commit.metrics.items()},
     }
 
 
 def commit_of(content: dict[str, Any]) -> Commit:
-    """The commit that content_of() made such values of. KeyError, TypeError, ValueError if they are none."""
+    """The commit from values of content_of(). KeyError, TypeError or ValueError if they are not a commit."""
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):

@@ -36,8 +36,8 @@ Steps = list[int]
 History = list[tuple[int, dict[str, float]]]
 Room = dict[str, npt.NDArray[Any]]  # the memory of a state, by the names that its arrays have in a checkpoint
 
-# By directory and stamp: the steps that this process has called save() for, also where two stores share the directory.
-# The number of a save is its place in the list.
+# The steps for which this process has called save(), by directory and stamp; stores of one directory share the list.
+# The number of a save is its index in the list.
 _steps: dict[tuple[str, int], list[int]] = {}
 
 
@@ -199,8 +199,8 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
 
-        Without a model or optimizer at hand; `which` as in restore(), but the latest is the newest of list(), after
-        --fresh as well. CheckpointError if there is none.
+        Without a model or optimizer at hand; `which` as in restore(), but "latest" is the newest of list(), also after
+        --fresh. CheckpointError if there is none.
         """
         self.wait()
         found = self._read(which, {})
@@ -214,10 +214,10 @@ class Store:
     def list(self) -> Entries:
         """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell.
 
-        In a run with --checkpoint-dir: those that were there when its ranks were started, whenever a rank asks, and
-        those that this attempt has saved for steps for which this rank, too, has called save(). What has been removed
-        since then is not listed. In any other directory: what is there now, which may be more for a rank that asks
-        later; ask on one rank and broadcast the answer.
+        In a run's --checkpoint-dir, it lists the checkpoints that were there when the ranks were started, and those of
+        this attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out.
+        In any other directory, it lists what is there now, so ranks that ask at different times may get different
+        answers: ask on one rank and broadcast the answer.
         """
         entries = folder.listing(self._location)
         if not self._is_here():
@@ -226,7 +226,7 @@ class Store:
         entries = [
             entry for entry in entries if entry.name in there or (entry.parsed.stamp == stamp and entry.step in steps)
         ]
-        # A listing may be stale: what is not in it is asked for by its name.
+        # A listing may be stale: look up by name what it lacks.
         missing = there.difference(entry.name for entry in entries)
         entries += filter(None, (folder.look(self._location, name) for name in missing))
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
@@ -234,10 +234,10 @@ class Store:
     def latest(self) -> Entry | None:
         """The newest that is whole; None if there is none.
 
-        In a run with --checkpoint-dir, all ranks of an attempt get one answer: the checkpoint that restore() goes back
-        to, and None after --fresh. Once this rank has called save(), it is the newest checkpoint of those saves. They
-        become whole when rank 0 has written them: to have one answer then, too, call wait() on all ranks, and after
-        that a collective.
+        In a run with --checkpoint-dir, all ranks of an attempt get the same answer: the checkpoint that restore() goes
+        back to, or None after --fresh. Once this rank has called save(), it is the newest whole checkpoint of these
+        saves, if there is one. A checkpoint becomes whole when rank 0 has written it: for the same answer on all ranks,
+        call wait() and then a collective on all of them first.
         """
         if not self._is_here():
             return newest(self.list())
@@ -248,14 +248,14 @@ class Store:
                 return saved
         if not now.resume:
             return None
-        if now.commit is None:  # the driver had heard of it from a rank, and could not read it yet
+        if now.commit is None:  # a rank reported it, but the driver could not read it yet
             return folder.look(self._location, now.resume)
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
         """The one with the best metric: of this training once it has saved or restored, before that of all.
 
-        Of those that list() has, so that ranks of a run with --checkpoint-dir agree as they do on latest().
+        It is one of list(), so ranks of a run with --checkpoint-dir get the same answer under the same conditions.
         CheckpointError if the store was not told which metric.
         """
         return self._best(self.list())
@@ -341,7 +341,7 @@ class Store:
         return here().stamp or self._stamp
 
     def _steps(self) -> Steps:
-        """The steps that this process has called save() for, in its attempt."""
+        """The steps for which this process has called save() in its attempt."""
         key = str(self._location.fs.unstrip_protocol(self._location.path)), self._stamp_now()
         return _steps.setdefault(key, [])
 

@@ -58,10 +58,10 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """What to say of a column with nulls for which nothing is to stand."""
+    """The message for a column that has nulls and no fill value."""
     return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), and an array has none: say what stands for them, "
-        f"fill={{'{name}': 0}}, or leave these rows out, where=\"{name} is not None\"."
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array cannot hold: replace them with "
+        f"fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
     )
 
 

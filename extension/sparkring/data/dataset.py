@@ -71,8 +71,8 @@ class Dataset:
     """A data set as it was when it was opened: `version` is a digest of all footers and what was chosen of them.
 
     `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
-    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` are those that
-    the footers tell of, by column, in all rows.
+    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` are the
+    numbers of nulls by column in all rows, as far as the footers have them.
     """
 
     name: str
@@ -370,7 +370,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """How many nulls there are in each of `columns`, but for nested ones, as far as it is told."""
+    """The number of nulls in each of `columns`, as far as the footers have it; nested columns are left out."""
     leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):

@@ -68,9 +68,9 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
 
 
 def for_arrays(frame: DataFrame) -> DataFrame:
-    """The same rows with what every Parquet reader knows: MLlib's vectors as arrays of doubles, times as in toPandas().
+    """The same rows in types that every Parquet reader knows: MLlib's vectors as arrays of doubles, local times.
 
-    These are the times that a clock in the session's time zone shows. In Parquet, Spark's are those of a clock in UTC.
+    Times are in the session's time zone, as in toPandas(). Spark would write them to Parquet in UTC.
     """
     from pyspark.sql import functions
 
@@ -95,7 +95,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The type with times without a time zone: of a column, and within arrays."""
+    """The type of a column with timestamps that have no time zone, also within arrays."""
     from pyspark.sql.types import ArrayType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
@@ -106,7 +106,7 @@ def _without_zone(kind: DataType) -> DataType:
 def version_of(frame: DataFrame) -> str:
     """What two DataFrames share only if they stand for the same rows, in this kernel and later ones.
 
-    With times in them, only if the session's time zone is the same, too.
+    If they have times, the session's time zone must also be the same.
 
     Reads the rows, in one Spark job, where the plan does not tell them; what Spark raises then goes to the caller.
     """

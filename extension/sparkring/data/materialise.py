@@ -76,7 +76,7 @@ def materialise(
 
     `cache` is any path that Spark's executors and this process both reach; default: see cache_folder(). Row groups
     are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles, and times
-    those of the session's time zone, as in toPandas(). `name` is what the
+    are in the session's time zone, as in toPandas(). `name` is what the
     notebook calls it, and `say` is told what happens. An interrupt ends Spark's job, and leaves nothing half-written.
     DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
     """

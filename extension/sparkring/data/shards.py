@@ -215,7 +215,7 @@ class Shards:
         self.plan(self.size if self.seat else size)
         found = self.dataset
         for name, count in found.nulls.items():
-            if count and name not in self.layout.fill and found.condition is None:  # which may leave them out
+            if count and name not in self.layout.fill and found.condition is None:  # a filter may remove them
                 raise has_nulls(name, count, found.rows)
         try:
             self.spec  # noqa: B018

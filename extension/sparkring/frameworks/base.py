@@ -44,7 +44,7 @@ class Timeline(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Which start of run `run_id` this is: the one after `restarts` restarts, of which there may be `max_restarts`."""
+    """A start of the ranks of run `run_id`, after `restarts` of at most `max_restarts` restarts."""
 
     run_id: str
     restarts: int
@@ -77,7 +77,7 @@ class Framework(ABC):
         """What to add to the environment of the rank at `world`; asked for before each request."""
 
     def defaults(self, world: World) -> dict[str, str]:
-        """What to add to it where the rank has no such variable: a value of the user's own counts."""
+        """Variables to add to it, unless the rank already has them: the user's own value counts."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release

@@ -1,7 +1,7 @@
 """torch.distributed: the environment that torchrun gives, so that `init_process_group()` finds everything.
 
 The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation. Libraries such
-as Lightning tell by TORCHELASTIC_RUN_ID that the ranks have been started for them.
+as Lightning see from TORCHELASTIC_RUN_ID that the ranks are already started.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Torch(Framework):
             "TORCHELASTIC_RUN_ID": start.run_id,
             "TORCHELASTIC_RESTART_COUNT": str(start.restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(start.max_restarts),
-            # torchrun's agent keeps the store of its ranks; here rank 0 does.
+            # Under torchrun the agent runs the ranks' store; here rank 0 does.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         if interface:

@@ -35,7 +35,7 @@ def every_slot() -> int:
 
 
 def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
-    """How many GPUs a rank would be given: one where this machine has any, and on Spark what it gives to a task."""
+    """The number of GPUs for each rank: one if this machine has any; on Spark, as many as a task gets."""
     if np < 0:
         return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
     from sparkring.launchers.spark.session import find_session

@@ -1,7 +1,7 @@
-"""How objects are packed that pickle and cloudpickle cannot pack, or of which they lose something.
+"""Reducers for objects that pickle and cloudpickle cannot pack, or pack with losses.
 
-A reducer, as `pickle` has it, is a function that says how a value is made again. Those for a type are looked up once.
-The functions that make values again are called on the ranks; there they import what they need.
+A reducer, in the sense of `pickle`, is a function that says how to rebuild a value. The reducers for a type are looked
+up once. The functions that rebuild values are called on the ranks, and import what they need there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from sparkring.reducers.base import Reducer
 
 
 def reducers_for(cls: type) -> tuple[Reducer, ...]:
-    """Return the reducers to try for the values of a type; pickle and cloudpickle take what they leave."""
+    """Return the reducers to try for values of a type; pickle and cloudpickle pack what these leave."""
     found = (module.reducer_for(cls) for module in (torch, tensorflow, standard))
     return tuple(reducer for reducer in found if reducer)

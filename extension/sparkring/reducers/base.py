@@ -13,7 +13,7 @@ Reducer: TypeAlias = Callable[[Any], Reduced | None]
 
 
 class Layout(NamedTuple):
-    """Where the elements of an array lie: the first at `address`, the next ones by strides in bytes."""
+    """The memory layout of an array: the address of its first element, and strides in bytes."""
 
     address: int
     itemsize: int
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The addresses of the first byte and of the one after the last. There is at least one element."""
+        """The addresses of the first byte and of the one after the last. The array must not be empty."""
         reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
         start = self.address + sum(step for step in reach if step < 0)
         return start, self.address + sum(step for step in reach if step > 0) + self.itemsize

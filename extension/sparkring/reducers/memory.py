@@ -1,7 +1,7 @@
-"""Arrays that share memory in the notebook share it on the rank: NumPy's and torch's, views and tied weights.
+"""Packs arrays of NumPy and torch so that those that share memory in the notebook share it on the rank.
 
-Pickle writes each array by itself. So where the memory of two of them overlaps, all of it is written once, as a block
-of bytes, and each array as a view of its block.
+Pickle writes each array separately. If the memory of several arrays overlaps, it is written once, as a block of bytes,
+and each array as a view of the block.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from sparkring.reducers import torch
 from sparkring.reducers.base import Layout, Reduced
 
-_ALIGNMENT = 16  # of blocks: torch wants an offset that is a multiple of the size of an element
-_EFFORT = 10_000  # how long NumPy searches for a common element of two arrays, before it is assumed that there is one
+_ALIGNMENT = 16  # of blocks: torch needs offsets that are multiples of the element size
+_EFFORT = 10_000  # NumPy's limit in the search for a common element; beyond it, one is assumed
 
 
 class Block:
@@ -25,7 +25,7 @@ class Block:
     def __init__(self, start: int, end: int, owner: object) -> None:
         start = _aligned(start)
         self.start, self.end = start, end
-        # An array, which unlike a memoryview or one of ctypes' is safe from the garbage collector while it is read.
+        # An array is safe from the garbage collector while it is read, unlike a memoryview or a ctypes array.
         self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
 
     def __contains__(self, layout: Layout) -> bool:
@@ -37,7 +37,7 @@ class Block:
 
 
 def _aligned(address: int) -> int:
-    """The start of a block. A page of memory starts at a multiple of it, too, so the bytes before can be read."""
+    """The aligned start of a block. Pages of memory are aligned as well, so the bytes before can be read."""
     return address - address % _ALIGNMENT
 
 
@@ -47,14 +47,14 @@ def _writable(buffer: Any) -> Any:
 
 class _Array(NamedTuple):
     layout: Layout
-    value: Any  # it is kept, so that its memory is not used for another array meanwhile
+    value: Any  # kept, so that its memory is not reused meanwhile
 
 
 class Memory:
     """The memory of all arrays that are packed together.
 
-    `reduce` is their reducer: it packs those that lie in one of the blocks as a view of it. When all are packed,
-    `shared` has the blocks of the others that share memory.
+    The reducer `reduce` packs an array in one of the blocks as a view of the block. When all arrays are packed,
+    `shared` returns the blocks for the others that share memory.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
@@ -68,7 +68,7 @@ class Memory:
         return _numpy() is not None and (cls is _numpy().ndarray or cls in torch.tensor_types())
 
     def reduce(self, value: Any) -> Reduced | None:
-        """Pack an array: as a view of a block if it shares its memory, else by itself."""
+        """Pack an array: as a view if it lies in a block, else separately."""
         is_tensor = type(value) is not _numpy().ndarray
         layout = torch.layout(value) if is_tensor else _layout(value)
         if layout is None:
@@ -87,9 +87,9 @@ class Memory:
         return torch.reduced(value, layout, block, layout.address - block.start)
 
     def shared(self) -> tuple[Block, ...]:
-        """Find the memory that belongs to several of the arrays that were packed by themselves, in its order."""
+        """Find the memory that several separately packed arrays share, ordered by address."""
         ranges: list[tuple[int, int, object]] = []
-        open_: list[_Array] = []  # those that reach beyond the start of the next
+        open_: list[_Array] = []  # arrays that reach beyond the start of the next
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
             start, end = array.layout.bounds
             open_ = [before for before in open_ if before.layout.bounds[1] > start]
@@ -113,7 +113,7 @@ def _shared(one: Layout, other: Layout) -> bool:
         return True
     try:
         return bool(_numpy().shares_memory(_probe(one), _probe(other), max_work=_EFFORT))
-    except RuntimeError:  # TooHardError, which has a home of its own in every NumPy
+    except RuntimeError:  # TooHardError, which each version of NumPy has in another module
         return True
 
 

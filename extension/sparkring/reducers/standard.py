@@ -32,7 +32,7 @@ def reducer_for(cls: type) -> Reducer | None:
 
 
 def _cached_property(value: functools.cached_property[Any]) -> Reduced:
-    """Leave out the lock that it has before Python 3.12."""
+    """Pack a `cached_property` without the lock that it has before Python 3.12."""
     return type(value), (value.func,), (value.attrname, value.__doc__), None, None, _name_property
 
 
@@ -41,7 +41,7 @@ def _name_property(made: functools.cached_property[Any], state: tuple[str | None
 
 
 def _dispatcher(value: types.FunctionType) -> Reduced | None:
-    """Pack a `functools.singledispatch` function as its implementations; its cache refers to classes weakly."""
+    """Pack a `functools.singledispatch` function as its implementations, without its cache of weak references."""
     if value.__code__ is not _DISPATCHER:
         return None
     registry: dict[Any, Any] = dict(value.registry)  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 
 
 def _has_unguarded_lookups(cls: type) -> bool:
-    """Whether pickle would ask a class's own `__getattr__` for its hooks, on an object that has no attributes yet."""
+    """Whether pickle would call a class's own `__getattr__` for its hooks, on an object without attributes."""
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
         return False
@@ -76,7 +76,7 @@ def _has_unguarded_lookups(cls: type) -> bool:
 
 
 def _by_state(value: Any) -> Reduced:
-    """Do what `object.__reduce_ex__` does, without a call of `__getattr__`, here and on the rank."""
+    """Do what `object.__reduce_ex__` does without calling `__getattr__`, here or on the rank."""
     cls = type(value)
     slots = {}
     for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]

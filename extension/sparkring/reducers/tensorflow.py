@@ -1,7 +1,7 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
-A Keras model is made again from its configuration and its weights, by the classes and functions of the notebook that
-it uses. Nothing here imports TensorFlow before it is needed: whoever has such an object has imported it.
+A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
+uses. Nothing here imports TensorFlow: a process that has such an object has imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from sparkring.reducers.base import Reduced, Reducer
 from sparkring.travel import Kind, Refused, by_reference, walk
 
-_SEARCHED = 200  # objects of an attribute of a layer, among which classes and functions are searched for
+_SEARCHED = 200  # the most objects of a layer's attribute to search for classes and functions
 
 
 def reducer_for(cls: type) -> Reducer | None:
@@ -52,15 +52,15 @@ def reducer_for(cls: type) -> Reducer | None:
 _REFUSED = {
     "concrete_function.ConcreteFunction": Kind(
         "a concrete function, which is bound to this process",
-        "give the cell the `tf.function`, and call `get_concrete_function()` there",
+        "pass the `tf.function`, and call `get_concrete_function()` in the cell",
     ),
     "iterator_ops.IteratorBase": Kind("an iterator over a dataset", "call `iter()` on the dataset in the cell"),
     "distribute_lib.StrategyBase": Kind("a tf.distribute strategy", "make it in the cell"),
-    "checkpoint.Checkpoint": Kind("a tf.train.Checkpoint", "make it in the cell, of the objects that it saves"),
+    "checkpoint.Checkpoint": Kind("a tf.train.Checkpoint", "make it in the cell, from the objects that it saves"),
     "checkpoint_management.CheckpointManager": Kind("a tf.train.CheckpointManager", "make it in the cell"),
     "summary_ops_v2.SummaryWriter": Kind("a tf.summary writer", "make it in the cell, with a folder for each rank"),
-    "lookup_ops.LookupInterface": Kind("a tf.lookup table", "make it in the cell, of its keys and values"),
-    "load._UserObject": Kind("a loaded SavedModel", "give the cell its path, and call `tf.saved_model.load()` there"),
+    "lookup_ops.LookupInterface": Kind("a tf.lookup table", "make it in the cell, from its keys and values"),
+    "load._UserObject": Kind("a loaded SavedModel", "pass its path, and call `tf.saved_model.load()` in the cell"),
     "backprop.GradientTape": Kind("a tf.GradientTape", "record and differentiate in the cell"),
 }
 
@@ -70,7 +70,7 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """A type's bases, as the last part of their modules' names and their own: which are public changes."""
+    """The bases of a type as `module.Class`, with the last part of the module's name: the rest differs by version."""
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -92,7 +92,7 @@ def _function(function: Any) -> Reduced:
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
-        # A method of an object: TensorFlow makes it from the class's when it is asked for.
+        # A method of an object: TensorFlow makes it from the class's method on access.
         target: Any = bound.__self__
         return getattr, (target.target, bound.__func__.__name__)
     options = {
@@ -113,7 +113,7 @@ def _traced(original: Any, options: dict[str, Any]) -> Any:
 
 
 def _dataset(dataset: Any) -> Reduced:
-    """Pack the graph of a dataset, if it depends on nothing outside of itself."""
+    """Pack the graph of a dataset; refuse it if the graph depends on this process."""
     tf: Any = sys.modules["tensorflow"]
     try:
         graph = dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL)
@@ -173,15 +173,15 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Classes that are not Keras' own may not be able to: better to know now than on every rank.
+            # Rebuild it here once: classes that are not Keras' own may fail, which should show before the launch.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
         compilation = _compilation(model)
-    except Exception as error:  # whatever a class of the notebook raises
+    except Exception as error:  # classes of the notebook may raise anything
         reason = " ".join(str(error).split())
         raise Refused(
             Kind(
-                f"a Keras model, `{name}`, that cannot be made again from its configuration ({_short(reason)})",
+                f"a Keras model, `{name}`, that cannot be rebuilt from its configuration ({_short(reason)})",
                 "give each of its classes a `get_config()` that returns the arguments of its `__init__()`, call the "
                 "model once on data, or write a function that builds it and call that in the cell",
             )
@@ -230,7 +230,7 @@ def _is_theirs(value: Any) -> bool:
 
 @contextmanager
 def _named(custom: dict[str, Any]) -> Iterator[None]:
-    """Give lambdas the names that they have in `custom`: Keras' configurations name functions."""
+    """Give lambdas the names that they have in `custom`: Keras' configurations refer to functions by name."""
     lambdas = {name: value for name, value in custom.items() if value.__name__ == "<lambda>"}
     try:
         for name, value in lambdas.items():
@@ -242,7 +242,7 @@ def _named(custom: dict[str, Any]) -> Iterator[None]:
 
 
 def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
-    """Have Lambda layers find their functions by a name; as byte code they would lose their globals."""
+    """Make Lambda layers refer to functions by name; as byte code, the functions would lose their globals."""
     if isinstance(config, list | tuple):
         for item in config:
             _name_lambdas(item, layers, custom)
@@ -276,7 +276,7 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
 
 @contextmanager
 def _same_random_numbers(keras: Any) -> Iterator[None]:
-    """Put the generators back that a model's initial weights are drawn from."""
+    """Restore the random generators from which initial weights are drawn."""
     backend = sys.modules.get(f"{keras.__name__}.src.backend")
     seeds = getattr(getattr(backend, "_SEED_GENERATOR", None), "generator", None)
     context = sys.modules["tensorflow.python.eager.context"].context()
@@ -300,7 +300,7 @@ def _layer(layer: Any) -> Reduced:
 
 
 def _adapted_layer(layer: Any) -> Reduced:
-    """Pack a preprocessing layer as its configuration and what it has learned from data."""
+    """Pack a preprocessing layer as its configuration and its adapted state."""
     build_config = layer.get_build_config() if layer.built else None
     return _preprocessing, (type(layer), layer.get_config(), build_config, *_learned(layer))
 
@@ -339,7 +339,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
             layer.load_assets(folder)
 
 
-_WRAPPED = Kind("an optimizer that Horovod has wrapped", "give the cell the optimizer, and wrap it there")
+_WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, and wrap it in the cell")
 
 
 def _optimizer(optimizer: Any) -> Reduced:
@@ -357,7 +357,7 @@ def _optimizer_of(cls: Any, config: dict[str, Any]) -> Any:
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
-    """Assign an optimizer's variables when it makes them: it has to be told first for which weights."""
+    """Assign an optimizer's variables once it has created them, for which it needs the weights."""
     name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # a legacy one
     make: Callable[[Any], Any] = getattr(optimizer, name)
 

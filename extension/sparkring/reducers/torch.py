@@ -1,6 +1,6 @@
 """Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
 
-Nothing here imports torch before it is needed: whoever has such an object has imported it.
+Nothing here imports torch: a process that has such an object has imported it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sparkring.travel import Kind, Refused
 
 _COMPILED = Kind(
     "compiled by torch.compile in a way that cannot be repeated",
-    "give the cell what it was compiled from, and call `torch.compile` there",
+    "pass what it was compiled from, and call `torch.compile` in the cell",
 )
 
 
 def reducer_for(cls: type) -> Reducer | None:
-    """Return the reducer for the values of a type, if it needs one; Memory has the one for tensors."""
+    """Return the reducer for the values of a type, if it needs one; tensors have theirs in Memory."""
     if "torch" not in sys.modules:
         return None
     if cls is types.FunctionType:
@@ -46,7 +46,7 @@ def tensor_types() -> tuple[type, ...]:
 
 
 def layout(tensor: Any) -> Layout | None:
-    """Where a plain tensor lies in this machine's memory; None for one of another kind, which torch itself packs."""
+    """The layout of a plain tensor in this machine's memory; None for other tensors, which torch itself packs."""
     torch = sys.modules["torch"]
     if (
         tensor.layout is not torch.strided
@@ -65,7 +65,7 @@ def layout(tensor: Any) -> Layout | None:
 
 
 def reduced(tensor: Any, layout: Layout, block: object, offset: int) -> Reduced:
-    """Pack a tensor as a view of a block of bytes, with its gradient and the attributes that it was given."""
+    """Pack a tensor as a view of a block of bytes, with its gradient and its added attributes."""
     strides = tuple(step // layout.itemsize for step in layout.strides)
     is_parameter = type(tensor) is not sys.modules["torch"].Tensor
     arguments = (block, offset, tensor.dtype, layout.shape, strides, tensor.requires_grad, is_parameter)
@@ -102,7 +102,7 @@ def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _compiled_function(function: types.FunctionType) -> Reduced | None:
-    """Pack what was compiled, to be compiled on the rank when it is first called there."""
+    """Pack what was compiled; the rank compiles it on the first call."""
     attributes = vars(function)
     original = attributes.get("_torchdynamo_orig_callable")
     if original is None:
@@ -119,7 +119,7 @@ def _compiled_module(module: Any) -> Reduced:
 
 
 def _options(context: Any) -> dict[str, Any]:
-    """The arguments of the call of `torch.compile` that has made `context`."""
+    """The arguments of the `torch.compile` call that made `context`."""
     try:
         from torch._dynamo.eval_frame import innermost_backend
 
@@ -160,7 +160,7 @@ def _script(saved: bytes) -> Any:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """That torch.jit is deprecated was said when the user called it."""
+    """Hide torch.jit's deprecation warning, which the user's own call has shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

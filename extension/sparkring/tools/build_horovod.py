@@ -126,7 +126,7 @@ def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
 
 def edits(target: Target) -> list[Edit]:
     """What has to change in Horovod's source for this target."""
-    # As optimised, without debug information: that takes a third of the compiler's time.
+    # Without debug information, which takes a third of the compiler's time.
     wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
     if target.cxx_standard != 14:
         # Both files, or else Gloo and the PyTorch part disagree on whether its constants are inline,

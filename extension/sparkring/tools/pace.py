@@ -1,6 +1,6 @@
-"""How far a build is: what share of its time has passed when make prints a percentage.
+"""Estimates which share of a build's time has passed when make prints a percentage.
 
-make counts files, and the largest come last: of Horovod's build a sixth of the time is left at 99 %.
+make counts files, and the largest come last: at 99 %, a sixth of the time of Horovod's build is left.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# make's percentages, and the shares of the time that have passed by then: from the compiler's time for each file of
-# Horovod for TensorFlow 2.15 and PyTorch 2.13, two at a time.
+# make's percentages, and the shares of the time that have passed by then. Computed from the compiler's times for the
+# files of Horovod with TensorFlow 2.15 and PyTorch 2.13, two at a time.
 _PERCENTAGES = (0, 14, 28, 46, 55, 63, 69, 77, 83, 88, 92, 97, 99)
 _SHARES = (0.13, 0.18, 0.24, 0.30, 0.34, 0.39, 0.44, 0.52, 0.58, 0.65, 0.74, 0.81, 0.83)
 _MEASURED = dict(zip(_PERCENTAGES, _SHARES, strict=True))
@@ -19,7 +19,7 @@ _STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
 
 
 class Pace:
-    """Follows one build by what it prints, with the measures of the last one on this machine if there was one."""
+    """Follows one build by its output, with measurements of the last build on this machine if there was one."""
 
     def __init__(self, kept: Path) -> None:
         self._kept = kept
@@ -28,35 +28,35 @@ class Pace:
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share after `passed_s` seconds, when `fresh` has just been printed; None if nothing is known of it."""
+        """The share after `passed_s` seconds, when `fresh` has just been printed; None if it is unknown."""
         self._passed_s = passed_s
         for found in _STEP.findall(fresh):
             self._seen.setdefault(int(found), passed_s)
         percent = max((each for each in self._seen if each < 100), default=None)
-        if percent is None:  # cmake looks around
+        if percent is None:  # cmake is still configuring
             first = min(self._shares.values())
             return min(passed_s / self._whole_s, first) if self._whole_s else None
         marks = sorted({**self._shares, 100: 1.0}.items())
         low, begun = max((mark for mark in marks if mark[0] <= percent), default=marks[0])
         high, ended = min((mark for mark in marks if mark[0] > percent), default=marks[-1])
         share = begun + (ended - begun) * max(0, percent - low) / max(1, high - low)
-        # It has gone on since then at the pace of all before, but what comes next has not been printed yet.
+        # Assume the same pace since then, but not beyond the next percentage, which has not been printed yet.
         return min(share * passed_s / max(self._seen[percent], 0.1), ended)
 
     def keep(self) -> None:
-        """The build is done: remember how long it took to which percentage, for the next one."""
+        """Save the times of the finished build for the next one."""
         if self._passed_s and self._seen:
             shares = {percent: at / self._passed_s for percent, at in sorted(self._seen.items()) if percent < 100}
             self._kept.write_text(json.dumps({"seconds": self._passed_s, "shares": shares}), encoding="utf-8")
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
-    """The shares of the last build here and the seconds that it took; the measured ones and 0 if there was none."""
+    """The shares of the last build here and its seconds; the shares above and 0 if there was none."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         shares = {int(percent): float(share) for percent, share in found["shares"].items()}
         if shares and all(0 < share < 1 for share in shares.values()):
             return shares, float(found["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none was kept, or not by this version
+        pass  # no file, or of another version
     return _MEASURED, 0.0

@@ -31,7 +31,7 @@ class Progress:
         self._show(f"{text} …")
 
     def tick(self, share: float | None = None) -> None:
-        """The step goes on; `share` of its time has passed, as far as that can be told."""
+        """Show that the step goes on; `share` of its time has passed, if that is known."""
         now = self._clock()
         if self._rewrites or now - self._shown >= 10:
             self._shown = now
@@ -57,17 +57,17 @@ class Progress:
 
 
 def _left(seconds: float) -> str:
-    """How long it goes on, as exactly as can be known."""
+    """The time left, rounded to what can be known."""
     if seconds < 20:
         return "almost done"
     return f"about {10 * round(seconds / 10)} s left" if seconds < 95 else f"about {seconds / 60:.0f} min left"
 
 
 class Estimate(Protocol):
-    """Tells from what a command prints how much of its time has passed."""
+    """Estimates from the output of a command how much of its time has passed."""
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share after `passed_s`, when `fresh` has just been printed; None if nothing is known of it."""
+        """The share after `passed_s` seconds, when `fresh` has just been printed; None if it is unknown."""
 
 
 def watch(

@@ -23,7 +23,7 @@ class View(Protocol):
         """Show the run as it ended."""
 
     def again(self, record: RunRecord) -> None:
-        """Show the run where the notebook stands now, too."""
+        """Show the run also in the current cell."""
 
 
 class Quiet:
@@ -36,7 +36,7 @@ class Quiet:
         """Pass over it."""
 
     def again(self, record: RunRecord) -> None:
-        """Show how it stands now: that is asked for."""
+        """Show the run, since the user has asked for it."""
         show_run(record)
 
 
@@ -63,7 +63,7 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
 
 
 def show_run(record: RunRecord) -> None:
-    """Show a run as it stands in `record`, once."""
+    """Show the state of a run once."""
     if in_notebook():
         from sparkring.views.html import show
 

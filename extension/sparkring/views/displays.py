@@ -1,6 +1,6 @@
-"""What ranks have shown, as an output of its own below the panel: it is seen while the panel is alive, and stays.
+"""Shows what ranks have displayed as a separate output below the panel, beside the live panel and after it.
 
-Styles are inline, so that it looks the same where a front end takes style sheets away.
+Styles are inline, so that it looks the same if a front end removes style sheets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparkring.views import summary
 from sparkring.views.lines import plain
 
 PAUSE_S = 0.2
-BYTES_PER_S = 500_000  # what the browser is given to swallow
+BYTES_PER_S = 500_000  # the rate at which it is redrawn in the browser
 OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell
 
 Bundle = dict[str, str]
@@ -28,17 +28,17 @@ _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": "
 
 @dataclass
 class Shared:
-    """Something that was shown, and the ranks that showed it."""
+    """A display, and the ranks that showed an equal one."""
 
     display: Displayed
     ranks: list[int]
 
 
 class DisplaysView:
-    """Draws what the ranks have shown, in place, whenever there is something new.
+    """Draws the ranks' displays in place, whenever there is a new one.
 
-    `show(bundle, id, update)` puts it into the notebook. `early`: a place for it is made at once, since later the
-    kernel runs another cell.
+    `show(bundle, id, update)` puts them into the notebook. `early` makes a place for them at once, since the kernel may
+    run another cell later.
     """
 
     def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:
@@ -50,12 +50,12 @@ class DisplaysView:
         self._due = 0.0
 
     def refresh(self, record: RunRecord) -> None:
-        """Draw, unless that has just been done."""
+        """Draw, unless the last drawing is too recent."""
         if time.monotonic() >= self._due:
             self.close(record)
 
     def close(self, record: RunRecord) -> None:
-        """Draw what stays."""
+        """Draw the final output."""
         found = bundle(record) if self._is_new(record) else None
         if found is None and (self._made or not self._early):
             return
@@ -70,7 +70,7 @@ class DisplaysView:
 
 
 def bundle(record: RunRecord) -> Bundle | None:
-    """All that is to be seen of what the ranks have shown; None if that is nothing."""
+    """The output for all displays; None if there are none."""
     every, missing = shared(record), left_out(record)
     parts, texts, size, count = [], [], 0, 0
     for each in every:
@@ -82,20 +82,20 @@ def bundle(record: RunRecord) -> Bundle | None:
         texts.append(f"[{summary.rank_list(each.ranks)}] {plain(summary.first_line(each.display.text, 200))}")
     notes = []
     if count < len(every):
-        notes.append(f"{summary.counted(len(every) - count, 'more display')}: {folder(record)}")
+        notes.append(f"{summary.counted(len(every) - count, 'more output')}: {folder(record)}")
     for rank, left in missing.items():
-        most = f"at most {DISPLAYS_KEPT} and {summary.size(DISPLAY_BYTES)} of a rank are kept"
-        notes.append(f"{summary.counted(left, 'display')} of rank {rank} left out: {most}")
+        most = f"at most {DISPLAYS_KEPT} and {summary.size(DISPLAY_BYTES)} are kept for each rank"
+        notes.append(f"{summary.counted(left, 'output')} of rank {rank} left out: {most}")
     if not parts and not notes:
         return None
     body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
-    # Two classes that keep MathJax away: it would follow links of its own.
+    # The two classes keep MathJax away, whose TeX can contain links.
     html = f'<div class="mathjax_ignore tex2jax_ignore" data-sparkring-displays="{escape(record.run_id)}">{body}</div>'
     return {"text/html": html, "text/plain": "\n".join(texts + notes)}
 
 
 def shared(record: RunRecord) -> list[Shared]:
-    """What `--logs` asks for: what a rank showed in its order, and what several showed alike once."""
+    """The displays that `--logs` selects, in each rank's order; equal displays of several ranks once."""
     by_rank: dict[int, list[Displayed]] = {}
     for display in record.displays:
         if _asked_for(record, display.rank):
@@ -120,7 +120,7 @@ def _seen(display: Displayed) -> tuple[str, bytes]:
 
 
 def left_out(record: RunRecord) -> dict[int, int]:
-    """How many of a rank's displays there was no room for, by rank."""
+    """The number of displays that were left out, by rank."""
     return {
         rank.rank: rank.displays_left_out
         for rank in record.ranks
@@ -129,14 +129,14 @@ def left_out(record: RunRecord) -> dict[int, int]:
 
 
 def folder(record: RunRecord) -> str:
-    """Where what was shown lies as files."""
+    """The folder with the files of the displays."""
     return f"{record.log_folder}/{runs.DISPLAYS}" if record.log_folder else ""
 
 
 def closing_words(record: RunRecord) -> list[str]:
-    """Where there are no pictures: what there is, and where it lies."""
+    """For a terminal: the number of displays, and their folder."""
     found = shared(record)
-    return [f"{summary.counted(len(found), 'display')}: {folder(record)}"] if found and record.log_folder else []
+    return [f"{summary.counted(len(found), 'output')}: {folder(record)}"] if found and record.log_folder else []
 
 
 def _asked_for(record: RunRecord, rank: int) -> bool:
@@ -144,7 +144,7 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 
 
 def _html(each: Shared) -> str:
-    from sparkring.views.foreign import body_html  # and the libraries it needs: most runs show nothing
+    from sparkring.views.foreign import body_html  # and its libraries, only when needed: most runs display nothing
 
     tag = f"<div><b>[{escape(summary.rank_list(each.ranks))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

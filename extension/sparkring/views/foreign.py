@@ -1,7 +1,7 @@
-"""HTML, Markdown and pictures that ranks have made, as HTML that can do nothing but be looked at.
+"""Turns HTML, Markdown and pictures from ranks into harmless HTML.
 
-It stands in the page of whoever opens the notebook, and it may come from data that a rank has read. So there are no
-scripts, style sheets, forms, ids, classes or attributes of Jupyter's in it, and nothing is loaded from elsewhere.
+It is shown to everyone who opens the notebook, and may come from data that a rank has read. So it has no scripts, style
+sheets, forms, ids, classes or attributes of Jupyter's, and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _markdown = markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table"
 
 @functools.lru_cache(maxsize=256)
 def body_html(display: Displayed) -> str:
-    """What a rank has shown; its text form where nothing of it is left to be seen."""
+    """The HTML of a display; its text form if nothing visible is left."""
     text = display.data.decode("utf-8", "replace") if display.mime_type not in _PICTURES[:4] else ""
     match display.mime_type:
         case "text/html":

@@ -27,8 +27,8 @@ QUICK_LINES, QUICK_BYTES = 200, 120_000  # of a run that is shown by its lines o
 class HtmlView:
     """Draws the panel in place, a few times a second at most; how it ended always.
 
-    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing. What ranks display
-    stands below; `early` makes a place for that at once.
+    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing. Displays of ranks
+    appear below; `early` makes a place for them at once.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class HtmlView:
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
-        if began >= self._due or (record.displays and self._shown is None):  # what ranks show stands below
+        if began >= self._due or (record.displays and self._shown is None):  # displays appear below the panel
             drawn = self._draw(record, final=False)
             took = self._clock() - began
             self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)
@@ -67,7 +67,7 @@ class HtmlView:
         self._displays.close(record)
 
     def again(self, record: RunRecord) -> None:
-        """Draw it where the notebook stands now as well; both are kept up to date."""
+        """Draw it also in the current cell; both places are kept up to date."""
         self._shown = bundle(record, now=time.time(), final=record.outcome is not None)
         self._show(self._shown, self._id, False)
 
@@ -86,7 +86,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show a run as it stands in `record`; no panel takes the place of this view."""
+    """Show a run as it stands in `record`; no live panel replaces this view."""
     found = bundle(replace(record, run_id=""), now=summary.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 

@@ -8,7 +8,7 @@ const CHAINED = /^(During handling of the above exception, another|The above exc
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 
-// A traceback of one rank as its lines come; of `lines` the first `whole` belong to it in any case.
+// A traceback of one rank, built line by line; the first `whole` of `lines` certainly belong to it.
 class Traceback {
   constructor(line) {
     this.lines = [line];
@@ -17,7 +17,7 @@ class Traceback {
     this.chained = false;
   }
 
-  // Whether the line belongs to it, or may do so.
+  // Take the line if it may belong to the traceback; returns whether it did.
   take(line) {
     const { text } = line, { lines } = this;
     if (this.inFrames) {
@@ -43,8 +43,8 @@ class Lines {
     this.characters = 0;
     this.told = 0; // of the run's own count: what was missed shows as a gap
     this.pending = [];
-    this.tracebacks = new Map(); // those that have not ended yet, by rank: kept back, since other ranks print meanwhile
-    this.leaders = []; // the last ones, for folding: [line, order, what has to be the same of a traceback]
+    this.tracebacks = new Map(); // unfinished ones by rank: kept back, since other ranks may print in between
+    this.leaders = []; // the latest, for folding: [line, order, the text to compare of a traceback]
     this.orders = 0;
     this.lastOf = new Map();
   }
@@ -80,7 +80,7 @@ class Lines {
     else this.block([line]);
   }
 
-  // What was kept back, whole or not.
+  // The lines that were kept back, complete tracebacks or not.
   settle() {
     for (const rank of [...this.tracebacks.keys()]) this.ended(rank);
   }
@@ -121,9 +121,9 @@ class Lines {
     this.end++;
   }
 
-  // The line that leads a block, a line or a whole traceback, that is to be pushed now; or -1. Ranks speak in turn and in
-  // bursts (A B, then A B again), so a block joins the first equal one that came after its own rank's last: each rank's
-  // own order stays as it was.
+  // The index of the leader that a block (a line or a whole traceback) joins when it is pushed, or -1. Ranks print in turn
+  // and in bursts (A B, then A B again), so a block joins the first equal one after the last of its own rank. This keeps
+  // the order of each rank.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;

@@ -143,7 +143,7 @@ Block = list[LogLine]
 
 
 class _Traceback:
-    """A traceback of one rank as its lines come; of `lines` the first `whole` belong to it in any case."""
+    """A traceback of one rank, built line by line; the first `whole` of `lines` certainly belong to it."""
 
     def __init__(self, line: LogLine) -> None:
         self.lines = [line]
@@ -152,7 +152,7 @@ class _Traceback:
         self._chained = False
 
     def take(self, line: LogLine) -> bool:
-        """Whether the line belongs to it, or may do so."""
+        """Take the line if it may belong to the traceback; returns whether it did."""
         text = line.text
         if self._in_frames:
             self._in_frames = text.startswith(" ")
@@ -172,16 +172,17 @@ class _Traceback:
 
 
 class Blocks:
-    """Puts lines together that are one thing: those of a traceback, between which other ranks may have printed.
+    """Collects the lines of each traceback into one block, also if other ranks have printed in between.
 
-    take() gives what is complete: the line, or nothing while it may belong to a traceback, which comes when it ends.
+    take() returns complete blocks: a line by itself, or a whole traceback once it has ended. It returns nothing while a
+    line may belong to an unfinished traceback.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Traceback] = {}
 
     def __bool__(self) -> bool:
-        """Is there anything that has not been given?"""
+        """Whether lines are kept back."""
         return bool(self._open)
 
     def take(self, line: LogLine) -> list[Block]:
@@ -197,7 +198,7 @@ class Blocks:
         return [*complete, [line]]
 
     def rest(self) -> list[Block]:
-        """What is left, whole or not."""
+        """The lines that were kept back, complete tracebacks or not."""
         return [block for rank in list(self._open) for block in self._end(rank)]
 
     def _end(self, rank: int) -> list[Block]:
@@ -212,10 +213,10 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 
 
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
-    """The same of lines that are put together already: tracebacks that are alike are folded as a whole.
+    """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    Ranks speak in turn and in bursts (A B, then A B again), so a block joins the first equal one that
-    came after its own rank's last: each rank's own order stays as it was.
+    Ranks print in turn and in bursts (A B, then A B again), so a block joins the first equal one after the last block
+    of its own rank. This keeps the order of each rank.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}
@@ -235,7 +236,7 @@ def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
 
 
 def _compared(block: Block) -> str:
-    """What has to be the same of blocks that are folded into one."""
+    """The text that must be equal in blocks that are folded into one."""
     if len(block) == 1:
         return block[0].text
     return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

@@ -28,7 +28,7 @@ from sparkring.views.sections import metrics as measured
 Message = dict[str, Any]
 
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
-PAUSE_PER_WORK = 25  # each may take this part of the time: the ranks may need the processor
+PAUSE_PER_WORK = 25  # the pause after each is this many times its work: the ranks may need the processor
 NOTICES = 5
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # failed after another rank had

@@ -1,7 +1,7 @@
 // The Logs tab.
 
 const ROW = 18; // px, as in panel.css
-const REVOKE_MS = 10_000; // until the file has surely been read
+const REVOKE_MS = 10_000; // by then the file has been read
 const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 const RANK_COLOURS = 8; // .sr-c0 … in panel.css
@@ -42,7 +42,7 @@ class LogView {
     this.chip = make("button", { type: "button", class: "sr-chip", hidden: true, title: "show all ranks again" });
     this.chip.addEventListener("click", () => {
       this.panel.chooseRanks(new Set());
-      this.box.focus(); // the chip is gone, and would lose it to the page
+      this.box.focus(); // the hidden chip would lose the focus to the page
     });
     this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
       title: "stay at the end as lines come" }, "follow");
@@ -242,7 +242,7 @@ class LogView {
   download() {
     const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
     const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
-    document.body.append(link); // VS Code hears clicks there, and saves the file itself
+    document.body.append(link); // VS Code handles clicks in the page, and saves the file itself
     link.click();
     link.remove();
     setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);

@@ -1,4 +1,4 @@
-"""HTML that holds what users and ranks wrote as text only, and the form in which it is kept in a notebook."""
+"""Makes HTML in which texts of users and ranks are escaped, and the form that a notebook keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.views.lines import coloured, plain
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-# What pictures are drawn with where they have no text colour to follow: it can be read on white and on black.
+# The colour of pictures without a text colour to follow: readable on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
 
 _CSS = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -28,11 +28,11 @@ def text(value: str) -> str:
 
 
 def enclosed(body: str, run_id: str = "") -> str:
-    """What stands alone in a notebook; the live panel's script finds that of a run, and hides it.
+    """Wrap HTML as an output of a notebook; the live panel's script finds that of its run, and hides it.
 
-    A notebook that is not trusted, and one on the web, loses <style> and <svg>. So each element has its part of
-    style.css as its own style, and each drawing is an image. Notebooks would set what stands between dollars as
-    mathematics, but for two classes: MathJax 3's and 2's.
+    Untrusted notebooks, and notebooks on the web, lose <style> and <svg>. So each element gets its rules of style.css
+    as an inline style, and each drawing becomes an image. The classes keep MathJax 3 and 2 from typesetting text
+    between dollar signs.
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
     body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
@@ -47,12 +47,12 @@ _SVG_STYLE = (
 
 
 def _image(svg: str) -> str:
-    """A drawing of ours as an <img>, with what it shows in words instead of titles that no one could point at."""
+    """A drawing as an <img>, with a text alternative in the place of titles, which images cannot show."""
     tag, _, inside = svg.partition(">")
     looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
     kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
     inside = re.sub(r"<title>.*?</title>", "", inside, flags=re.DOTALL)
-    inside = re.sub("[\ufffe\uffff]", "\ufffd", inside)  # what XML cannot hold
+    inside = re.sub("[\ufffe\uffff]", "\ufffd", inside)  # not allowed in XML
     drawn = f'<svg xmlns="http://www.w3.org/2000/svg"{kept}>{_SVG_STYLE}{inside}'
     return image(drawn, looks.get("aria-label", ""), f' width="{looks["width"]}" height="{looks["height"]}"')
 
@@ -61,15 +61,15 @@ _SVG_ATTRIBUTES = ("width", "height", "viewBox", "font-size", "fill")
 
 
 def image(svg: str, words: str, attributes: str = "") -> str:
-    """An <img> that needs nothing from elsewhere; `words`, escaped, say what it shows."""
+    """A self-contained <img>; `words` is its text alternative, already escaped."""
     data = base64.b64encode(svg.encode()).decode()
     return f'<img alt="{words}"{attributes} src="data:image/svg+xml;base64,{data}">'
 
 
 def tint(colour: str) -> str:
-    """A declaration for text in this colour, drawn towards the page's own: dark enough on light pages, and vice versa.
+    """CSS for text in this colour, mixed with the page's text colour: dark enough on light pages, and vice versa.
 
-    JupyterLab's sanitiser knows no color-mix; there it is the colour itself.
+    JupyterLab's sanitiser removes color-mix; the plain colour is left.
     """
     return f"color:{colour};color:color-mix(in srgb,{colour} {TINT},currentColor)"
 
@@ -78,7 +78,7 @@ TINT = "65%"
 
 
 def scrolled(body: str, words: str) -> str:
-    """What has its own scroll bar where it is long; it can be reached and scrolled by keyboard."""
+    """A box that scrolls if its content is long, also by keyboard."""
     return f'<div class="sr-scroll" role="group" tabindex="0" aria-label="{text(words)}">{body}</div>' if body else ""
 
 

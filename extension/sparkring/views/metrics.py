@@ -52,8 +52,8 @@ class Row(NamedTuple):
 class Table:
     """The last value of each metric in each epoch, or step where no epochs were reported.
 
-    It goes as far as the slowest of the ranks that report a metric, so that a mean is never that of some of them.
-    `laps`: the counting began anew, other than by a restart. `reached` is the epoch or step of a rank's last report of
+    It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
+    `laps`: the counting began anew without a restart. `reached` is the epoch or step of a rank's last report of
     a metric, by attempt, lap, name and rank.
     """
 
@@ -81,7 +81,7 @@ class Table:
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
         """The metrics of the rows with these numbers.
 
-        Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
+        Ranks may report at different steps: between two reports of a rank, the earlier one counts.
         """
         lap = (0, 0)
         known: dict[str, dict[int, float]] = {}
@@ -136,9 +136,9 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the slowest rank has come; `epoch` is the how-manieth, whatever the user's counting begins with.
+    """The progress of the slowest rank; `epoch` is counted from 1, whatever number the user's first epoch has.
 
-    `finished` of the `size` ranks have nothing left to do.
+    `finished` is the number of finished ranks, of `size` ranks.
     """
 
     rank: int
@@ -221,9 +221,9 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Each report with its place, and those of its values that no rank is still to report there.
+    """Each report with its place, and those of its values for which no other rank's report is awaited there.
 
-    A metric is waited for from the ranks that have reported it before; not from those that have finished.
+    Ranks that have never reported a metric, and finished ranks, are not waited for.
     """
     restarts = _restarts(record)
     finished = frozenset(record.finished_ranks)
@@ -240,7 +240,7 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
             step = 0.0
         within[metrics.rank] = key, step
         reports.append((key, step, metrics))
-        if key[0] == len(restarts) and metrics.rank not in finished:  # the attempt that goes on
+        if key[0] == len(restarts) and metrics.rank not in finished:  # the current attempt
             for name in metrics.values:
                 reached.setdefault(name, {})[metrics.rank] = key, step
     until = {name: min(ranks.values()) for name, ranks in reached.items()}
@@ -478,9 +478,9 @@ def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
 
 @dataclass
 class _Course:
-    """What one rank has reported of the attempt and lap in which it is, as far as that can be compared.
+    """The oldest and the newest report of a rank in its current attempt and lap.
 
-    `oldest_done` and `newest_done` are the shares of the whole that were done then, where the totals are known.
+    `oldest_done` and `newest_done` are the completed fractions of the run at these reports, if the totals are known.
     """
 
     lap: int
@@ -491,15 +491,15 @@ class _Course:
 
     @property
     def place(self) -> tuple[int, float, float]:
-        """Where it is, in the order in which ranks go."""
+        """The rank's position, for comparison with other ranks."""
         at = self.newest
         return self.lap, at.epoch or 0, math.inf if at.ends_epoch else at.step or 0
 
 
 def progress(record: RunRecord, now: float) -> Progress | None:
-    """How far the slowest rank has come of those that count epochs or steps; None if none does.
+    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
 
-    What has finished is not the slowest, unless nothing else counts.
+    Finished ranks are left out, unless there are no others.
     """
     courses = _courses(record)
     if not courses:
@@ -530,7 +530,7 @@ def progress(record: RunRecord, now: float) -> Progress | None:
 
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The ranks that count epochs or steps in the attempt that goes on, or was the last."""
+    """The ranks that report epochs or steps in the current or last attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
     first, restarts = first_epoch(record), _restarts(record)
@@ -547,7 +547,7 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
 
 
 def first_epoch(record: RunRecord) -> int:
-    """What the user's counting of epochs begins with."""
+    """The number of the first epoch as the user counts."""
     return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 

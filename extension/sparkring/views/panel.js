@@ -3,12 +3,12 @@
 
 const KEPT_CHARACTERS = 48e6; // of all runs on the page: of older lines there are the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
-const SETTLE_MS = 500; // what has come of a traceback by then is shown
+const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 const KERNEL_GONE = "ended with the kernel";
 const LOOKS = { starting: "", interrupted: "sr-cut", "timed out": "sr-cut", [KERNEL_GONE]: "sr-cut" };
 const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline", "code"];
 
-// What runs the cell, saves, searches, or lists all commands is the notebook's even so.
+// Keys that the notebook still gets: run the cell, save, search, list all commands.
 const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
 
 let panels = 0;
@@ -89,7 +89,7 @@ class Panel {
 
   stopRun() {
     this.run.stop();
-    this.buttons[this.tab].focus(); // the button is disabled, and would lose it to the page
+    this.buttons[this.tab].focus(); // the disabled button would lose the focus to the page
   }
 
   chooseRanks(ranks) {
@@ -205,7 +205,7 @@ class Run {
     }
   }
 
-  // Show what is kept back of tracebacks, in case no more of them comes.
+  // Show unfinished tracebacks, in case no more lines come.
   settle(after) {
     clearTimeout(this.settling);
     if (!this.lines.tracebacks.size) return;
@@ -215,7 +215,7 @@ class Run {
     }, after);
   }
 
-  // Its kernel is gone, and its ranks with it: what was last known is all there is to say.
+  // The kernel and its ranks are gone: show the last known state.
   cut() {
     const { state } = this;
     if (!state || state.ended) return;
@@ -251,9 +251,9 @@ class Run {
   }
 }
 
-// Keys typed in a panel are the panel's: as JupyterLab's, D D would delete the cell that runs. JupyterLab passes over an
-// element with this attribute, but tests its `:focus` on the event's target before it comes to any ancestor. So whatever
-// has the focus gets the attribute, just before JupyterLab, which listens on the document, hears of the key.
+// Keys typed in a panel must not reach JupyterLab, where D D would delete the running cell. JupyterLab ignores keys of an
+// element with this attribute, but tests the focused element before its ancestors. So the focused element itself gets the
+// attribute, just before the key reaches JupyterLab's listener on the document.
 function keepKeys(event) {
   if (!event.target.closest?.(".sr-run")) return;
   const named = [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()];
@@ -268,7 +268,7 @@ class Runs {
     this.closed = false;
     this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
     this.heard = (message) => this.hear(message);
-    // The kernel has died or starts anew.
+    // The kernel has died or restarts.
     this.cut = () => {
       this.deaf = true;
       for (const run of this.runs.values()) run.cut();
@@ -283,7 +283,7 @@ class Runs {
     this.look();
   }
 
-  // The kernel announces its model anew when a page has been loaded, to all that there are.
+  // When a page has been loaded, the kernel announces its model again to all pages.
   listen(model) {
     this.leave(this.model);
     this.model = model;

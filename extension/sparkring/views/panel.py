@@ -35,7 +35,7 @@ PAUSE_S = 0.05  # a line is to be seen within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops what is beyond 1 MB/s
 STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed in the middle
 BUSY_EVERY_S = 1.0
-ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a page that is loaded takes its time to listen
+ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at once
 KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
@@ -95,10 +95,10 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
             self._post({"run": record.run_id, "kind": "gone"})
 
     def announce(self) -> None:
-        """Say once more that this model is there, and all there is to say of the runs that go on.
+        """Announce this model again, and send the whole state of all runs that are in progress.
 
-        A page that is loaded while a cell runs cannot ask for it, and its Stop would not be heard: it is told of none.
-        A page that knows the model takes the new one for it.
+        A page that is loaded while a cell runs cannot ask for the model. It shows no Stop, which would not be heard. A
+        page that knows the model replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -147,11 +147,11 @@ def _open_page() -> Page:
 
 
 class _Foreground:
-    """What a front end has to be told of the kernel while a cell runs, since the kernel cannot be asked then.
+    """Tells front ends about the kernel while a cell runs and the kernel answers no requests.
 
-    JupyterLab takes the end of a message that a subshell has answered, such as a widget's, for the kernel's being idle.
-    And a page that is loaded waits with its question which widgets there are until the cell has ended; but that it has
-    connected is seen on the kernel's socket.
+    JupyterLab takes the kernel for idle when a subshell has answered a message, such as a widget's, so the busy state
+    is sent again. A newly loaded page can ask for widgets only after the cell has ended. The kernel's socket shows that
+    the page has connected, and the model is announced again.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Foreground:
         self._connections = _watch_connections(self._kernel)
 
     def tell(self, page: Page) -> None:
-        """Called often, in the thread of the cell."""
+        """Send the busy state and announcements that are due; called often, in the thread of the cell."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -187,7 +187,7 @@ class _Foreground:
 
 
 def _watch_connections(kernel: Any) -> Any:
-    """A socket on which it is told when somebody connects to the kernel's output; None if that cannot be had."""
+    """A socket that reports connections to the kernel's output; None if it is not available."""
     thread: Any = getattr(kernel, "iopub_thread", None)
     if not hasattr(thread, "schedule"):
         return None
@@ -245,11 +245,11 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
         if self._view is not None:
-            # By now the script is there. Without a kernel JupyterLab would show the view as an error.
+            # The script is loaded by now. JupyterLab would show the view as an error when there is no kernel.
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
-        """Put down another place for the panel, which says the same as the first."""
+        """Show the panel in one more place, beside the first."""
         if self._page is not None:
             self._view = _display_place(self._page, record.run_id)
         self._static.again(record)
@@ -268,7 +268,7 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Put down the element that the panel goes into; returns the handle of a widget's view, where one is needed."""
+    """Display the element that holds the panel; returns the handle of a widget's view if one is needed."""
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
@@ -276,13 +276,13 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # Said by hand: a widget's own bundle has its repr as text, which is all that other readers would see.
+    # Not the widget's own bundle: its text is a repr, which is all that other readers would show.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
 def _needs_a_view() -> bool:
-    """Is this a front end that loads a widget's script only where a view of it stands? Its views are empty.
+    """Whether the front end loads a widget's script only if a view of the widget is displayed. The view is empty.
 
     VS Code names the notebook in the user's namespace; its process is known only to kernels on the same machine.
     """

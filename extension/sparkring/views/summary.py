@@ -140,12 +140,12 @@ def elapsed_s(record: RunRecord, now: float) -> float:
 
 
 def last_known(record: RunRecord) -> float:
-    """When something was last heard of the run, in Unix seconds."""
+    """The time of the last event of the run, in Unix seconds."""
     return record.ended or max([record.started, *(rank.last_heard for rank in record.ranks)])
 
 
 def took(record: RunRecord, now: float) -> str:
-    """How long the run took, or has taken so far; of one that ended before its ranks were up, that it did."""
+    """How long the run took, or has taken so far, and whether it ended before its ranks were up."""
     if not record.ended:
         return duration(int(elapsed_s(record, now)))
     began = record.running_since or len(record.attempts) > 1
@@ -226,7 +226,7 @@ def left_words(found: Progress) -> str:
 
 
 def as_of(now: float) -> str:
-    """When what is told of a run was true, for who reads it later."""
+    """The time at which the shown state was true, for later readers."""
     return time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now))
 
 
@@ -243,9 +243,9 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """How to read the whole log in an error's text: in a notebook with %logs, elsewhere in its file.
+    """Where an error says the whole log is: a %logs line in a notebook, else the path of the file.
 
-    Of a path in an error JupyterLab makes a link, which opens the debugger.
+    JupyterLab turns a path in an error into a link that opens the debugger.
     """
     from sparkring.views import in_notebook
 
@@ -286,7 +286,7 @@ def failed_line(record: RunRecord) -> int:
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """The lines of the cell, or of a script that it runs, around the innermost one that was being run."""
+    """The lines around the innermost one that was running, of the cell or of a script that it runs."""
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
@@ -326,7 +326,7 @@ def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
 
 
 def _line_text(record: RunRecord, frame: CodeFrame) -> str:
-    # The cell's own text first: what ranks have of it is what IPython made of its `%` and `!` lines.
+    # The cell's own text first: on ranks, IPython has translated its `%` and `!` lines.
     if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
         return text
     return next((line.text for line in frame.source if line.number == frame.line), "")

@@ -13,7 +13,7 @@ from sparkring.views import attempts, checkpoints, displays, metrics, reading, s
 from sparkring.views.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
 
 PROGRESS_EVERY_S = 0.2
-TRACEBACK_WITHIN_S = 0.5  # what has come of it by then is printed
+TRACEBACK_WITHIN_S = 0.5  # the wait before an unfinished traceback is printed
 WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
@@ -60,7 +60,7 @@ class TerminalView:
         self._print(told, record)
 
     def again(self, record: RunRecord) -> None:
-        """Print how it stands now."""
+        """Print the state of the run."""
         self._print([summary.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:

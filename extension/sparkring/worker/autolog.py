@@ -1,7 +1,7 @@
 """What Keras does, told without a change to the user's code: metrics of `model.fit`, and checkpoints of its callbacks.
 
 Every fit gets one more callback; what ModelCheckpoint and BackupAndRestore write is told when it is written. Keras is
-not imported for this: what defines Model and the callbacks is changed once the user's code has imported it.
+not imported for this: the modules of Model and the callbacks are patched when the user's code has imported them.
 """
 
 from __future__ import annotations

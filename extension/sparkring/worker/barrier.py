@@ -38,8 +38,8 @@ class Rows(Iterator[Any]):
 
     Iterating gives pyspark.sql.Row; `pandas()` a pandas.DataFrame and `arrow()` a pyarrow.RecordBatch per batch (of
     spark.sql.execution.arrow.maxRecordsPerBatch rows); `to_pandas()` one DataFrame of the whole partition. Values are
-    those that collect() and toPandas() give, vectors and other user-defined types included; times are those of the
-    session's time zone, without one. Without --data there are no rows. DataError on a second pass.
+    those that collect() and toPandas() give, including vectors and other user-defined types; times are naive, in
+    the session's time zone. Without --data there are no rows. DataError on a second pass.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -47,7 +47,7 @@ class Rows(Iterator[Any]):
         self._form = ""  # in which they are being read
         self._each: Iterator[Any] | None = None
         self._schema: Any = None
-        self._values: Values  # there with the first batch
+        self._values: Values  # set with the first batch
         self._ended = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -59,7 +59,7 @@ class Rows(Iterator[Any]):
         return next(self._each if self._each is not None else iter(self))
 
     def arrow(self) -> Iterator[Any]:
-        """The rows as pyarrow.RecordBatch, in which user-defined types such as vectors are as Spark stores them."""
+        """The rows as pyarrow.RecordBatch, with user-defined types such as vectors as Spark stores them."""
         return self._batches("as Arrow batches")
 
     def pandas(self) -> Iterator[Any]:

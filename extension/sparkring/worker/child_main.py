@@ -1,4 +1,4 @@
-"""The `__main__` of a process that a rank has started with `spawn` or `forkserver`: run by multiprocessing."""
+"""The `__main__` that multiprocessing runs in a process that a rank has started with `spawn` or `forkserver`."""
 
 from sparkring.worker import children
 

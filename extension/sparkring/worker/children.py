@@ -1,7 +1,7 @@
-"""What a rank gives to the processes that it starts with multiprocessing's `spawn` or `forkserver`.
+"""Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python, and looks in its `__main__` for the functions and classes that it is told to use. A
-script is run again for that; a rank has no script. So it sends along what its `__main__` defines at that moment, and
+Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. A script is
+run again to define them, but a rank has no script. So the rank sends what its `__main__` defines at that moment, and
 the child runs child_main.py, which loads it.
 """
 
@@ -23,15 +23,15 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 
 
 def prepare_children(namespace: dict[str, Any]) -> None:
-    """From now on, give the processes that this one starts what `namespace`, its `__main__`'s, defines."""
+    """From now on, send the definitions in `namespace`, that of `__main__`, to processes that this one starts."""
     if _SPAWN in sys.modules:
         _install(sys.modules[_SPAWN], namespace)
-    else:  # most ranks start none, and its import takes a while
+    else:  # not imported here: most ranks start no processes, and the import takes a while
         sys.meta_path.insert(0, _Finder(namespace))
 
 
 class _Finder:
-    """Finds multiprocessing.spawn where it is, and changes it as soon as it has been imported."""
+    """Patches multiprocessing.spawn as soon as it has been imported."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -62,7 +62,7 @@ def _install(spawn: Any, namespace: dict[str, Any]) -> None:
 
 
 def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
-    """Pack the functions and classes of `__main__`, with what they use, and say why of those that cannot be."""
+    """Pack the functions and classes of `__main__` with what they use; returns also why some cannot be packed."""
     from sparkring.packing import pack
 
     found = {
@@ -82,7 +82,7 @@ class _Sys:
 
 
 class _Carried:
-    """Becomes an attribute of `sys` where it is loaded: in a child that cannot import sparkring yet."""
+    """Becomes an attribute of `sys` when it is unpickled, in a child that cannot import sparkring yet."""
 
     def __init__(self, content: tuple[Any, ...]) -> None:
         self._content = content
@@ -92,7 +92,7 @@ class _Carried:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: define in `namespace`, its `__main__`'s, what it was given."""
+    """In the child: load what the rank has sent into `namespace`, that of `__main__`."""
     from sparkring.packing import unpack_names
 
     payload, buffers, problems = vars(sys).pop(_PLACE)

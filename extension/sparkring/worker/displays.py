@@ -1,8 +1,8 @@
-"""What a rank shows with display(), plt.show() and displayHTML().
+"""Implements display(), plt.show() and displayHTML() on ranks.
 
-The text form goes to the rank's stdout, so the log has it in its place among what is printed; the richest form that a
-notebook can show goes to the driver. IPython's own display functions lead here too, where IPython is installed.
-Imports nothing that the rank does not use anyway: IPython, matplotlib and tqdm are changed when the cell imports them.
+The text form is printed to the rank's stdout, so the log has it in order; the richest form that a notebook can show is
+sent to the driver. IPython's own display functions do the same if IPython is installed. Nothing is imported for this:
+IPython, matplotlib and tqdm are patched when the cell imports them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkring.worker.imports import when_imported
 
 Send = Callable[[dict[str, Any], bytes], None]
 
-# The forms that can be shown, the one to choose first, and the method that IPython asks for each.
+# The forms that can be shown, in order of preference, and IPython's method for each.
 _METHODS = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
@@ -32,14 +32,14 @@ _METHODS = {
     "text/markdown": "_repr_markdown_",
     "text/latex": "_repr_latex_",
 }
-# Pictures that are bytes; in a bundle they may be base64 text.
+# Pictures in bytes; a bundle may hold them as base64 text.
 _BINARY = frozenset(kind for kind in _METHODS if kind.startswith("image/") and kind != "image/svg+xml")
 _BACKEND = "module://sparkring.worker.figures"
 
 _send: Send | None = None
 _shown = 0  # in this request
-_numbers: dict[str, int] = {}  # of those displays that have an id
-_clears = False  # whether the next display takes the place of all before it
+_numbers: dict[str, int] = {}  # of the displays that have an id
+_clears = False  # whether the next display replaces all before it
 
 
 def connect(send: Send) -> None:
@@ -51,9 +51,9 @@ def connect(send: Send) -> None:
 
 
 def draw_figures() -> None:
-    """Have matplotlib, once the cell imports it, hand its figures to display(), unless the user chose a backend.
+    """Make matplotlib pass its figures to display() once the cell imports it, unless the user chose a backend.
 
-    Processes that the rank starts cannot; they get a backend that draws into files only.
+    Processes that the rank starts cannot display; they get a backend that only draws into files.
     """
     chosen = os.environ.get("MPLBACKEND", "")
     if not chosen or chosen.startswith("module://"):
@@ -62,7 +62,7 @@ def draw_figures() -> None:
 
 
 def begin() -> None:
-    """A new request: displays are counted from the start, and figures that an earlier one has left are forgotten."""
+    """Begin a request: count displays from 1, and close figures of earlier requests."""
     global _shown, _clears
     _shown, _clears = 0, False
     _numbers.clear()
@@ -74,13 +74,13 @@ def begin() -> None:
 def finish() -> None:
     """The cell has ended: show the figures that are still open, as a notebook does.
 
-    One that cannot be drawn is told, and does not cost the run.
+    An error in drawing one is printed, and does not fail the run.
     """
     figures = sys.modules.get("sparkring.worker.figures")
     if figures is not None:
         try:
             figures.show()
-        except Exception:  # whatever the user has drawn
+        except Exception:  # drawing may raise anything
             import traceback
 
             _print(traceback.format_exc())
@@ -100,7 +100,7 @@ class DisplayHandle:
         display(value, display_id=self.display_id, **options)
 
     def update(self, value: object, **options: Any) -> None:
-        """Show a value in the place of what is shown under this id."""
+        """Replace what is shown under this id."""
         update_display(value, display_id=self.display_id, **options)
 
 
@@ -135,12 +135,12 @@ def display(
 
 
 def update_display(value: object, *, display_id: str, **options: Any) -> None:
-    """Show a value in the place of what was shown with this `display_id`."""
+    """Replace what was shown with this `display_id`."""
     display(value, display_id=display_id, update=True, **options)
 
 
 def clear_output(wait: bool = False) -> None:
-    """Have the next display take the place of all that this rank has shown; nothing is gone before that."""
+    """Clear this rank's displays when it shows the next one."""
     global _clears
     _clears = True
 
@@ -160,7 +160,7 @@ def display_html(html: str) -> None:
 
 
 def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
-    """The forms of a value by MIME type; a form that raises is none."""
+    """The forms of a value by MIME type, without those that raise."""
     found: dict[str, Any] = {"text/plain": _repr(value)}
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is not None and isinstance(value, figure):
@@ -175,7 +175,7 @@ def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
             if data is not None:
                 found[kind] = data
                 if not _has_scripts(found):
-                    break  # what follows would not be chosen
+                    break  # later forms would not be chosen
     return found
 
 
@@ -205,12 +205,12 @@ def _repr(value: object) -> str:
 
 
 def _has_scripts(bundle: Mapping[str, Any]) -> bool:
-    """Does its HTML need scripts, which no notebook will run?"""
+    """Whether its HTML needs scripts, which the notebook does not run."""
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 
 def _richest(bundle: Mapping[str, Any]) -> tuple[str, bytes] | None:
-    """The form to show; a picture rather than HTML whose scripts would not run."""
+    """The form to show: a picture rather than HTML that needs scripts."""
     kinds = [kind for kind in _METHODS if bundle.get(kind)]
     if _has_scripts(bundle):
         kinds = [*kinds[1:], "text/html"]
@@ -229,7 +229,7 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
     global _shown, _clears
     text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
     found = _richest(bundle)
-    if found is None or not update:  # what only changes its place is not told in the log anew
+    if found is None or not update:  # an update is not printed in the log again
         _print(text)
     if found is None or _send is None:
         return
@@ -262,18 +262,18 @@ def _print(text: str) -> None:
 
 
 def _replace_ipythons(module: Any) -> None:
-    """IPython's functions print on a rank, where there is no shell of its own."""
+    """Replace IPython's functions, which only print on a rank, where IPython has no shell."""
     for ours in (display, update_display, clear_output, publish_display_data):
         setattr(module, ours.__name__, ours)
 
 
 def _use_our_backend(module: Any) -> None:
-    if os.environ.get("MPLBACKEND") == "Agg":  # else the cell chose one before it imported matplotlib
+    if os.environ.get("MPLBACKEND") == "Agg":  # else the cell chose a backend before it imported matplotlib
         module.rcParams["backend"] = _BACKEND
 
 
 def _print_bars(module: types.ModuleType) -> None:
-    """tqdm's bars for notebooks are widgets, which need a kernel: print those for terminals."""
+    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, by those for terminals."""
     std: Any = module.std_tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]

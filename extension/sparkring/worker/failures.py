@@ -44,7 +44,7 @@ _ECHOES = (
 _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
 _NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's
 _SCOPES = {"globals", "locals", "vars"}
-# What the same code does again, whatever ranks it has.
+# Exceptions that the same code raises again, on any ranks.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
 # pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
@@ -84,7 +84,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception, and those that it came from: what a handler raises is the echo of what it handles."""
+    """The exception and those that led to it: one raised in a handler may follow from the one that is handled."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -129,14 +129,14 @@ def _skip_ours(error: BaseException) -> Any:
 
 
 def _leave_out_ours(parts: traceback.TracebackException | None) -> None:
-    """Take out of a traceback, and of those before it, what lies between a cell and the script that it runs."""
+    """Remove the frames between a cell and the script that it runs from a traceback and those chained to it."""
     while parts is not None:
         parts.stack = traceback.StackSummary.from_list([frame for frame in parts.stack if not _is_ours(frame.filename)])
         parts = parts.__cause__ or parts.__context__
 
 
 def _is_ours(filename: str) -> bool:
-    here = _is_ours.__code__.co_filename  # in a zip, __file__ has another form
+    here = _is_ours.__code__.co_filename  # __file__ looks different in a zip
     return os.path.dirname(filename) == os.path.dirname(here)
 
 
@@ -191,7 +191,7 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
         name = f"{error.obj.__name__}.{error.name}"
         if name in submodules.missing:
-            return f"The notebook has imported `{name}`, but this rank could not: {submodules.missing[name]}."
+            return f"The notebook has imported `{name}`, but this rank could not import it: {submodules.missing[name]}."
     if unknown := _unknown_name(error):
         return (
             f"`{unknown}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
@@ -202,7 +202,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _unknown_name(error: BaseException) -> str:
-    """The name that the rank's `__main__` would have to have; '' if the error is another one."""
+    """The name that is missing in the rank's `__main__`; '' if the error is another one."""
     if isinstance(error, NameError):
         found = _NOT_DEFINED.search(str(error))  # pandas does not set its `name`
         return error.name or (found[1] if found else "")

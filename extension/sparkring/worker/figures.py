@@ -1,6 +1,6 @@
-"""matplotlib's backend on a rank: it draws as Agg does, and plt.show() hands the open figures to display().
+"""matplotlib's backend on a rank: it draws like Agg, and plt.show() passes the open figures to display().
 
-matplotlib imports this module by its name, and looks in it for `FigureCanvas` and `show`.
+matplotlib imports this module by its name, and uses its `FigureCanvas` and `show`.
 """
 
 from __future__ import annotations

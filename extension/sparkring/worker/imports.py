@@ -1,4 +1,4 @@
-"""Does something to a module as soon as a rank has imported it, and imports nothing for that."""
+"""Runs an action on a module as soon as a rank imports it, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # The import system asks for their methods only, and importlib.abc takes a sixth of a rank's start-up.
+    # Only their methods matter to the import system, and importing importlib.abc takes a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]
@@ -20,7 +20,7 @@ _actions: dict[str, list[Action]] = {}
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Call `action(module)` when the module's code has run: now if it has, else right after that."""
+    """Call `action(module)` once the module is imported: now, or right after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     if action not in _actions.setdefault(name, []):
@@ -30,7 +30,7 @@ def when_imported(name: str, action: Action) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the others find the module, and has its loader call the actions."""
+    """Leaves finding the module to other finders, and makes its loader call the actions."""
 
     def __init__(self) -> None:
         self._looking: set[str] = set()

@@ -1,4 +1,4 @@
-"""What libraries have to be told on a rank, and find in no environment variable. Nothing is imported for this."""
+"""Configures libraries on a rank where no environment variable can. Imports none of them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _LIGHTNING = (
 
 
 def prepare() -> None:
-    """Tell them as soon as the user's code imports them."""
+    """Configure each library as soon as the user's code imports it."""
     when_imported("horovod.common.elastic", _start_no_notification_service)
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Let `@hvd.elastic.run` begin without a server that waits for news of hosts: the ring stays as it is.
+    """Let `@hvd.elastic.run` start without its server for news of hosts, since the ring has a fixed size.
 
-    That server would listen on all interfaces and unpickle what arrives. It checks a signature first, but its key
-    would go to the rendezvous in clear text.
+    The server would listen on all interfaces and unpickle what arrives. It checks a signature first, but its key would
+    go to the rendezvous in clear text.
     """
     module.notification_manager.init = lambda *args, **kwargs: None
 
 
 def _count_ranks_as_devices(module: types.ModuleType) -> None:
-    """Make devices="auto" mean every rank of this node on CPUs, too, as it does on GPUs.
+    """Make devices="auto" use every rank of this node, also on CPUs.
 
-    Lightning counts one CPU, so that under torchrun each process would train by itself, on all of the data.
+    Lightning counts one CPU device, so under torchrun each process would train alone, on all of the data.
     """
     accelerator = module.CPUAccelerator
     count_cpus = accelerator.auto_device_count

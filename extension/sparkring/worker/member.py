@@ -323,8 +323,8 @@ class Member:
 
 
 def _packages() -> dict[str, str]:
-    """What is installed here: of another Python the driver has to know whether it has what the cell needs."""
-    from sparkring import versions  # some 30 ms, which ranks of the notebook's own Python do without
+    """The installed packages, which the driver checks if this is another Python than the notebook's."""
+    from sparkring import versions  # takes some 30 ms, so not for the notebook's own Python
 
     return versions.installed()
 

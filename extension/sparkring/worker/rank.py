@@ -51,7 +51,7 @@ class Rank:
         gc.set_threshold(5_000, 10, 10)
         self.requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.address = ""
-        self.environment: dict[str, str] = {}  # what the member wants for all requests, and the notebook not otherwise
+        self.environment: dict[str, str] = {}  # the member's, for all requests, unless the notebook has others
         self.notebook = RankState()
         self.cells = 0
         signal.signal(signal.SIGINT, _pass_over)
@@ -73,7 +73,7 @@ class Rank:
             self.home.send(kind, fields)
 
     def show(self, fields: dict[str, Any], data: bytes) -> None:
-        """Send something to be seen in the notebook; as tell()."""
+        """Send a display to the notebook, like tell()."""
         if os.getpid() == self.pid:
             self.home.send("display", fields, [data])
 
@@ -130,7 +130,7 @@ class Rank:
         sparkdl.install()
 
     def run(self, frame: Frame) -> None:
-        """Run one request and tell how it went; an interrupt is told like an error, and so is an exit with a code."""
+        """Run one request and report how it ended; an interrupt is reported as an error, as is an exit with a code."""
         fields = frame.fields
         self.cells += 1
         self.loaded = False

@@ -1,4 +1,4 @@
-"""Runs a script on a rank as IPython's %run does: `__main__`, sys.argv and sys.path are the script's meanwhile."""
+"""Runs a script on a rank as IPython's %run does, with `__main__`, sys.argv and sys.path set for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkring.scripts import Script
 
-files: set[str] = set()  # the file names of the code of scripts, as tracebacks have them
+files: set[str] = set()  # file names of scripts in tracebacks
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
     """Run a script; the names that it binds are in the rank's `__main__` afterwards.
 
-    sys.exit() and sys.exit(0) end it well; another code raises SystemExit.
+    sys.exit() and sys.exit(0) end it as a success; another code raises SystemExit.
     """
     from sparkring.names import IMPLICIT
 
@@ -44,7 +44,7 @@ def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
 
 
 def _code(script: Script, module: types.ModuleType) -> types.CodeType:
-    """The code to run as `module`, which is told where it comes from."""
+    """The code to run as `module`, whose `__file__` and the like are set."""
     if not script.module:
         module.__file__ = script.path
         ((name, source),) = script.parts
@@ -71,7 +71,7 @@ def _run_inside(script: Script, cell: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _program(script: Script, arguments: Sequence[str]) -> Iterator[None]:
-    """While it runs, sys.argv is the script's, and its folder stands first where modules are looked for."""
+    """Set sys.argv for the script, and put its folder first on sys.path, while the script runs."""
     folder = os.path.dirname(script.path)
     before = sys.argv
     sys.argv = [script.written, *arguments]
@@ -80,13 +80,13 @@ def _program(script: Script, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-        with contextlib.suppress(ValueError):  # the script may have taken it out
+        with contextlib.suppress(ValueError):  # the script may have removed it
             sys.path.remove(folder)
 
 
 @contextlib.contextmanager
 def _in_place(module: types.ModuleType) -> Iterator[None]:
-    """While it runs, `module` is the one of its name, so that what it pickles is found in it."""
+    """Put `module` into sys.modules while it runs, so that pickle finds what it defines."""
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:
@@ -100,7 +100,7 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
-    """While it runs, the cell's `__name__` and `__file__` are the script's."""
+    """Give the cell the script's `__name__` and `__file__` while it runs."""
     before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
     cell.update(__name__=script.name, __file__=script.path)
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Magics that make sense on a rank. The driver refuses others before the launch.
 LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
 
-scripts: dict[str, Script] = {}  # that have come with cells, by what stands after %run
+scripts: dict[str, Script] = {}  # received with cells, by the text after %run
 
 
 class Shell:
@@ -60,7 +60,7 @@ class Shell:
     def _run(self, line: str) -> None:
         if line not in scripts:
             raise OptionsError(
-                f"%run {line}: the script did not come along with the cell. Write the %run line in the cell itself."
+                f"%run {line}: the script was not sent with the cell. Write the %run line in the cell itself."
             )
         from sparkring.scripts import split_arguments
         from sparkring.worker.script import run_script

@@ -15,7 +15,7 @@ def call_mirrored(train_fn: Callable[..., Any], use_custom_strategy: bool, /, **
 
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and world().gpus:
-        # The rank sees the GPUs of all ranks on its node, and a strategy would take every one of them.
+        # The rank sees the GPUs of all ranks on its node, and a strategy would use all of them.
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         tf.config.set_visible_devices([gpus[seen.index(gpu)] for gpu in world().gpus], "GPU")
     if use_custom_strategy:

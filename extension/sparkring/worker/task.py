@@ -56,7 +56,7 @@ def task_for(
             try:
                 writer = None
                 for batch in rows:
-                    # What Spark sends has its types; what they are to Spark is in the metadata of ours.
+                    # Spark's batches have Arrow's types only; our schema's metadata have Spark's types.
                     writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
                     writer.write_batch(batch)
                     pipe.flush()

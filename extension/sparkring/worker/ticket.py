@@ -18,7 +18,7 @@ BOOT = (
 
 # Follows the last row: a stream that breaks off must not pass for a short partition.
 ROWS_END = b"end of rows"
-# Where the metadata of their Arrow schema says what Spark knows of them.
+# The key of Spark's own schema in the metadata of the Arrow schema.
 SPARK_SCHEMA = b"sparkring.spark"
 
 

@@ -1,7 +1,7 @@
-"""Spark's values of what comes as Arrow: rows as DataFrame.collect() gives them, pandas as DataFrame.toPandas() does.
+"""Turns Arrow batches into Spark's values: rows as from DataFrame.collect(), pandas as from DataFrame.toPandas().
 
-Arrow has a user-defined type, such as Spark ML's vectors, as it is stored, a map as pairs and a row as a dict. What
-they are to Spark stands in Spark's own schema, which comes in the metadata of Arrow's.
+Arrow has user-defined types, such as Spark ML's vectors, in their stored form, a map as pairs and a row as a dict.
+Spark's own schema, in the metadata of the Arrow schema, says what they are in Spark.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Values:
-    """The columns of a DataFrame, of which `schema` is the Arrow schema, as Spark gives them to Python."""
+    """Makes Spark's Python values of batches of a DataFrame, whose Arrow schema is `schema`."""
 
     def __init__(self, schema: Any) -> None:
-        # From the driver, through the task that has started this rank.
+        # Trusted: it comes from the driver, through the task that has started this rank.
         found, self._timezone, self._by_arrow, self._structs = pickle.loads(schema.metadata[SPARK_SCHEMA])
         self._fields = found.fields
 
     def rows(self, batch: Any) -> list[Any]:
-        """A batch as pyspark.sql.Row; times are those that a clock in the session's time zone shows."""
+        """A batch as pyspark.sql.Row, with times in the session's time zone."""
         from pyspark.sql import Row
 
         make = Row(*batch.schema.names)
@@ -52,7 +52,7 @@ class Values:
         import pandas
         from pyspark.sql.pandas.types import _create_converter_to_pandas
 
-        # What toPandas() itself makes the values of a column with, which has been so since Spark 3.5.
+        # The converter that toPandas() itself uses since Spark 3.5.
         convert = _create_converter_to_pandas(
             field.dataType,
             field.nullable,
@@ -70,14 +70,14 @@ class Values:
 
 
 def _is_plain(kind: DataType) -> bool:
-    """Whether pandas has of Arrow what it has of a list of Python's values."""
+    """Whether pandas makes the same values from Arrow as from a list of Python's values."""
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, UserDefinedType
 
     return not isinstance(kind, (ArrayType, BinaryType, MapType, StructType, UserDefinedType))
 
 
 def _without_zones(found: Any) -> list[Any]:
-    """The columns of a batch or table, their times those that a clock in the session's time zone shows."""
+    """The columns of a batch or table, with times as local times of the session's time zone."""
     import pyarrow
     import pyarrow.compute
 
@@ -90,14 +90,14 @@ def _without_zones(found: Any) -> list[Any]:
 
 
 def _objects(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
-    """A column's values as collect() gives them; times within rows, arrays and maps have a time zone if `zoned`."""
+    """The values of a column as collect() gives them; with `zoned`, times inside other types keep their time zone."""
     values: list[Any] = column.to_pylist()
     rebuild = _rebuild(kind, zoned)
     return values if rebuild is None else [None if value is None else rebuild(value) for value in values]
 
 
 def _rebuild(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Makes what Spark has of what pyarrow gives for a value of `kind` that is not null; None: it is the same."""
+    """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 

@@ -51,7 +51,7 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """Its columns, as Arrow says it; in the metadata how toPandas() gives them to Python."""
+        """Its Arrow schema; the metadata say how toPandas() gives the columns to Python."""
         import cloudpickle
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -62,7 +62,7 @@ class Data(NamedTuple):
             structs = "dict" if by_arrow else "row"
         try:
             schema = self.frame.schema
-            # Packed, and not as JSON, since the notebook may have types of its own, which ranks cannot import.
+            # Packed and not JSON, since ranks cannot import types that the notebook defines.
             told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
             return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
         except Exception as error:  # pyspark has more than one class for it

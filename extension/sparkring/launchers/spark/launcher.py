@@ -62,7 +62,7 @@ class SparkLauncher:
         self._stage = Stage(self._context, wanted.title, size, stays=wanted.stays)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._python = str(self._context.pythonExec)  # that executors run, as far as it is known
+        self._python = str(self._context.pythonExec)  # the executors', as far as it is known
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -93,7 +93,7 @@ class SparkLauncher:
             with executed_by_this_python(self._context):
                 if self._data is None:
                     stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
-                    stage._jrdd  # noqa: B018 - which Python is to run it is noted here
+                    stage._jrdd  # noqa: B018 - records which Python is to run it
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()
@@ -121,8 +121,8 @@ class SparkLauncher:
             )
         if _lacks(text):
             return LaunchError(
-                f"Spark's executors run {self._python}, which has no {_lacks(text)}, and this notebook runs "
-                f"{sys.executable}: {SET_PYTHON[0].lower()}{SET_PYTHON[1:]}"
+                f"Spark's executors run {self._python}, which has no {_lacks(text)}; this notebook runs "
+                f"{sys.executable}. {SET_PYTHON}"
             )
         if "RuntimeError: sparkring: " in text:
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
@@ -198,7 +198,7 @@ class SparkLauncher:
 
 
 def _lacks(text: str) -> str:
-    """The package without which Spark's own worker could not start the task; '' if that is not what went wrong."""
+    """The package that Spark's own worker did not find when it started the task; '' if that was not the error."""
     found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
     return found[1] if found else ""
 

@@ -18,10 +18,10 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
-    """Have the Python functions that are handed to Spark meanwhile executed by this Python, under a local master.
+    """Under a local master, run Python functions that are handed to Spark in this context with this Python.
 
-    Executors are then on this machine. Which Python they run is PYSPARK_PYTHON or `python3`, which in a virtual
-    environment that is not activated is another one. The session's own setting stays as it is for all other jobs.
+    Local executors run PYSPARK_PYTHON or `python3`, which may be another Python than that of this kernel.
+    The session's own setting stays as it is for all other jobs.
     """
     if not context.master.startswith("local"):
         yield
@@ -35,14 +35,14 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
 
 
 def executors_python(context: SparkContext) -> str:
-    """The path of the Python that executors run, or what Spark was told to run if it runs nothing."""
+    """The path of the Python that executors run, or the configured one if no task can run."""
 
-    def look(_: int) -> str:  # by value, since executors need not have sparkring: so what it needs is in it
+    def look(_: int) -> str:  # travels by value, since executors need not have sparkring; so it imports what it needs
         import sys
 
         return sys.executable
 
     try:
         return str(context.parallelize([0], 1).map(look).collect()[0])
-    except Exception:  # it has another version, or the session has been stopped
+    except Exception:  # another version of Python, or a stopped session
         return str(context.pythonExec)

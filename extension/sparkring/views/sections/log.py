@@ -14,13 +14,13 @@ from sparkring.views.summary import counted
 RANK_BYTES = 2_000  # less of a rank's log is not worth the room
 LOG_LINES = 30
 LINE_CHARACTERS = 600
-LINE_BYTES = 90  # that block() takes for a line
+LINE_BYTES = 90  # block()'s estimate for a line
 _SIGNS = {
     "stdout": "│",
     "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
     "message": f'<b style="{tint(BLUE)}" title="message">»</b>',
 }
-_CHARACTER = 0.6  # em that a character of a fixed-width font takes; not all sanitisers know ch
+_CHARACTER = 0.6  # the width of a fixed-width character in em; not all sanitisers allow ch
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
@@ -34,9 +34,9 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Lines in a box of their own, which stays at its end as lines come."""
+    """Lines in a separate box, which follows its end."""
     look = "sr-log sr-done" if final else "sr-log"
-    return f'<div class="{look}" role="log" tabindex="0" aria-label="what the ranks printed">{shown}</div>'
+    return f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
@@ -80,7 +80,7 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
     for count, rank in enumerate(talkative):
         fair = max(RANK_BYTES, budget // (len(talkative) - count) - LINE_CHARACTERS)
         part = _log_of(rank, fair) if budget > RANK_BYTES + LINE_CHARACTERS else ""
-        taken = len(enclosed(part))  # as it will be kept
+        taken = len(enclosed(part))  # as the notebook keeps it
         if not part or taken > budget:
             left_out.append(rank.rank)
             continue

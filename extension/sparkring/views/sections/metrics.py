@@ -45,7 +45,7 @@ def _html(record: RunRecord, form: Form) -> str:
     )
     charts = _charts(record, table, form) if form != "stacked" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
-    numbers = f'<div role="group" tabindex="0" aria-label="what was measured">{shown}{by_rank}</div>'
+    numbers = f'<div role="group" tabindex="0" aria-label="metrics">{shown}{by_rank}</div>'
     return f'<div class="sr-measured">{numbers}{charts}</div>'
 
 
