@@ -605,7 +605,13 @@ def main():
     arguments = parser.parse_args()
     if arguments.lr > 1:
         raise ValueError("too fast")
-    return arguments.lr * scale
+    from multiprocessing import get_context
+
+    with get_context("spawn").Pool(1) as pool:
+        return pool.map(scaled, [arguments.lr])[0]
+
+def scaled(x):
+    return x * scale
 
 if __name__ == "__main__":
     seen = [sys.argv, "lr" in globals(), "rank" in globals()]
@@ -636,7 +642,7 @@ def test_scripts_run_on_the_ranks(kernel: Kernel, tmp_path: Path) -> None:
     assert re.search(r"^\S+/jobs/train\.py:13, in main:$", failed, re.MULTILINE)
     assert re.search(r"^→ 13 +raise ValueError\(\"too fast\"\)$", failed, re.MULTILINE)
     assert re.search(r"called from cell line 2: %run \{folder\}/train\.py --lr 2$", failed, re.MULTILINE)
-    log = Path(re.findall(r"^Whole log: (.*)$", failed, re.MULTILINE)[0]).read_text()
+    log = kernel.run(re.findall(r"^Whole log: (%logs .*)$", failed, re.MULTILINE)[0]).done().printed
     assert f'File "{path}", line 13, in main\n    raise ValueError("too fast")\n' in log
     assert "sparkring" not in log
     rows = kernel.run("%%horovod --dry-run\n%run -i {folder}/beside.py").done().displayed
