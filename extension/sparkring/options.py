@@ -316,7 +316,7 @@ def _barrier_default(np: int | None, data: str, default: Options) -> Options:
     """What counts where %%barrier is not told a number of ranks: the DataFrame's partitions, or Spark's warm gang."""
     if np is not None and np < 1:
         raise OptionsError(
-            f"%%barrier runs in tasks of a Spark barrier stage, so {np} is no number of ranks for it: use -n {abs(np) or 4}."
+            f"%%barrier runs in tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
         )
     if np is None and not data and default.np < 1:
         raise OptionsError(

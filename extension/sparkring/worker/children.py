@@ -1,8 +1,8 @@
 """What a rank gives to the processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
 Such a process is a new Python, and looks in its `__main__` for the functions and classes that it is told to use. A
-script is run again for that; a rank has none, or only a script's text. So it sends along what its `__main__` defines at that moment, and
-the child runs child_main.py, which loads it.
+script is run again for that; a rank has none, or only the text of one. So it sends along what its `__main__` defines at
+that moment, and the child runs child_main.py, which loads it.
 """
 
 from __future__ import annotations
