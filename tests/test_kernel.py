@@ -605,7 +605,13 @@ def main():
     arguments = parser.parse_args()
     if arguments.lr > 1:
         raise ValueError("too fast")
-    return arguments.lr * scale
+    from multiprocessing import get_context
+
+    with get_context("spawn").Pool(1) as pool:
+        return pool.map(scaled, [arguments.lr])[0]
+
+def scaled(x):
+    return x * scale
 
 if __name__ == "__main__":
     seen = [sys.argv, "lr" in globals(), "rank" in globals()]

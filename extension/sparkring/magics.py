@@ -27,7 +27,8 @@ from sparkring import options as opts
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.scripts import Script, find_script
-from sparkring.views import reading, show_captured, show_run, show_table, summary, tell
+from sparkring.views import reading, show_run, summary, tell
+from sparkring.views.tables import show_captured, show_table
 from sparkring.worker.expand import expand
 from sparkring.worker.shell import LINE_MAGICS
 

@@ -315,7 +315,9 @@ def checked(who: str, found: Options) -> Options:
 def _barrier_default(np: int | None, data: str, default: Options) -> Options:
     """What counts where %%barrier is not told a number of ranks: the DataFrame's partitions, or Spark's warm gang."""
     if np is not None and np < 1:
-        raise OptionsError(f"%%barrier runs in tasks of a Spark barrier stage, and not in {np}: -n {abs(np) or 4}.")
+        raise OptionsError(
+            f"%%barrier runs in tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
+        )
     if np is None and not data and default.np < 1:
         raise OptionsError(
             "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF), a rank per partition."

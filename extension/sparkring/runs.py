@@ -24,8 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-import platformdirs
-
 from sparkring.errors import LaunchError
 from sparkring.events import (
     AttemptStarted,
@@ -73,6 +71,8 @@ ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written 
 
 def home() -> Path:
     """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
+    import platformdirs  # which executors, where this module is imported with the runner, need not have
+
     root = os.environ.get("SPARKRING_HOME")
     return (Path(root) if root else platformdirs.user_data_path("sparkring", appauthor=False)) / "runs"
 

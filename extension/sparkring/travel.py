@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
 _DRIVER = "it lives on the driver. Finish with Spark before the cell, and give the ranks files or plain values"
 _FRAME = (
-    "it lives on the driver. Bring it down with `.toPandas()`, save it as files and have each rank read its part, or "
+    "it lives on the driver. Bring it down with `.toPandas()`, make `shards(…)` of it in the notebook, or "
     "give each rank a partition with `%%barrier --data NAME`, where they are `rows`"
 )
 _FILE = Kind("an open file", "pass its path and open it in the cell")

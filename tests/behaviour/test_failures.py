@@ -112,7 +112,7 @@ def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
     name = "<ipython-input-7-0123456789ab>"
     namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
     error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)
-    assert "line 3 of another cell, in train" in str(error)
+    assert "line 3 of a notebook cell, in train" in str(error)
     assert "→ 3      return 1 / y  # slope" in str(error)
     assert "called from cell line 3: train(a)" in str(error)
     assert f'File "{name}", line 3, in train\n    return 1 / y  # slope\n' in error.record.failure.traceback

@@ -74,10 +74,18 @@ def test_the_same_mistake_twice_ends_the_run(local):
     ],
 )
 def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path, cell, why):
-    """By the type of the error on one rank, or since all ranks fail alike; the error says so."""
+    """By the type of the error on one rank, or since all ranks fail alike; the error says so.
+
+    Neither it nor the log leads into sparkring, where there is nothing for the user to find.
+    """
     with pytest.raises(RunFailed, match=f"The run was not restarted: {why}") as caught:
         local.run(cell, namespace={"checkpoints": checkpoints}, checkpoint_dir=str(tmp_path / "run"), max_restarts=3)
-    assert len(caught.value.record.attempts) == 1
+    record = caught.value.record
+    assert len(record.attempts) == 1
+    (frame,) = record.failure.frames
+    assert frame.in_cell
+    log = Path(record.log_folder, f"rank-{record.failed_rank}.log").read_text()
+    assert log.count('  File "') == 1
 
 
 def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(local, tmp_path):

@@ -67,6 +67,11 @@ found["its rows"] = run_cell(source, {"df": df, "sys": sys}, Options(np=0, data=
 session.stop()
 """
 BARE = """
+OFFERED = '''
+from sparkring import HorovodRunner, MirroredStrategyRunner, RunResult, TorchDistributor, log, run, spark, world
+import sparkdl, sparkdl.horovod
+[HorovodRunner is sparkdl.HorovodRunner, log is not None, sparkdl.horovod.log_to_driver is not None]
+'''
 os.environ["PYSPARK_PYTHON"] = {python!r}
 import numpy
 from sparkring.errors import LaunchError, SlotsError
@@ -89,6 +94,7 @@ def refused(source, **options):
 refused("x.sum()")
 refused("list(rows)", data="df")
 print("PATH", run("__import__('sys').prefix, __import__('sys').path", 1).value)
+print("OFFERED", run(OFFERED, 1).value)
 session.stop()
 """
 
@@ -179,6 +185,7 @@ def test_under_a_local_master_members_run_this_python(attempts):
 def test_executors_with_another_python(driver, lonely_master, tmp_path):
     """What it lacks is told in one sentence, with both paths and the setting; nothing of this one is mixed into it.
 
+    A module of the user's may name what sparkring and sparkdl offer there, though their libraries are missing.
     Before any executor is there, np=0, which takes every slot, says that there is none.
     """
     folder = tmp_path / "bare"
@@ -196,6 +203,7 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     assert prefix == str(folder)
     theirs = [entry for entry in entries if "site-packages" in entry and "pyspark" not in entry]
     assert all(entry.startswith(prefix) for entry in theirs), entries
+    assert "OFFERED [True, True, True]" in text, text
 
 
 def test_a_module_that_spark_ships_is_there_on_the_ranks(driver, tmp_path):

@@ -8,7 +8,7 @@ import sparkring.views as views
 from sparkring.capture import CapturedName
 from sparkring.views.html import HtmlView
 from sparkring.views.panel import PanelView
-from sparkring.views.tables import table_html, table_text
+from sparkring.views.tables import show_captured, show_table, table_html, table_text
 from sparkring.views.terminal import TerminalView
 
 ROWS = [("2026-11-20_a", "train <b>", "3.2 s", "\x1b[2Jfailed"), ("2026-11-19_b", "漢字", "12 s", "")]
@@ -72,17 +72,17 @@ def test_tables_are_shown_where_python_runs(monkeypatch, capsys, kernel):
 
     shown = []
     monkeypatch.setattr(IPython.display, "display", lambda *what, **how: shown.append((what, how)))
-    views.show_table(HEADERS, ROWS, empty="none")
+    show_table(HEADERS, ROWS, empty="none")
     [((data,), how)] = shown
     assert (set(data), how) == ({"text/html", "text/plain"}, {"raw": True})
-    views.show_table(HEADERS, [], empty="none saved yet")
+    show_table(HEADERS, [], empty="none saved yet")
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
-    views.show_table(("a",), [("1",)], empty="none")
+    show_table(("a",), [("1",)], empty="none")
     assert capsys.readouterr().out == "none saved yet\na\n─\n1\n"
 
 
 def test_what_a_cell_takes_along(capsys):
-    views.show_captured(
+    show_captured(
         [
             CapturedName("x", "numpy.ndarray", 1_200_000, "by value", None, None, True),
             CapturedName(

@@ -1,4 +1,8 @@
-"""Ways to show a run. A view sees a RunRecord and nothing else."""
+"""Ways to show a run. A view sees a RunRecord and nothing else.
+
+Imported with the runner, on ranks too, so what draws is imported when something is to be drawn: executors need not
+have its libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sparkring.record import RunRecord
-from sparkring.views.tables import show_captured, show_table
 
-__all__ = ["View", "current_cell", "open_view", "show_captured", "show_run", "show_table", "tell"]
+__all__ = ["View", "current_cell", "open_view", "show_run", "tell"]
 
 
 class View(Protocol):

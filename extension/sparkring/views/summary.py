@@ -308,7 +308,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        which = "an earlier" if frame.filename == EARLIER_CELL else "another"
+        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"  # may be the one that calls run()
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
 

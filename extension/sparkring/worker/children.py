@@ -1,8 +1,8 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
 Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. A script is
-run again to define them, but a rank has no script. So the rank sends what its `__main__` defines at that moment, and
-the child runs child_main.py, which loads it.
+run again to define them, but a rank has no script, or only the text of one. So the rank sends what its `__main__`
+defines at that moment, and the child runs child_main.py, which loads it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,32 @@ _SPAWN = "multiprocessing.spawn"
 _MAIN = "sparkring.worker.child_main"
 _PLACE = "_sparkring_main"  # an attribute of `sys` in the child
 
+Main = Callable[[], dict[str, Any]]
+
 _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 
 
-def prepare_children(namespace: dict[str, Any]) -> None:
-    """From now on, send the definitions in `namespace`, that of `__main__`, to processes that this one starts."""
+def prepare_children(main: Main) -> None:
+    """From now on, send the definitions among the names that `main()` returns to processes that this one starts.
+
+    It is called for each process, since a script that a rank runs is `__main__` while it runs.
+    """
     if _SPAWN in sys.modules:
-        _install(sys.modules[_SPAWN], namespace)
+        _install(sys.modules[_SPAWN], main)
     else:  # not imported here: most ranks start no processes, and the import takes a while
-        sys.meta_path.insert(0, _Finder(namespace))
+        sys.meta_path.insert(0, _Finder(main))
+
+
+def main_of_rank() -> dict[str, Any]:
+    """Return the names of `__main__` as it is now."""
+    return vars(sys.modules["__main__"])
 
 
 class _Finder:
     """Patches multiprocessing.spawn as soon as it has been imported."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self._namespace = namespace
+    def __init__(self, main: Main) -> None:
+        self._main = main
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path) if fullname == _SPAWN else None
@@ -45,18 +55,18 @@ class _Finder:
 
         def execute_and_install(module: types.ModuleType) -> None:
             execute(module)
-            _install(module, self._namespace)
+            _install(module, self._main)
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec
 
 
-def _install(spawn: Any, namespace: dict[str, Any]) -> None:
+def _install(spawn: Any, main: Main) -> None:
     original: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": _Carried(_definitions(namespace))}
+        return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": _Carried(_definitions(main()))}
 
     spawn.get_preparation_data = get_preparation_data
 
@@ -98,7 +108,7 @@ def load(namespace: dict[str, Any]) -> None:
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
     namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
-    prepare_children(namespace)
+    prepare_children(lambda: namespace)  # what runpy calls `__main__` afterwards is a copy of it
 
 
 def _unavailable(problem: str) -> Callable[..., Any]:

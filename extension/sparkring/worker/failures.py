@@ -17,6 +17,7 @@ from sparkring.errors import (
     CheckpointStorageError,
     OptionsError,
     PathError,
+    SparkringError,
 )
 from sparkring.worker import script
 from sparkring.worker.stacks import CELL_NAME, EARLIER_CELL, is_cell
@@ -110,7 +111,7 @@ def _traceback(error: BaseException) -> str:
     """The traceback as Python prints it, without the frames that are ours; of an interrupt, only where the cell was."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
-        _leave_out_ours(parts)
+        _leave_out_ours(parts, error)
         if isinstance(error, KeyboardInterrupt):
             cells = [frame for frame in parts.stack if is_cell(frame.filename)]
             parts.stack = traceback.StackSummary.from_list(cells or parts.stack)
@@ -128,23 +129,29 @@ def _skip_ours(error: BaseException) -> Any:
     return tb
 
 
-def _leave_out_ours(parts: traceback.TracebackException | None) -> None:
-    """Remove the frames between a cell and the script that it runs from a traceback and those chained to it."""
-    while parts is not None:
-        parts.stack = traceback.StackSummary.from_list([frame for frame in parts.stack if not _is_ours(frame.filename)])
+def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseException) -> None:
+    """Remove the frames of sparkring from a traceback and from those chained to it."""
+    for each in _chain(error):
+        if parts is None:
+            return
+        kept = [frame for frame in parts.stack if not _is_ours(frame.filename, each)]
+        parts.stack = traceback.StackSummary.from_list(kept)
         parts = parts.__cause__ or parts.__context__
 
 
-def _is_ours(filename: str) -> bool:
-    here = _is_ours.__code__.co_filename  # __file__ looks different in a zip
-    return os.path.dirname(filename) == os.path.dirname(here)
+def _is_ours(filename: str, error: BaseException) -> bool:
+    """Whether a frame lies between a cell and the script that it runs, or in what has raised an error of sparkring's."""
+    worker = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
+    if isinstance(error, SparkringError):
+        return filename.startswith(os.path.join(os.path.dirname(worker), ""))
+    return os.path.dirname(filename) == worker
 
 
 def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
     found = []
     for frame, line in traceback.walk_tb(_skip_ours(error)):
         filename = frame.f_code.co_filename
-        if _is_ours(filename):
+        if _is_ours(filename, error):
             continue
         in_cell = is_cell(filename) or "ipykernel_" in filename or filename.startswith("<ipython-input")
         source = []

@@ -63,7 +63,7 @@ class Rank:
         report.connect(self.tell)
         displays.connect(self.show)
         quiet.silence_when_imported()
-        children.prepare_children(self.namespace)
+        children.prepare_children(children.main_of_rank)
         libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
