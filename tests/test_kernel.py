@@ -1224,7 +1224,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
     """The cell has returned; others run, in front and beside it; its panel goes on, and names arrive at the end."""
     started, go = waiting
     assert re.fullmatch(
-        r"run \S+ in the background: \.result\(\) waits for what it brings, \.stop\(\) ends it",
+        r"run \S+ in the background: \.result\(\) waits for its result, \.stop\(\) ends it",
         started.result,
     )
     assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"

@@ -106,7 +106,7 @@ class BackgroundRun:
             self._result._repr_pretty_(printer, cycle)
         else:
             # It will stand there when the run is long over.
-            printer.text(f"run {self.run_id} in the background: .result() waits for what it brings, .stop() ends it")
+            printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], RunResult]) -> None:
         """In a thread of its own."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 _SAYS = "sparkring: interrupted, "
@@ -50,3 +52,12 @@ class Interrupts:
 
     def _note(self, number: int, frame: object) -> None:
         self.request()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Meanwhile an interrupt does nothing; afterwards it does what it would have done."""
+    with Interrupts() as interrupts:
+        yield
+    if interrupts.seen:
+        signal.raise_signal(signal.SIGINT)

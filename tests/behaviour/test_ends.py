@@ -90,6 +90,43 @@ def test_interrupts_that_repeat(driver):
     assert not alive(pids)
 
 
+def test_an_interrupt_while_a_rank_reports(local):
+    """What it reports is told whole, and then the interrupt comes: to whom the cell wants to have it."""
+    found = local.run(
+        """
+        import os, signal, threading, time
+        import sparkring
+        told = interrupts = 0
+        reports = False
+
+        def interrupted(number, frame):
+            global reports
+            if reports:
+                reports = False
+                raise KeyboardInterrupt
+
+        def interrupt():
+            while interrupts < 300:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.0002)
+
+        signal.signal(signal.SIGINT, interrupted)
+        threading.Thread(target=interrupt, daemon=True).start()
+        while interrupts < 300:
+            told += 1
+            try:
+                reports = True
+                sparkring.log(step=told, loss=1.0)
+                reports = False
+            except KeyboardInterrupt:
+                interrupts += 1
+        interrupts
+        """,
+        n=1,
+    )
+    assert found.values == [300]
+
+
 def test_an_interrupt_at_any_time(driver):
     """However far the launch has come, Stop is a KeyboardInterrupt, and leaves no process, thread or descriptor."""
     text = driver("""

@@ -33,7 +33,7 @@ from sparkring.events import (
 from sparkring.views import figure, html
 from sparkring.views.html import HtmlView, bundle, panel
 from sparkring.views.lines import plain
-from sparkring.views.markup import log_text
+from sparkring.views.markup import RANK_COLOURS, log_text
 from sparkring.views.sections import code, metrics
 from sparkring.views.tables import table_html
 
@@ -324,7 +324,7 @@ def test_some_ranks_of_a_warm_gang(replayed):
 def test_of_a_quick_run_only_lines_stay(replayed):
     began = 1_700_000_000.0
     record = replayed(
-        *(Output(began + 0.01, rank, "stdout", b"<hello>\n") for rank in (0, 1)),
+        *(Output(began + 0.01, rank, "stdout", b"<hello>\n") for rank in (1, 0)),
         Output(began + 0.02, 1, "stderr", b"half"),
         Notice(began, "a thing"),
         RunFinished(began + 0.9, "finished"),
@@ -333,6 +333,7 @@ def test_of_a_quick_run_only_lines_stay(replayed):
     found = bundle(record, now=NOW, final=True)
     page = Elements(found["text/html"])
     assert page.text == "0, 1 │ <hello>\n   1 ! half\n⚑ a thing"
+    assert re.search(rf'style="color: ?{RANK_COLOURS[0]}[^"]*">0, 1<', found["text/html"])  # whichever was first
     assert not {"details", "table"} & {tag for tag, _ in page.tags}
     assert found["text/plain"] == "[0, 1] <hello>\n[1] half"
     check(found["text/html"])

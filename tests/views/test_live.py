@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkring import events
 from sparkring.record import RECENT_LINES, RunRecord, apply, replay
-from sparkring.views.live import SECTIONS, STATE_PAUSE_S, Feed, state_message, whole
+from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, state_message, whole
 
 BEGAN = 1_000.0
 STARTED = events.RunStarted(BEGAN, "run-1", "title", "%%horovod -n -2\nprint(1)", 2, "local", "horovod", "all")
@@ -110,7 +110,10 @@ def test_the_state_is_told_when_it_changes_and_not_too_often(running):
     assert of_kind(feed.news(record, soon), "state") == []  # it has looked a moment ago
     (told,) = of_kind(feed.news(record, soon + STATE_PAUSE_S), "state")
     assert told["ranks"]["step"] == [None, 7]
-    assert told["last"] == ["loss 0.5"]
+    assert told["last"] == []  # not before the table and the curves say it, too
+    news = feed.news(record, soon + 2 * SECTIONS_PAUSE_S)
+    assert of_kind(news, "state")[0]["last"] == ["loss 0.5"]
+    assert "metrics" in of_kind(news, "sections")[0]["html"]
 
 
 def test_how_it_ended_is_told_at_once(running):

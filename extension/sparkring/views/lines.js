@@ -66,7 +66,7 @@ class Lines {
   }
 
   gap(count) {
-    const text = `${count.toLocaleString("en")} more lines, which came too fast to be shown`;
+    const text = `${count.toLocaleString("en")} more lines, which are in the log files`;
     this.push({ rank: -1, stream: "g", time: 0, text, html: null, noise: false }, -1);
   }
 

@@ -61,15 +61,17 @@ class Feed:
         """What the page does not know yet; of a state and of sections that were told a moment ago nothing."""
         ended = record.outcome is not None
         found = self._new_lines(record)
-        if ended or now >= self._state_due:
+        if drawn := ended or now >= self._sections_due:
+            found += self._new_sections(record, now)
+        if drawn or now >= self._state_due:
             began = clock.monotonic()
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
+            if not drawn and self._state:
+                state["last"] = self._state["last"]  # the line above says the same as the table and the curves
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
-        if ended or now >= self._sections_due:
-            found += self._new_sections(record, now)
         return found
 
     def _new_lines(self, record: RunRecord) -> list[Message]:

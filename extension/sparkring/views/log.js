@@ -195,6 +195,7 @@ class LogView {
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;
+    row.firstChild.className = ranks.length ? `sr-tag sr-c${Math.min(...ranks) % RANK_COLOURS}` : "sr-tag";
     put(row.firstChild, rankNumbers(ranks));
     row.firstChild.title = ranks.length ? `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}` : "";
   }
@@ -206,8 +207,7 @@ class LogView {
     if (at >= 0) this.highlight(said, line.text, this.filter.query);
     else if (line.html != null) said.innerHTML = line.html; // made and escaped by views/markup.py
     else said.textContent = line.text;
-    const tag = make("span", { class: `sr-tag sr-c${Math.max(line.rank, 0) % RANK_COLOURS}` });
-    return make("div", { class: `sr-row sr-${line.stream}`, "data-line": number }, tag,
+    return make("div", { class: `sr-row sr-${line.stream}`, "data-line": number }, make("span", { class: "sr-tag" }),
       make("span", { class: "sr-sign", title: stream }, sign), said);
   }
 

@@ -59,7 +59,8 @@ class Panel {
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
-    this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run" },
+    // Wherever it is clicked it has the focus, so that keys are its own.
+    this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
       this.why, this.ranks.element, this.notices, list, body);
@@ -253,11 +254,15 @@ class Run {
 
 // Keys typed in a panel must not reach JupyterLab, where D D would delete the running cell. JupyterLab ignores keys of an
 // element with this attribute, but tests the focused element before its ancestors. So the focused element itself gets the
-// attribute, just before the key reaches JupyterLab's listener on the document.
+// attribute, just before the key reaches JupyterLab's listener on the document. It loses the attribute at the next key,
+// since by then the focus may be within it, on an element of the notebook's.
+let kept = null;
+
 function keepKeys(event) {
-  if (!event.target.closest?.(".sr-run")) return;
+  kept?.removeAttribute("data-lm-suppress-shortcuts");
+  kept = event.target.closest?.(".sr-run") ? event.target : null;
   const named = [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()];
-  event.target.toggleAttribute("data-lm-suppress-shortcuts", !NOTEBOOKS_KEYS.has(named.filter(Boolean).join(" ")));
+  if (!NOTEBOOKS_KEYS.has(named.filter(Boolean).join(" "))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
 // All runs of this kernel that the page knows of, and the places for their panels.

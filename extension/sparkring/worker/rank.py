@@ -23,6 +23,7 @@ from sparkring import place, report
 from sparkring.channel import ChannelClosed, Connection, Frame
 from sparkring.checkpointing import here
 from sparkring.data.petastorm import quiet
+from sparkring.interrupts import held_back
 from sparkring.notebook_state import NotebookState, RankState
 from sparkring.source_lines import keep_lines
 from sparkring.worker import children, collectives, displays, libraries, process, stacks
@@ -68,14 +69,19 @@ class Rank:
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
-        """Send something small to the driver, unless this is a process that the user forked."""
+        """Send something small to the driver, unless this is a process that the user forked.
+
+        An interrupt in the middle of it would leave half a frame, behind which no other can be sent.
+        """
         if os.getpid() == self.pid:
-            self.home.send(kind, fields)
+            with held_back():
+                self.home.send(kind, fields)
 
     def show(self, fields: dict[str, Any], data: bytes) -> None:
         """Send a display to the notebook, like tell()."""
         if os.getpid() == self.pid:
-            self.home.send("display", fields, [data])
+            with held_back():
+                self.home.send("display", fields, [data])
 
     def listen(self) -> None:
         """In a thread: take frames in, and see to it that a line without its end is shown in time."""

@@ -50,7 +50,12 @@ def pre(found: Sequence[Shared]) -> str:
     """Lines below each other, each with the ranks that printed it."""
     tags = [summary.rank_numbers(line.ranks) for line in found]
     width = min(12, max(map(len, tags), default=0))
-    return block([line_html(shared.line, tag.rjust(width)) for shared, tag in zip(found, tags, strict=True)], width)
+    shown = []
+    for each, tag in zip(found, tags, strict=True):
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # whichever of them was first
+        tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
+        shown.append(tagged + line_html(each.line))
+    return block(shown, width)
 
 
 def block(shown: Sequence[str], width: int) -> str:
@@ -61,12 +66,10 @@ def block(shown: Sequence[str], width: int) -> str:
     return f"<pre>{lines_in}</pre>" if shown else ""
 
 
-def line_html(line: LogLine, tag: str) -> str:
-    """One line for block(), behind a tag if there is one."""
-    colour = RANK_COLOURS[line.rank % len(RANK_COLOURS)]
+def line_html(line: LogLine) -> str:
+    """One line for block()."""
     said = line.text if len(line.text) <= LINE_CHARACTERS else line.text[:LINE_CHARACTERS] + " …"
-    tagged = f'<span style="{tint(colour)};user-select:none">{tag}</span> ' if tag else ""
-    return f"{tagged}{_SIGNS[line.stream]} {log_text(said)}"
+    return f"{_SIGNS[line.stream]} {log_text(said)}"
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
@@ -98,7 +101,7 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
 def _log_of(rank: RankRecord, budget: int) -> str:
     shown: list[str] = []
     for line in reversed(lines.in_lines(rank.tail)):
-        shown.append(line_html(line, ""))
+        shown.append(line_html(line))
         budget -= len(shown[-1]) + LINE_BYTES
         if budget < 0:
             break

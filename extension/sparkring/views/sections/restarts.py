@@ -31,7 +31,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         name, sign = _CHAPTERS[chapter.state]
         fold = ""
         if chapter.last_lines:
-            lasts = block([line_html(line, "") for line in chapter.last_lines], -1)
+            lasts = block([line_html(line) for line in chapter.last_lines], -1)
             fold = details(f"last lines of rank {chapter.failed_rank}", lasts) if len(lasts) <= budget else ""
             budget -= len(fold)
         parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
