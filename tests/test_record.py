@@ -168,6 +168,7 @@ def test_notices_go_when_they_are_no_longer_true():
     record = replay([RankStarted(1.4, 1, "h", 11), stall, StackTaken(2.1, 0, "waiting", 4, "")], record)
     assert record.notices == (large, stall)
     assert apply(record, Output(3.0, 1, "stdout", b"x")).notices == (large,)
+    assert apply(record, Output(3.0, 1, "stderr", b"KeyboardInterrupt")).notices == (large, stall)
     assert from_json({name: value for name, value in to_json(stall).items() if name != "until"}).until == ""
 
 

@@ -218,7 +218,7 @@ def replay(events: Iterable[Event], record: RunRecord | None = None) -> RunRecor
 def apply(record: RunRecord, event: Event) -> RunRecord:
     """The record after `event`; neither argument is changed."""
     after = _after(record, event)
-    return _without_old_notices(record, after) if any(notice.until for notice in record.notices) else after
+    return _without_old_notices(record, event, after) if any(notice.until for notice in record.notices) else after
 
 
 def _after(record: RunRecord, event: Event) -> RunRecord:
@@ -319,12 +319,14 @@ def _after(record: RunRecord, event: Event) -> RunRecord:
             )
 
 
-def _without_old_notices(before: RunRecord, after: RunRecord) -> RunRecord:
-    """The notices that are still true."""
+def _without_old_notices(before: RunRecord, event: Event, after: RunRecord) -> RunRecord:
+    """The record with those notices that are still true."""
+    # A rank that is ended in a stall writes a traceback: it has not gone on, and the notice says why the run was ended.
+    ends = isinstance(event, RankFailed | RankStopped) or (isinstance(event, Output) and event.stream == "stderr")
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
-        "heard": any(old.last_heard < new.last_heard for old, new in ranks),
+        "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
     }
     kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
     return after if len(kept) == len(after.notices) else replace(after, notices=kept)
