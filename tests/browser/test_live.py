@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -345,13 +346,17 @@ def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> No
     expect(search).to_have_value("")
 
 
-def test_keys_that_stay_the_notebook_s(live: Watched) -> None:
-    """It can be saved from within the panel."""
+def test_keys_that_stay_the_notebook_s(live: Watched, wait_until: Callable[..., Any]) -> None:
+    """It can be saved from within the panel, with the static view as soon as there is one."""
     live.panel.locator(".sr-lines").focus()
-    live.page.keyboard.press("Control+s")
-    expect(live.page.locator(".jp-mod-dirty")).to_have_count(0)
-    kept = nbformat.read(live.notebook.path, as_version=4).cells[live.AT]
-    assert any("data-sparkring-static" in output.get("data", {}).get("text/html", "") for output in kept.outputs)
+
+    def is_saved() -> bool:
+        live.page.keyboard.press("Control+s")
+        live.page.wait_for_timeout(200)
+        kept = nbformat.read(live.notebook.path, as_version=4).cells[live.AT]
+        return any("data-sparkring-static" in output.get("data", {}).get("text/html", "") for output in kept.outputs)
+
+    wait_until(is_saved, "the notebook's file holds the static view")
 
 
 CONTRAST = """(panel) => {
