@@ -68,7 +68,10 @@ def test_the_same_mistake_twice_ends_the_run(local):
 @pytest.mark.parametrize(
     ("cell", "why"),
     [
-        ("if rank == 0:\n    [].no_such_method()\nimport time\ntime.sleep(60)", "another attempt would raise the same AttributeError"),
+        (
+            "if rank == 0:\n    [].no_such_method()\nimport time\ntime.sleep(60)",
+            "another attempt would raise the same AttributeError",
+        ),
         ("checkpoints().save(1, {'file': open('/dev/null')})", "another attempt would raise the same CheckpointError"),
         ("raise ValueError('no')", "all ranks failed in the same way before the first step"),
     ],
