@@ -303,7 +303,7 @@ def test_barrier_teaches_and_completes(kernel: Kernel) -> None:
     ("line", "said"),
     [
         ("", "needs a number of ranks (-n 4), or a DataFrame"),
-        ("-n -2", "tasks of a Spark barrier stage, and not in -2: -n 2"),
+        ("-n -2", "tasks of a Spark barrier stage, so -n cannot be -2: use -n 2"),
         ("-n 0", "-n 4"),
         ("-n 2 --data digits", "the notebook has no variable `digits`"),
         ("--data 2x", "'2x' is not a variable's name"),

@@ -197,7 +197,7 @@ def test_torch_distributor_with_a_script(tasks, tmp_path):
     assert (size, name) == (2, str(script))
     assert last < first
     for wrong, words in (
-        ((str(script), {"lr": 3}), "takes its arguments as strings"),
+        ((str(script), {"lr": 3}), "pass the script's arguments as strings"),
         ((str(tmp_path / "gone.py"), {}), "there is no file"),
         ((3, {}), "takes a function or the path of a script, not int"),
     ):
