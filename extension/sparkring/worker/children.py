@@ -12,10 +12,10 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-_SPAWN = "multiprocessing.spawn"
+from sparkring.worker.imports import when_imported
+
 _MAIN = "sparkring.worker.child_main"
 _PLACE = "_sparkring_main"  # an attribute of `sys` in the child
 
@@ -29,10 +29,8 @@ def prepare_children(main: Main) -> None:
 
     It is called for each process, since a script that a rank runs is `__main__` while it runs.
     """
-    if _SPAWN in sys.modules:
-        _install(sys.modules[_SPAWN], main)
-    else:  # not imported here: most ranks start no processes, and the import takes a while
-        sys.meta_path.insert(0, _Finder(main))
+    # Not imported here: most ranks start no processes, and the import takes a while.
+    when_imported("multiprocessing.spawn", functools.partial(_install, main))
 
 
 def main_of_rank() -> dict[str, Any]:
@@ -40,28 +38,7 @@ def main_of_rank() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-class _Finder:
-    """Patches multiprocessing.spawn as soon as it has been imported."""
-
-    def __init__(self, main: Main) -> None:
-        self._main = main
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname == _SPAWN else None
-        if spec is None or spec.loader is None:
-            return None
-        sys.meta_path.remove(self)
-        execute = spec.loader.exec_module
-
-        def execute_and_install(module: types.ModuleType) -> None:
-            execute(module)
-            _install(module, self._main)
-
-        spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
-        return spec
-
-
-def _install(spawn: Any, main: Main) -> None:
+def _install(main: Main, spawn: Any) -> None:
     original: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 
     @functools.wraps(original)
