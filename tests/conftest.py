@@ -180,8 +180,8 @@ def traces() -> Traces:
             if int(name) in to_spark:
                 lasting.sockets.add(target)
             # A socket is told by its number, since where it leads to changes when the other end closes it.
-            # matplotlib leaves the fonts open that it has drawn with.
-            if target not in lasting.sockets and "/mpl-data/fonts/" not in target:
+            # matplotlib leaves the fonts open that it has drawn with, and TensorFlow its process's command line.
+            if target not in lasting.sockets and not re.search(r"/mpl-data/fonts/|^/proc/\d+/cmdline$", target):
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(
         children | zombies,

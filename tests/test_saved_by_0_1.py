@@ -1,0 +1,74 @@
+"""What version 0.1 saved can still be read: two runs and their checkpoints, written by it and kept beside this file."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparkring
+from sparkring import runs
+from sparkring.views import html
+from sparkring.views.terminal import TerminalView
+
+SAVED = Path(__file__).parent / "saved_by_0_1"
+FAILED, FINISHED = "2026-11-22_10-32-08_c9e1b7", "2026-11-22_10-32-17_b0de79"
+
+
+@pytest.fixture
+def saved_runs(monkeypatch, tmp_path):
+    """The runs' folder is a copy of theirs."""
+    monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
+    shutil.copytree(SAVED / "runs", runs.home())
+
+
+def test_a_failed_run(saved_runs):
+    """Its failure, metrics, shards, checkpoint, displays and logs are there, in both static views."""
+    path = runs.find(FAILED)
+    record = runs.load(path)
+    assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)
+    assert record.failure.summary == "ValueError: rank 1 has had enough"
+    assert [report.step for report in record.metrics if report.rank == 0] == [1, 2, 3]
+    assert [(kept.saved.step, kept.saved.metrics) for kept in record.checkpoints] == [
+        (2, {"loss": 0.12940563261508942})
+    ]
+    assert [display.data for display in record.displays] == [b"<b>shown by a rank</b>"] * 2
+    assert sum(reading.opened.rows for rank in record.ranks for reading in rank.readings) == 8000
+    assert runs.log(path, 1).startswith("rank 1 step 1\nrank 1 step 2\nrank 1 step 3\n")
+    text = io.StringIO()
+    TerminalView(text).close(record)
+    for shown in (html.panel(record, now=record.ended, final=True), text.getvalue()):
+        assert "rank 1 has had enough" in shown
+        assert "rank 1 step 3" in shown
+
+
+def test_a_finished_run(saved_runs):
+    """Both are in the list of runs, newest first, with their titles and outcomes."""
+    assert [(runs.first(path).title, runs.last(path).outcome) for path in runs.saved()] == [
+        ("keras", "finished"),
+        ("torch", "failed"),
+    ]
+
+
+def test_torch_checkpoint():
+    """Model, optimizer, arrays and plain values come back as they were saved."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 2)
+    state = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "notes": None, "table": None}
+    assert sparkring.checkpoints(str(SAVED / "checkpoints/torch")).restore(state) == 2
+    assert state["notes"] == {"lr": 0.001, "names": ["a", "b"]}
+    np.testing.assert_array_equal(state["table"], np.arange(6).reshape(2, 3))
+    np.testing.assert_allclose(model.weight[0].tolist(), [-0.0023561576, 0.3116821945, -0.4732189775], rtol=1e-6)
+    assert state["optimizer"].state_dict()["state"][0]["step"] == 2
+
+
+def test_keras_checkpoint():
+    """The model is rebuilt, compiled, with its weights."""
+    pytest.importorskip("tensorflow")
+    model = sparkring.checkpoints(str(SAVED / "checkpoints/keras")).load()["model"]
+    sums = [float(np.abs(weights).sum()) for weights in model.get_weights()]
+    assert sums == pytest.approx([4.502236366, 0.0059994995, 1.2266719341, 0.0019998313], rel=1e-5)
+    assert int(model.optimizer.iterations) == 2
