@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, run, script, start_horovodrun
 
-from sparkring.record import RunRecord
+from sparkring.history.record import RunRecord
 from sparkring.views import Quiet, View
 from sparkring.views.html import HtmlView
 from sparkring.views.terminal import TerminalView

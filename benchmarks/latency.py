@@ -6,7 +6,7 @@ import time
 
 from harness import US, Effort, Goal, Measured, Row, Series, cell, run, say, spark_session
 
-from sparkring.record import RunRecord
+from sparkring.history.record import RunRecord
 
 GOAL = Goal(0.2)
 

@@ -29,12 +29,12 @@ import psutil
 import pytest
 
 import sparkring
-from sparkring import background, warm
-from sparkring.background import BackgroundRun
-from sparkring.options import GangOptions, Options
-from sparkring.record import RunRecord
-from sparkring.result import RunResult
-from sparkring.runner import run_cell, start_cell
+from sparkring.history.record import RunRecord
+from sparkring.run import background, warm_gang
+from sparkring.run.background import BackgroundRun
+from sparkring.run.options import GangOptions, Options
+from sparkring.run.result import RunResult
+from sparkring.run.runner import run_cell, start_cell
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
@@ -287,7 +287,7 @@ class Cluster(NamedTuple):
 
 
 def _java() -> None:
-    from sparkring.launchers.spark.session import find_java
+    from sparkring.spark.session import find_java
 
     home = find_java()
     if home:
@@ -574,13 +574,13 @@ class WarmRing(Ring):
     def start(self, n: int = 3, *, framework: str = "plain", idle_s: float = 3600.0, mark: bool = True) -> WarmRing:
         """Start the gang, which must not be there yet."""
         env = ((MARK, self._mark),) if mark else ()
-        warm.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
+        warm_gang.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
         return self
 
     @property
-    def gang(self) -> warm.WarmGang:
+    def gang(self) -> warm_gang.WarmGang:
         """The gang that is, or was last, at this place."""
-        return next(gang for gang in warm.every() if gang.where == self.place)
+        return next(gang for gang in warm_gang.every() if gang.where == self.place)
 
     @property
     def place(self) -> str:
@@ -596,7 +596,7 @@ class WarmRing(Ring):
 
     def cell(self, source: str, *ranks: int, framework: str = "plain", **options: Any) -> RunResult:
         """Run a cell on the gang, on `ranks` if some are named; what it pulls is in `notebook` then."""
-        gang = warm.find(self.gang.wanted.np, self.told.append)
+        gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
         return run_cell(
@@ -646,14 +646,14 @@ def tasks(spark: Any, watch: Watch) -> Ring:
 def lasting_gangs() -> Iterator[None]:
     """Gangs that the tests of a module share end with it."""
     yield
-    warm.stop()
+    warm_gang.stop()
 
 
 @pytest.fixture
 def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
     """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
     found = WarmRing(ring.where, watch.mark)
-    if not any(gang.where == found.place and not gang.ended for gang in warm.every()):
+    if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
         # Horovod's meeting point lasts as long as the gang.
         watch.except_for(lambda: found.start(mark=False).cell("rank", framework="horovod"))
     return found
@@ -663,25 +663,25 @@ def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
 def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
     """For a test that starts a gang of its own, and may lose it."""
     found = WarmRing(ring.where, watch.mark)
-    warm.stop(found.place)
+    warm_gang.stop(found.place)
     yield found
-    warm.stop(found.place)
+    warm_gang.stop(found.place)
 
 
 @pytest.fixture
 def local_gang(watch: Watch) -> Iterator[WarmRing]:
     """The same of processes on this machine, where the launcher makes no difference."""
-    warm.stop("local")
+    warm_gang.stop("local")
     yield WarmRing("local", watch.mark)
-    warm.stop("local")
+    warm_gang.stop("local")
 
 
 @pytest.fixture
 def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
     """The same of Spark tasks, for what only they do."""
-    warm.stop("spark")
+    warm_gang.stop("spark")
     yield WarmRing("spark", watch.mark)
-    warm.stop("spark")
+    warm_gang.stop("spark")
 
 
 # ── Drivers of their own ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,22 +7,24 @@ import time
 
 import pytest
 
-from sparkring import background, runs
 from sparkring.errors import OptionsError
-from sparkring.events import RunStarted
-from sparkring.interrupts import Interrupts, interrupted, when
-from sparkring.options import Options, RunsWanted, parse, parse_runs, runs_completions
-from sparkring.record import RunRecord
-from sparkring.recorder import Recorder
-from sparkring.result import RunResult
-from sparkring.runner import run
+from sparkring.history import run_store
+from sparkring.history.events import RunStarted
+from sparkring.history.record import RunRecord
+from sparkring.notebook.parsers import RunsWanted, parse, parse_runs, runs_completions
+from sparkring.run import background
+from sparkring.run.options import Options
+from sparkring.run.recorder import Recorder
+from sparkring.run.result import RunResult
+from sparkring.run.runner import run
+from sparkring.runtime.interrupts import Interrupts, interrupted, when
 from sparkring.views import Quiet
 from sparkring.views.terminal import TerminalView
 
 
 def started(title: str, work) -> background.BackgroundRun:
     """A run that does `work(interrupts)`, and nothing else."""
-    recorder = Recorder(Quiet(), RunStarted(1.0, runs.new_id(), title, "", 1, "local", "plain", "all"))
+    recorder = Recorder(Quiet(), RunStarted(1.0, run_store.new_id(), title, "", 1, "local", "plain", "all"))
     interrupts = Interrupts()
 
     def to_the_end() -> RunResult:
@@ -150,11 +152,11 @@ def test_what_an_interrupt_was_told():
 
 def test_a_run_that_goes_while_another_makes_room(monkeypatch):
     """Two runs may end at once, and both remove old ones."""
-    gone = runs.home() / "2026-01-01_00-00-00_gone"
+    gone = run_store.home() / "2026-01-01_00-00-00_gone"
     gone.parent.mkdir(parents=True)
     (gone.parent / "other").mkdir()
-    monkeypatch.setattr(runs, "saved", lambda: [gone, gone])
-    runs.prune(keep=0)
+    monkeypatch.setattr(run_store, "saved", lambda: [gone, gone])
+    run_store.prune(keep=0)
 
 
 def test_a_terminal_is_left_to_the_prompt():
@@ -174,4 +176,4 @@ def test_a_terminal_is_left_to_the_prompt():
 def test_not_everything_can_be_run():
     with pytest.raises(TypeError, match="run\\(\\) takes a function"):
         run(3, background=True)  # type: ignore[call-overload]
-    assert runs.saved() == []
+    assert run_store.saved() == []

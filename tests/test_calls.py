@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sparkring.calls import check_call, name_of, names_of, options_apart
-from sparkring.capture import captured_call
+from sparkring.capture.calls import check_call, name_of, names_of, options_apart
+from sparkring.capture.cell import captured_call
+from sparkring.capture.packing import pack_call, unpack_call
 from sparkring.errors import OptionsError
-from sparkring.packing import pack_call, unpack_call
 
 
 @options_apart

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from sparkring import capture as module
-from sparkring import source_lines
-from sparkring.capture import CapturedName, capture
+from sparkring.capture import cell as module
+from sparkring.capture import source_lines
+from sparkring.capture.cell import CapturedName, capture
+from sparkring.capture.names import names_read
+from sparkring.capture.packing import pack_call, unpack_call, unpack_names
+from sparkring.capture.string_names import names_in_strings
 from sparkring.errors import CaptureError
-from sparkring.names import names_read
-from sparkring.packing import pack_call, unpack_call, unpack_names
-from sparkring.string_names import names_in_strings
 
 BUILTINS = set(vars(builtins))
 Namespace = dict[str, Any]
@@ -48,7 +48,9 @@ def on_rank(payload: bytes, cell: str, tmp_path: Path, start: str = "") -> str:
     path = tmp_path / "payload"
     path.write_bytes(payload)
     start += "import os, pathlib; data = pathlib.Path(os.environ['PAYLOAD']).read_bytes()\n"
-    start += "from sparkring.packing import unpack_names; unpack_names(data, globals()); del data, unpack_names\n"
+    start += (
+        "from sparkring.capture.packing import unpack_names; unpack_names(data, globals()); del data, unpack_names\n"
+    )
     code = start + f"exec(compile({textwrap.dedent(cell)!r}, '<cell>', 'exec'), globals())"
     environment = {"PYTHONPATH": str(Path(module.__file__).parents[1]), "PAYLOAD": str(path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -1427,7 +1429,7 @@ def test_an_argument_with_the_functions_name() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     """The module asks for the standard library and cloudpickle alone."""
-    code = "import sys, sparkring.capture; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, sparkring.capture.cell; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     environment = {"PYTHONPATH": str(Path(module.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert not {"IPython", "pyspark", "torch", "numpy", "tensorflow"} & set(done.stdout.split())

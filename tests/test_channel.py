@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from sparkring import channel
-from sparkring.channel import GREETING, NONCE_BYTES, PREFIX, PROOF_BYTES, ChannelClosed, Listener, dial, pair
+from sparkring.wire import channel
+from sparkring.wire.channel import GREETING, NONCE_BYTES, PREFIX, PROOF_BYTES, ChannelClosed, Listener, dial, pair
 
 SECRET = b"s" * 32
 

@@ -20,14 +20,14 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 import sparkring
-from sparkring import options as opts
 from sparkring.checkpointing.store import Store
 from sparkring.data.petastorm import SparkDatasetConverter
 from sparkring.data.shards import Shards
 from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS
+from sparkring.notebook import parsers
 from sparkring.tools import build_horovod
-from sparkring.worker.barrier import Rows
+from sparkring.worker.rank.barrier import Rows
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -121,18 +121,18 @@ def wrong_code(page: Page) -> Iterator[str]:
 def wrong_line(magic: str, line: str) -> Iterator[str]:
     """What the magic's own parser says of its line."""
     name = magic.lstrip("%")
-    parsers: dict[str, Callable[[str], object]] = {
-        "%%ranks": lambda text: opts.parse("ranks", opts.parse_ranks(text, size=8)[1]),
-        "%gang": lambda text: opts.parse_gang(text, tuple(FRAMEWORKS)),
-        "%shards": opts.parse_shards,
-        "%checkpoints": opts.parse_checkpoints,
-        "%logs": opts.parse_logs,
+    parse: dict[str, Callable[[str], object]] = {
+        "%%ranks": lambda text: parsers.parse("ranks", parsers.parse_ranks(text, size=8)[1]),
+        "%gang": lambda text: parsers.parse_gang(text, tuple(FRAMEWORKS)),
+        "%shards": parsers.parse_shards,
+        "%checkpoints": parsers.parse_checkpoints,
+        "%logs": parsers.parse_logs,
     }
     if magic.startswith("%%") and name in LAUNCH:
-        parsers[magic] = functools.partial(opts.parse, name)
+        parse[magic] = functools.partial(parsers.parse, name)
     try:
-        if magic in parsers:
-            parsers[magic](line)
+        if magic in parse:
+            parse[magic](line)
         elif name not in known_magics():
             yield f"{magic}: there is no such magic"
     except sparkring.errors.OptionsError as error:
@@ -261,7 +261,7 @@ def known_magics() -> set[str]:
 def options_of(magic: str) -> set[str]:
     """The options that a magic takes: by its parser, or, where that is not to be had, by its help."""
     if magic in LAUNCH | {"ranks"}:
-        return {name for action in opts.launch_parser(magic)._actions for name in action.option_strings}
+        return {name for action in parsers.launch_parser(magic)._actions for name in action.option_strings}
     return set(re.findall(r"--[a-z][a-z-]*", helps().get(magic, "")))
 
 

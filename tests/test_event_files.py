@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from sparkring import events, runs
 from sparkring.errors import DataError, OptionsError
-from sparkring.event_files import environment, scalars, write_event_files
+from sparkring.history import events, run_store
+from sparkring.history.tensorboard import environment, scalars, write_event_files
 
 RUN = "2026-01-01_00-00-00_aaaa"
 
 
 def saved(*reports: events.Metrics, size: int = 2):
     """The folder of a run that had these reports."""
-    folder = runs.RunFolder(RUN)
+    folder = run_store.RunFolder(RUN)
     folder.write(events.RunStarted(1.0, RUN, "cell", "", size, "local", "plain", "all"))
     for report in reports:
         folder.write(report)
@@ -129,7 +129,7 @@ def test_tensorboard_itself_starts_and_reads_them():
 
 def test_in_a_terminal_the_command_is_printed(capsys):
     """It stands there whole, quoted for a shell."""
-    from sparkring.magics import SparkringMagics
+    from sparkring.notebook.magics import SparkringMagics
 
     path = saved(keras(0, 1.0, 1.0, 1))
     SparkringMagics(None).runs(f"{RUN} --tensorboard")

@@ -6,11 +6,12 @@ import math
 import queue
 from dataclasses import replace
 
-from sparkring import events, gang
-from sparkring.channel import Frame
+from sparkring.gang import gang
+from sparkring.gang.execution import Request
+from sparkring.history import events
 from sparkring.launchers.local import LocalLauncher
-from sparkring.place import World
-from sparkring.turn import Request
+from sparkring.runtime.world import World
+from sparkring.wire.channel import Frame
 
 
 def test_no_frame_is_lost_however_many_wait(monkeypatch):

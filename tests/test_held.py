@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkring.held import Held
+from sparkring.capture.remote_names import Held
 
 ALL = range(4)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 import sparkring
-from sparkring import options
 from sparkring.errors import OptionsError
-from sparkring.magics import _title
-from sparkring.options import (
+from sparkring.notebook import parsers
+from sparkring.notebook.magics import _title
+from sparkring.notebook.parsers import (
     CheckpointsWanted,
-    GangOptions,
     GangWanted,
     LogsWanted,
-    Options,
     RunsWanted,
     ShardsWanted,
     completions,
@@ -27,6 +25,7 @@ from sparkring.options import (
     parse_shards,
     shards_completions,
 )
+from sparkring.run.options import GangOptions, Options
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_bad_logs_lines(line):
     [
         (" --p", {"--push", "--pull"}, {"--env", "-n"}),
         (" ", {"-n", "--np", "--timeout", "--gpus", "--logs"}, set()),
-        (" --logs ", set(options.LOGS), {"--pull"}),
+        (" --logs ", set(parsers.LOGS), {"--pull"}),
         (" --logs r", {"rank0"}, {"all"}),
         (" -n -2 --", {"--timeout"}, {"--np", "-n"}),
         (" -np -2 -", {"--timeout"}, {"--np", "-n"}),
@@ -178,15 +177,15 @@ def test_bad_logs_lines(line):
 )
 def test_completions(line, some, none):
     """Tab offers what can still be given, and the words of an option that has some."""
-    found = set(completions(options.launch_parser("horovod"), line))
+    found = set(completions(parsers.launch_parser("horovod"), line))
     assert some <= found
     assert not none & found
 
 
 def test_the_help_has_every_option():
     """Each option stands in the help, with what it does."""
-    text = options.help_table(options.launch_parser("horovod"))
-    for action in options.launch_parser("horovod")._actions:
+    text = parsers.help_table(parsers.launch_parser("horovod"))
+    for action in parsers.launch_parser("horovod")._actions:
         assert action.help
         assert action.option_strings[-1] in text
     assert "%runs" in text
@@ -214,8 +213,8 @@ def test_only_barrier_takes_data():
     """The other magics' ranks would get no rows."""
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
-    assert completions(options.launch_parser("barrier"), " --da") == ["--data"]
-    assert "barrier task" in options.help_table(options.launch_parser("barrier"))
+    assert completions(parsers.launch_parser("barrier"), " --da") == ["--data"]
+    assert "barrier task" in parsers.help_table(parsers.launch_parser("barrier"))
 
 
 FRAMEWORKS = ("horovod", "tensorflow", "torch")
@@ -402,7 +401,7 @@ def test_the_remainders_are_those_of_the_plan():
     """The line takes what the reader knows."""
     from sparkring.data import plan
 
-    assert options.REMAINDERS == plan.REMAINDERS
+    assert parsers.REMAINDERS == plan.REMAINDERS
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────

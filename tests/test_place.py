@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.place import World, gpu_environments, place_ranks, share_gpus, world
+from sparkring.runtime.world import World, gpu_environments, place_ranks, share_gpus, world
 
 
 def test_two_nodes():

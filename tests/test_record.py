@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring import record as module
-from sparkring.events import (
+from sparkring.history import record as module
+from sparkring.history.events import (
     DataOpened,
     DataPlanned,
     Failure,
@@ -32,7 +32,7 @@ from sparkring.events import (
     from_json,
     to_json,
 )
-from sparkring.record import LogLine, RunRecord, apply, as_shown, replay
+from sparkring.history.record import LogLine, RunRecord, apply, as_shown, replay
 
 STARTED = RunStarted(1.0, "id", "title", "code", 2, "local", "plain", "all")
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from sparkring import events, runs
 from sparkring.errors import SparkringError
-from sparkring.record import replay
+from sparkring.history import events, run_store
+from sparkring.history.record import replay
 
 
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
@@ -64,9 +64,9 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
     return [*found, events.RunFinished(2.3, "failed", "why", 1)] if ended else found
 
 
-def save(run_id: str, found: list[events.Event]) -> runs.RunFolder:
+def save(run_id: str, found: list[events.Event]) -> run_store.RunFolder:
     """A folder into which the events have been written."""
-    folder = runs.RunFolder(run_id)
+    folder = run_store.RunFolder(run_id)
     for event in found:
         assert folder.write(event) is None
     folder.flush()
@@ -79,14 +79,14 @@ def test_a_saved_run_is_the_live_one():
     found = story("2026-01-01_00-00-00_aaaa")
     folder = save("2026-01-01_00-00-00_aaaa", found)
     live = replay(found)
-    loaded = runs.load(folder.path)
+    loaded = run_store.load(folder.path)
     assert loaded.log_folder == str(folder.path)
     assert loaded == type(live)(**{**vars(live), "log_folder": str(folder.path)})
-    assert runs.log(folder.path, 0) == "one\nbad \\xff\nthree\n"
-    assert runs.log(folder.path, 1) == "two"
-    assert runs.log(folder.path, 7) == ""
-    assert runs.first(folder.path) == found[0]
-    assert runs.last(folder.path) == found[-1]
+    assert run_store.log(folder.path, 0) == "one\nbad \\xff\nthree\n"
+    assert run_store.log(folder.path, 1) == "two"
+    assert run_store.log(folder.path, 7) == ""
+    assert run_store.first(folder.path) == found[0]
+    assert run_store.last(folder.path) == found[-1]
 
 
 def reading(seconds: float, *, ended: bool) -> list[events.Event]:
@@ -118,26 +118,28 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
     """Of what a reader and a GPU tell five times a second, the last of every 5 s is kept, and all ends of epochs."""
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
-    kept = list(runs._events(path))
+    kept = list(run_store._events(path))
     often = [event for event in kept if isinstance(event, (events.DataRead, events.GpuUsed))]
-    assert len(often) <= 4 * (seconds / runs.PROGRESS_EVERY_S + 1) + 8 + 4
+    assert len(often) <= 4 * (seconds / run_store.PROGRESS_EVERY_S + 1) + 8 + 4
     assert [e for e in kept if getattr(e, "done", False)] == [e for e in found if getattr(e, "done", False)]
     told = [event for event in kept if isinstance(event, events.DataRead) and event.rank == 0]
-    assert all(later.time - earlier.time <= runs.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told))
+    assert all(
+        later.time - earlier.time <= run_store.PROGRESS_EVERY_S + 1 for earlier, later in itertools.pairwise(told)
+    )
     assert replay(kept) == replay(found)
-    assert (runs.last(path) is not None) == ended
+    assert (run_store.last(path) is not None) == ended
 
 
 def test_what_a_killed_driver_last_knew():
     """Where nothing was closed, how far a reader was is known to within seconds."""
     found = reading(60, ended=False)
-    folder = runs.RunFolder("killed")
+    folder = run_store.RunFolder("killed")
     for event in found:
         folder.write(event)
     folder.flush()
-    now = runs.load(folder.path).ranks[0].readings[0].now
+    now = run_store.load(folder.path).ranks[0].readings[0].now
     assert now is not None
-    assert found[-1].time - now.time <= runs.PROGRESS_EVERY_S + 1
+    assert found[-1].time - now.time <= run_store.PROGRESS_EVERY_S + 1
     folder.close()
 
 
@@ -150,9 +152,9 @@ def test_of_plans_the_last_is_kept():
     plans = [events.DataPlanned(100 + epoch / 50, rank, 0, epoch, pieces) for epoch, rank in epochs]
     found = [*found[:start], *plans, *found[start:]]
     path = save("plans", found).path
-    kept = [event for event in runs._events(path) if isinstance(event, events.DataPlanned)]
-    assert len(kept) <= 2 * (20 / runs.PROGRESS_EVERY_S + 2)
-    assert runs.load(path).ranks == replay(found).ranks
+    kept = [event for event in run_store._events(path) if isinstance(event, events.DataPlanned)]
+    assert len(kept) <= 2 * (20 / run_store.PROGRESS_EVERY_S + 2)
+    assert run_store.load(path).ranks == replay(found).ranks
 
 
 def test_what_data_a_run_has_read():
@@ -165,11 +167,11 @@ def test_what_data_a_run_has_read():
     said = events.Message(100.0, 0, '\n{"type": "DataOpened", "name": "no"}\n')
     start = events.RunStarted(99.0, "reads", "t", "c", 3, "local", "plain", "all")
     path = save("reads", [start, said, *opened, *opened]).path
-    assert runs.data(path) == ["/data/digits", '{"type": "DataOpened", "name": 1}']
-    assert runs.data(save("none", [start]).path) == []
-    file = path / runs.EVENTS
+    assert run_store.data(path) == ["/data/digits", '{"type": "DataOpened", "name": 1}']
+    assert run_store.data(save("none", [start]).path) == []
+    file = path / run_store.EVENTS
     file.write_bytes(file.read_bytes()[:-20])
-    assert len(runs.data(path)) == 2
+    assert len(run_store.data(path)) == 2
 
 
 def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
@@ -177,8 +179,8 @@ def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
     start = events.RunStarted(99.0, "long", "t", "c", 3, "local", "plain", "all")
     opened = [events.DataOpened(100.0, 0, number, f"data {number}", "parquet") for number in range(50)]
     path = save("long", [start, *opened]).path
-    monkeypatch.setattr(runs, "LOOKED_THROUGH_BYTES", 5_000)
-    found = runs.data(path)
+    monkeypatch.setattr(run_store, "LOOKED_THROUGH_BYTES", 5_000)
+    found = run_store.data(path)
     assert found == [f"data {number}" for number in range(len(found))]
     assert 5 < len(found) < 30
 
@@ -211,12 +213,12 @@ def test_the_folder_is_the_user_s_alone():
 def test_a_record_that_was_cut_off(cut):
     """Whatever a killed driver left of its last lines, the rest can be read, and it has no end."""
     path = save("cut", story("cut")).path
-    file = path / runs.EVENTS
+    file = path / run_store.EVENTS
     data = file.read_bytes()
     file.write_bytes(data[: len(data) - cut - 2])
-    assert runs.load(path).run_id == "cut"
-    assert runs.first(path).title == "cell"
-    assert runs.last(path) is None
+    assert run_store.load(path).run_id == "cut"
+    assert run_store.first(path).title == "cell"
+    assert run_store.last(path) is None
 
 
 def test_a_record_whose_last_event_is_output():
@@ -224,71 +226,71 @@ def test_a_record_whose_last_event_is_output():
     events = story("killed")
     at = max(index for index, event in enumerate(events) if type(event).__name__ == "Output")
     path = save("killed", events[: at + 1]).path
-    assert runs.last(path) is None
-    runs.prune(keep=0)
+    assert run_store.last(path) is None
+    run_store.prune(keep=0)
     assert path.exists()
 
 
 def test_logs_that_were_cut_off():
     """A log shorter than the record says is read as far as it goes."""
     path = save("short", story("short")).path
-    (path / runs.log_name(0)).write_bytes(b"on")
-    (path / runs.log_name(1)).unlink()
-    assert runs.load(path).ranks[0].size_bytes == 2
+    (path / run_store.log_name(0)).write_bytes(b"on")
+    (path / run_store.log_name(1)).unlink()
+    assert run_store.load(path).ranks[0].size_bytes == 2
 
 
 def test_an_empty_record():
     """A run whose first line was never written still has a row."""
     path = save("empty", []).path
-    assert runs.first(path).title == "?"
-    assert runs.last(path) is None
-    assert runs.load(path).size == 0
+    assert run_store.first(path).title == "?"
+    assert run_store.last(path) is None
+    assert run_store.load(path).size == 0
 
 
 def test_finding_runs():
     """By nothing (the newest), by the beginning, the end, or the title; newest first."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]
-    assert runs.find("") is None
+    assert run_store.find("") is None
     for name in names:
         save(name, story(name, title=f"title of {name[-4:]}"))
-    assert [path.name for path in runs.saved()] == names[::-1]
-    assert runs.find("").name == names[2]
-    assert runs.find("2026-01-01").name == names[0]
-    assert runs.find("bbbb").name == names[1]
-    assert runs.find("title of aaaa").name == names[0]
-    assert runs.find("nothing") is None
+    assert [path.name for path in run_store.saved()] == names[::-1]
+    assert run_store.find("").name == names[2]
+    assert run_store.find("2026-01-01").name == names[0]
+    assert run_store.find("bbbb").name == names[1]
+    assert run_store.find("title of aaaa").name == names[0]
+    assert run_store.find("nothing") is None
 
 
 def test_new_ids_are_new():
     """Two runs that start in the same second do not share a folder."""
-    assert len({runs.new_id() for _ in range(100)}) > 95
+    assert len({run_store.new_id() for _ in range(100)}) > 95
 
 
 def test_pruning_keeps_the_newest_and_what_is_going_on():
     """Old runs are removed, but none without an end, unless nobody has written to it for a day."""
     for number in range(6):
         save(f"run-{number}", story(f"run-{number}", ended=number not in (0, 1)))
-    long_ago = time.time() - runs.ABANDONED_AFTER_S - 60
-    os.utime(runs.home() / "run-1" / runs.EVENTS, (long_ago, long_ago))
-    runs.prune(keep=2)
-    assert [path.name for path in runs.saved()] == ["run-5", "run-4", "run-0"]
+    long_ago = time.time() - run_store.ABANDONED_AFTER_S - 60
+    os.utime(run_store.home() / "run-1" / run_store.EVENTS, (long_ago, long_ago))
+    run_store.prune(keep=2)
+    assert [path.name for path in run_store.saved()] == ["run-5", "run-4", "run-0"]
 
 
 def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
     """Many of them do not wash away a training run of yesterday; the newest stay, whatever they are."""
-    monkeypatch.setattr(runs, "NEWEST", 3)
+    monkeypatch.setattr(run_store, "NEWEST", 3)
     save("run-00", story("run-00"))
     for number in range(1, 12):
         name = f"run-{number:02}"
         begun = events.RunStarted(1.0, name, "x", "x", 2, "local", "plain", "all", warm=number != 5)
         save(name, [begun, events.RunFinished(1.01, "finished")])
-    runs.prune(keep=5)
-    assert [path.name for path in runs.saved()] == ["run-11", "run-10", "run-09", "run-05", "run-00"]
+    run_store.prune(keep=5)
+    assert [path.name for path in run_store.saved()] == ["run-11", "run-10", "run-09", "run-05", "run-00"]
 
 
 def test_a_full_disk_is_told_once(monkeypatch):
     """The first write that fails gives a notice; after that nothing is written and nothing raised."""
-    folder = runs.RunFolder("full")
+    folder = run_store.RunFolder("full")
     start, *rest = story("full")
     assert folder.write(start) is None
 
@@ -302,7 +304,7 @@ def test_a_full_disk_is_told_once(monkeypatch):
     assert "SPARKRING_HOME" in notices[0].text
     folder.flush()
     folder.close()
-    assert runs.load(folder.path).size == 2
+    assert run_store.load(folder.path).size == 2
 
 
 def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
@@ -310,11 +312,11 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SparkringError)):
-        runs.RunFolder("x")
+        run_store.RunFolder("x")
 
 
 def test_a_home_that_cannot_be_written_to(monkeypatch):
     """Where runs cannot be kept, one sentence names the place and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
     with pytest.raises(SparkringError, match=r"cannot be kept in /dev/null/runs/.*Set SPARKRING_HOME"):
-        runs.RunFolder("2026-01-01_00-00-00_aaaa")
+        run_store.RunFolder("2026-01-01_00-00-00_aaaa")

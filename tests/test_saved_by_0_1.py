@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparkring
-from sparkring import runs
+from sparkring.history import run_store
 from sparkring.views import html
 from sparkring.views.terminal import TerminalView
 
@@ -22,13 +22,13 @@ FAILED, FINISHED = "2026-11-22_10-32-08_c9e1b7", "2026-11-22_10-32-17_b0de79"
 def saved_runs(monkeypatch, tmp_path):
     """The runs' folder is a copy of theirs."""
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
-    shutil.copytree(SAVED / "runs", runs.home())
+    shutil.copytree(SAVED / "runs", run_store.home())
 
 
 def test_a_failed_run(saved_runs):
     """Its failure, metrics, shards, checkpoint, displays and logs are there, in both static views."""
-    path = runs.find(FAILED)
-    record = runs.load(path)
+    path = run_store.find(FAILED)
+    record = run_store.load(path)
     assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)
     assert record.failure.summary == "ValueError: rank 1 has had enough"
     assert [report.step for report in record.metrics if report.rank == 0] == [1, 2, 3]
@@ -37,7 +37,7 @@ def test_a_failed_run(saved_runs):
     ]
     assert [display.data for display in record.displays] == [b"<b>shown by a rank</b>"] * 2
     assert sum(reading.opened.rows for rank in record.ranks for reading in rank.readings) == 8000
-    assert runs.log(path, 1).startswith("rank 1 step 1\nrank 1 step 2\nrank 1 step 3\n")
+    assert run_store.log(path, 1).startswith("rank 1 step 1\nrank 1 step 2\nrank 1 step 3\n")
     text = io.StringIO()
     TerminalView(text).close(record)
     for shown in (html.panel(record, now=record.ended, final=True), text.getvalue()):
@@ -47,7 +47,7 @@ def test_a_failed_run(saved_runs):
 
 def test_a_finished_run(saved_runs):
     """Both are in the list of runs, newest first, with their titles and outcomes."""
-    assert [(runs.first(path).title, runs.last(path).outcome) for path in runs.saved()] == [
+    assert [(run_store.first(path).title, run_store.last(path).outcome) for path in run_store.saved()] == [
         ("keras", "finished"),
         ("torch", "failed"),
     ]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sparkring.capture import capture
+from sparkring.capture.cell import capture
+from sparkring.capture.scripts import Script, find_script, read_script, split_arguments
 from sparkring.errors import CaptureError, OptionsError
-from sparkring.scripts import Script, find_script, read_script, split_arguments
-from sparkring.worker.script import run_script
+from sparkring.worker.rank.script import run_script
 
 
 def find(line: str, **variables: str) -> Script:

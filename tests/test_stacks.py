@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkring.worker.stacks import GRAPH, cell_line, collective, innermost
+from sparkring.history.stacks import GRAPH, cell_line, collective, innermost
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 OUTER = [("<cell>", 7, "<module>"), ("/opt/sparkring/worker/rank.py", 185, "_execute")]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from sparkring.errors import PathError
-from sparkring.storage import DBFS_MOUNT, dbfs_root, locate
+from sparkring.runtime.storage import DBFS_MOUNT, dbfs_root, locate
 
 FORMS = ("dbfs:/{}", "dbfs:///{}", "/dbfs/{}", "file:/dbfs/{}", "file:///dbfs/{}")
 PIECES = ("..", ".", "%2e%2e", "%252e%252E", ".%2e", "...", "a", "out", "deep", "ä", " ", "%00", "%2f", "\\", "~",

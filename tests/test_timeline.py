@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from sparkring import timeline
-from sparkring.timeline import Arriving, Scanner, summary
+from sparkring.history import horovod_timeline
+from sparkring.history.horovod_timeline import Arriving, Scanner, summary
 
 
 def event(kind: str, at: float, name: str = "", pid: int = 1) -> str:
@@ -178,7 +178,7 @@ def test_what_is_no_timeline(data):
 
 def test_broken_places_are_counted_and_passed_over():
     """What is between broken places is read."""
-    garbage = "}{ not JSON" + " " * timeline.EVENT_CHARACTERS
+    garbage = "}{ not JSON" + " " * horovod_timeline.EVENT_CHARACTERS
     found, text = brought(written([*operation(0), garbage, garbage, *operation(1000)]))
     assert found.operations == 2
     assert "cannot be read" in found.problem
@@ -187,18 +187,18 @@ def test_broken_places_are_counted_and_passed_over():
 
 def test_memory_is_bounded(monkeypatch):
     """Tensors beyond the limit, depth and ranks are passed over; a bomb is not unpacked as a whole."""
-    monkeypatch.setattr(timeline, "TENSORS", 10)
-    monkeypatch.setattr(timeline, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(horovod_timeline, "TENSORS", 10)
+    monkeypatch.setattr(horovod_timeline, "MOST_BYTES", 100_000)
     many = [each for pid in range(100) for each in operation(pid * 1000, pid=pid)]
     found = summary([written(many)])
     assert (found.tensors, found.operations) == (10, 10)
-    assert len(found.slowest) <= timeline.SLOWEST
+    assert len(found.slowest) <= horovod_timeline.SLOWEST
     bomb, text = brought(b"[" + b" " * 50_000_000)
     assert len(text) < 100
     assert "no operation" in bomb.problem
     scanner = Scanner()
     list(scanner.feed(b'[{"ph": "' + b"x" * 10_000_000))
-    assert len(scanner._rest) <= timeline.EVENT_CHARACTERS
+    assert len(scanner._rest) <= horovod_timeline.EVENT_CHARACTERS
 
 
 def test_what_is_missing_is_said():

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkring import errors, submodules
-from sparkring.worker.failures import as_failure
+from sparkring import errors
+from sparkring.capture import submodules
+from sparkring.worker.rank.failures import as_failure
 
 # What code of the notebook raises, and the name that the ranks do not know.
 UNKNOWN = {

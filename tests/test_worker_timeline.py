@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.worker import timeline
-from sparkring.worker.timeline import TimelineFile
+from sparkring.worker.member import timeline
+from sparkring.worker.member.timeline import TimelineFile
 
 
 @pytest.fixture

@@ -15,19 +15,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkring.background import BackgroundRun as BackgroundRun
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
-    from sparkring.distributors import MirroredStrategyRunner as MirroredStrategyRunner
-    from sparkring.distributors import TorchDistributor as TorchDistributor
-    from sparkring.place import World as World
-    from sparkring.place import world as world
-    from sparkring.report import log as log
-    from sparkring.report import log_to_driver as log_to_driver
-    from sparkring.result import RunResult as RunResult
-    from sparkring.runner import HorovodRunner as HorovodRunner
-    from sparkring.runner import run as run
-    from sparkring.runner import spark as spark
+    from sparkring.run.background import BackgroundRun as BackgroundRun
+    from sparkring.run.distributors import MirroredStrategyRunner as MirroredStrategyRunner
+    from sparkring.run.distributors import TorchDistributor as TorchDistributor
+    from sparkring.run.result import RunResult as RunResult
+    from sparkring.run.runner import HorovodRunner as HorovodRunner
+    from sparkring.run.runner import run as run
+    from sparkring.run.runner import spark as spark
+    from sparkring.runtime.report import log as log
+    from sparkring.runtime.report import log_to_driver as log_to_driver
+    from sparkring.runtime.world import World as World
+    from sparkring.runtime.world import world as world
 
 __version__ = "0.1.0"
 __all__ = [
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BackgroundRun": "background",
-    "HorovodRunner": "runner",
-    "MirroredStrategyRunner": "distributors",
-    "RunResult": "result",
-    "TorchDistributor": "distributors",
-    "last_result": "runner",
-    "World": "place",
-    "world": "place",
+    "BackgroundRun": "run.background",
+    "HorovodRunner": "run.runner",
+    "MirroredStrategyRunner": "run.distributors",
+    "RunResult": "run.result",
+    "TorchDistributor": "run.distributors",
+    "last_result": "run.runner",
+    "World": "runtime.world",
+    "world": "runtime.world",
     "checkpoints": "checkpointing.store",
-    "log": "report",
-    "log_to_driver": "report",
-    "run": "runner",
+    "log": "runtime.report",
+    "log_to_driver": "runtime.report",
+    "run": "run.runner",
     "shards": "data.shards",
-    "spark": "runner",
+    "spark": "run.runner",
 }
 
 
@@ -79,13 +79,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: Any) -> None:
     """`%load_ext sparkring`: register the magics, their completion, and the sparkdl import paths."""
-    from sparkring import magics
+    from sparkring.notebook import magics
 
     magics.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """`%unload_ext sparkring`: take the magics away again."""
-    from sparkring import magics
+    from sparkring.notebook import magics
 
     magics.unload(ipython)

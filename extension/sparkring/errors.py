@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkring.record import RunRecord
+    from sparkring.history.record import RunRecord
 
 
 class SparkringError(Exception):

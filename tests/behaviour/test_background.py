@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sparkring
-from sparkring import runner
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
-from sparkring.runs import last, load, saved
+from sparkring.history.run_store import last, load, saved
+from sparkring.run import runner
 
 # Goes on until the file `go` is there; the notebook has its path.
 WAITS = """
@@ -175,8 +175,8 @@ def test_lost_ranks_come_back(ring, tmp_path):
 
 
 def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
-    monkeypatch.setattr("sparkring.attempts.PAUSE_S", 1000.0)
-    monkeypatch.setattr("sparkring.attempts.LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.run.restarts.PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.run.restarts.LONGEST_PAUSE_S", 1000.0)
     run = local.in_background("import os\nos._exit(3)", max_restarts=1)
     wait_until(lambda: run.record.attempts and run.record.attempts[-1].ended, "the first attempt has ended")
     run.stop()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sparkring.errors import RunFailed
-from sparkring.worker import process
+from sparkring.worker.member import process
 
 WAITING = """
 {start}
@@ -241,7 +241,7 @@ def test_a_display_that_fails_does_not_end_the_run(local):
 
 def test_a_member_that_falls_silent(local, monkeypatch):
     """A supervisor that neither speaks nor breaks off (frozen, or its host is gone) is given up, and ended."""
-    monkeypatch.setattr("sparkring.gang.SILENT_LIMIT_S", 4.0)  # they beat every 2 s
+    monkeypatch.setattr("sparkring.gang.gang.SILENT_LIMIT_S", 4.0)  # they beat every 2 s
     with pytest.raises(RunFailed, match="lost: nothing heard of it") as caught:
         local.run("""
             import os, signal, time

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkring import runs
 from sparkring.errors import RunFailed
+from sparkring.history import run_store
 from sparkring.views import displays
 from sparkring.views.terminal import TerminalView
 
@@ -202,7 +202,7 @@ def test_what_ranks_show(ring):
             list(bar)
         without_ipython, plt.get_backend(), __import__("os").environ["MPLBACKEND"]
     """)
-    assert result.values == [(True, "module://sparkring.worker.figures", "Agg")] * 2
+    assert result.values == [(True, "module://sparkring.worker.rank.figures", "Agg")] * 2
     figure = "<Figure size 640x480 with 1 Axes>"
     html = "<IPython.core.display.HTML object>"
     printed = ["before", "   a", "0  1", "1  2", "5", "'text'", "<HTML>", figure, html, html, "after"]
@@ -216,7 +216,7 @@ def test_what_ranks_show(ring):
         assert [each.data[1:4] for each in shown if each.mime_type == "image/png"] == [b"PNG"] * 2
         assert b"<td>2</td>" in shown[0].data
         assert shown[3].data == b"step 2"
-    assert runs.load(Path(result.record.log_folder)).displays == result.record.displays
+    assert run_store.load(Path(result.record.log_folder)).displays == result.record.displays
     text = displays.bundle(result.record)["text/plain"]
     shared, own = "[ranks 0, 1]", [f"[rank {rank}] {figure}" for rank in (0, 1)]
     assert sorted(line for line in text.splitlines() if figure in line) == own

@@ -8,7 +8,7 @@ import pytest
 
 from sparkring import checkpoints
 from sparkring.errors import RunFailed
-from sparkring.runs import load
+from sparkring.history.run_store import load
 
 DIES = """
 import os, signal

@@ -5,8 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkring import runs, shards, world
+from sparkring import shards, world
 from sparkring.errors import DataError, RunFailed, RunTimeout
+from sparkring.history import run_store
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
         for _ in range(2):
             for batch in data.as_numpy("x"): pass
     """, namespace={"data": data})  # fmt: skip
-    for record in (result.record, runs.load(runs.home() / result.record.run_id)):
+    for record in (result.record, run_store.load(run_store.home() / result.record.run_id)):
         for rank in record.ranks:
             (reading,) = rank.readings
             opened = reading.opened
@@ -85,7 +86,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
     for start, before in ((data, [[], []]), (data.resume(position), [value[1] for value in begun.values])):
         result = ring.run(cell, namespace={"data": start})
         shares = start.plan(2)
-        for record in (result.record, runs.load(runs.home() / result.record.run_id)):
+        for record in (result.record, run_store.load(run_store.home() / result.record.run_id)):
             for rank, share, first in zip(record.ranks, shares, before, strict=True):
                 (reading,) = rank.readings
                 plan = reading.plan
@@ -173,11 +174,11 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
         return batch
 
     later = shards(numbered, 50, transform=only_on_ranks)
-    before = runs.saved()
+    before = run_store.saved()
     with pytest.raises(DataError, match="333 for each of 3 ranks and fills no batch of 500"):
         local.run("next(few.as_numpy())", n=3, namespace={"few": few})
     with pytest.raises(DataError, match="transform gave 1 rows of `x` for 16"):
         local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})
-    assert runs.saved() == before
+    assert run_store.saved() == before
     result = local.run("len(next(later.as_numpy('x')))", namespace={"later": later})
     assert result.values == [50, 50]

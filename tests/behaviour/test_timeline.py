@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkring import runs
 from sparkring.errors import RunFailed
+from sparkring.history import run_store
 
 STEPS = """
 import os, time
@@ -41,7 +41,7 @@ def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
     assert all(each.count >= 8 for each in saved.slowest)
     assert saved.negotiating_s > saved.reducing_s / 10 > 0
     assert sum(each["ph"] == "B" and each["name"] == "GLOO_ALLREDUCE" for each in kept(record)) >= 16
-    assert runs.load(Path(record.log_folder)).timelines == record.timelines
+    assert run_store.load(Path(record.log_folder)).timelines == record.timelines
 
 
 def test_each_attempt_has_one_although_its_rank_was_killed(local):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import sparkring
-from sparkring import events, runs
 from sparkring.errors import ResultError, RunFailed
+from sparkring.history import events, run_store
 
 
 def notebook(source: str) -> dict[str, Any]:
@@ -210,10 +210,10 @@ def test_the_saved_run_equals_the_live_one(ring):
     """What is read back from the run's folder is what the view was shown."""
     from pathlib import Path
 
-    from sparkring import runs
+    from sparkring.history import run_store
 
     result = ring.run("print('hello', rank)\nfrom sparkring import log\nlog(step=1, loss=0.5)\nrank")
-    assert runs.load(Path(result.record.log_folder)) == result.record == ring.view.record
+    assert run_store.load(Path(result.record.log_folder)) == result.record == ring.view.record
     assert ring.view.closed == 1
 
 
@@ -221,11 +221,11 @@ def test_a_failed_run_is_saved_as_well(ring):
     """The record of a failed run, failure and all, is read back as it was."""
     from pathlib import Path
 
-    from sparkring import runs
+    from sparkring.history import run_store
 
     with pytest.raises(RunFailed) as caught:
         ring.run("1 / (1 - rank)\nimport time\ntime.sleep(60)")
-    assert runs.load(Path(caught.value.record.log_folder)) == caught.value.record
+    assert run_store.load(Path(caught.value.record.log_folder)) == caught.value.record
 
 
 # ── What is told of it ────────────────────────────────────────────────────────
@@ -243,7 +243,7 @@ def test_the_record_says_what_went_along(ring):
     assert dict(record.versions)["python"] == sys.version.split()[0]
     assert dict(record.versions)["sparkring"] == sparkring.__version__
     assert dict(record.versions)["numpy"] == np.__version__
-    saved = runs.load(Path(record.log_folder))
+    saved = run_store.load(Path(record.log_folder))
     assert (saved.captured, saved.versions) == (record.captured, record.versions)
 
 
@@ -263,5 +263,5 @@ def test_of_very_many_names_the_first_are_told(ring):
     result = ring.run("sum([" + ", ".join(f"name{n}" for n in range(300)) + "])", namespace=namespace, n=1)
     assert result.value == sum(range(300))
     assert len(result.record.captured) == events.CAPTURED_KEPT
-    line = (Path(result.record.log_folder) / runs.EVENTS).read_text().partition("\n")[0]
+    line = (Path(result.record.log_folder) / run_store.EVENTS).read_text().partition("\n")[0]
     assert len(line) < 50_000

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkring import runs, warm
 from sparkring.errors import CaptureError, OptionsError, ResultError, RunFailed, RunTimeout
+from sparkring.history import describe, run_store
 from sparkring.launchers import slots_table
-from sparkring.views import summary
+from sparkring.run import warm_gang
 
 FOREVER = "import time\nwhile True:\n    time.sleep(0.05)"
 
@@ -334,7 +334,7 @@ def test_stacks_between_cells(shared_gang, wait_until):
     )
 
     def states():
-        return [row[2:4] for row in summary.stacks_table(shared_gang.gang.stacks())]
+        return [row[2:4] for row in describe.stacks_table(shared_gang.gang.stacks())]
 
     # A rank may not have returned yet from sending what the cell's end was known by.
     wait_until(lambda: states() == [("idle", "")] * 3, "all ranks are idle", deadline_s=4.0)
@@ -415,7 +415,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until, how):
     # In the logs: messages have a way of their own, on which a line that was printed after them can pass them by.
     folder = Path(shared_gang.view.record.log_folder)
     for rank in range(3):
-        assert runs.log(folder, rank).endswith(f"the end of {rank}\n")
+        assert run_store.log(folder, rank).endswith(f"the end of {rank}\n")
 
 
 # ── Gangs that end ────────────────────────────────────────────────────────────
@@ -533,7 +533,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
     local_gang.cell("1")
     freeze(local_gang.pids()[1])
     local_gang.notebook["large"] = bytes(30_000_000)
-    monkeypatch.setattr("sparkring.drive.RETURN_GRACE_S", 1.0)
+    monkeypatch.setattr("sparkring.run.supervisor.RETURN_GRACE_S", 1.0)
     with pytest.raises(RunTimeout):
         local_gang.cell("len(large)", timeout_s=1)
 
@@ -542,7 +542,7 @@ def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
     """After each of them every process has ended; that nothing else stays is seen to after every test."""
     new_gang.start()
     pids = new_gang.pids()
-    (stopped,) = warm.stop(new_gang.place)
+    (stopped,) = warm_gang.stop(new_gang.place)
     assert not stopped.lost
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the ranks have ended")
     new_gang.start(idle_s=1.0)
@@ -559,7 +559,7 @@ def test_a_second_gang_at_the_same_place(new_gang):
         new_gang.start(2)
     failed(new_gang, "import os\nos._exit(3)")
     new_gang.start(3)
-    assert len([gang for gang in warm.every() if gang.where == new_gang.place]) == 1
+    assert len([gang for gang in warm_gang.every() if gang.where == new_gang.place]) == 1
     assert new_gang.values("rank") == [0, 1, 2]
 
 
@@ -567,11 +567,11 @@ def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
     """However far it has come, nothing stays of a start; a stop goes on to its end."""
     for step in range(6):
         interrupt_after(0.05 * step, lambda: (local_gang.start(2), time.sleep(60)))
-        warm.stop("local")
+        warm_gang.stop("local")
     local_gang.start(2)
     freeze(local_gang.pids()[1])  # so that it takes its time
-    assert "when the gang had been stopped" in interrupt_after(0.5, lambda: warm.stop("local"))
-    assert not warm.every()
+    assert "when the gang had been stopped" in interrupt_after(0.5, lambda: warm_gang.stop("local"))
+    assert not warm_gang.every()
 
 
 def test_two_gangs_at_once(spark_gang, local_gang):
@@ -596,7 +596,7 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
     wait_until(lambda: spark_gang.told, "the starving job is noticed")
     assert re.search(r"stage \d+ .* waits for task slots: the warm gang of 4 holds 4 of 4", spark_gang.told[0])
     assert "%gang stop" in spark_gang.told[0]
-    warm.stop("spark")
+    warm_gang.stop("spark")
     job.join()
     assert counted == [10]
     assert len(spark_gang.told) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from sparkring.events import (
+from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
     CapturedName,
@@ -34,7 +34,7 @@ from sparkring.events import (
     TensorTimes,
     TimelineSaved,
 )
-from sparkring.record import RunRecord, replay
+from sparkring.history.record import RunRecord, replay
 
 BEGAN = 1_700_000_000.0
 NOW = BEGAN + 60

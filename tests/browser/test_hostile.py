@@ -15,7 +15,7 @@ from hostile import PAYLOADS, RAW, SENTINEL
 from lab import Notebook, Opened
 from playwright.sync_api import Locator, expect
 
-from sparkring.views.lines import plain
+from sparkring.history.lines import plain
 
 SETUP = """%load_ext sparkring
 import sys
@@ -37,7 +37,7 @@ plt.show()
 """
 DISPLAYED = 20
 # And a run has them everywhere else that somebody's text can get to.
-EVERYWHERE = """from sparkring.events import *
+EVERYWHERE = """from sparkring.history.events import *
 from sparkring.record import RunRecord, replay
 from sparkring.views import open_view
 

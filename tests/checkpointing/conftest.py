@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sparkring import place, report
-from sparkring.checkpointing import background, here
+from sparkring.checkpointing import background
+from sparkring.runtime import report, resume_point, world
 
 sys.path.append(str(Path(__file__).parent))  # faulty.py, for those that import it
 
@@ -44,7 +44,7 @@ def seat(monkeypatch):
     counters: dict[int, dict] = {}
 
     def sit(rank, size):
-        monkeypatch.setattr(place, "_current", place.World(rank=rank, size=size))
+        monkeypatch.setattr(world, "_current", world.World(rank=rank, size=size))
         monkeypatch.setattr(store, "_steps", counters.setdefault(rank, {}))
 
     return sit
@@ -60,7 +60,7 @@ def run(monkeypatch):
     def enter(directory, stamp=2_000_000_000_000, **found):
         there = [path.name for path in Path(directory).glob("*.*")]
         found = {"lineage": "a lineage", "code": "%%horovod\n…", "run_id": "a run", "there": there, **found}
-        monkeypatch.setattr(here, "_current", here.Here(str(directory), stamp, **found))
+        monkeypatch.setattr(resume_point, "_current", resume_point.Here(str(directory), stamp, **found))
 
     return enter
 

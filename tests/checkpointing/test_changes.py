@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sparkring.checkpointing.changes import changes, saved_words, stamp_after
+from sparkring.checkpointing.compatibility import changes, saved_words, stamp_after
 from sparkring.checkpointing.entries import Commit, Entry
 
 CELL = "%%horovod -n -2 --checkpoint-dir /x\nlr = 0.1\n\ntrain(lr)  # as ever\n"

@@ -16,7 +16,7 @@ from faulty import CUT, LOSSY, ONCE, Disk
 from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import CheckpointError
-from sparkring.storage import locate
+from sparkring.runtime.storage import locate
 
 STEPS = (10, 20, 30, 40)
 

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from sparkring.checkpointing import folder, tensors
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -12,7 +12,7 @@ from sparkring.checkpointing import folder
 from sparkring.checkpointing.digests import digest_of
 from sparkring.checkpointing.entries import Commit, File, Name
 from sparkring.checkpointing.inventory import inventory
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 
 def put(where: Location, step: int, *, data: bytes = b"x" * 1000, commit: bool = True, **fields) -> str:

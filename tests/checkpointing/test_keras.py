@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from sparkring import events, report, shards
+from sparkring import shards
 from sparkring.checkpointing import keras as resuming
-from sparkring.checkpointing import of_tf, parts, tree
+from sparkring.checkpointing import parts, tensorflow_state, tree
 from sparkring.errors import CheckpointError, OptionsError
-from sparkring.worker import autolog
+from sparkring.history import events
+from sparkring.runtime import report
+from sparkring.worker import keras_hooks
 
 STEPS = 20
 
@@ -252,7 +254,7 @@ def test_a_data_set_whose_length_nobody_knows():
 
 def test_replicas_take_no_data(numbered, monkeypatch):
     """TensorFlow cuts their batches up anew, so a position would be a guess."""
-    monkeypatch.setattr(of_tf, "replicas", lambda model: 2)
+    monkeypatch.setattr(tensorflow_state, "replicas", lambda model: 2)
     with pytest.raises(CheckpointError, match=r"trains on 2 replicas.*leave data out"):
         resuming.resume(Memory(), make(), data=numbered_shards(numbered))
 
@@ -536,7 +538,7 @@ def told(monkeypatch):
         (keras.src.callbacks.BackupAndRestore, "on_train_end"),
     ):
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    autolog.install()
+    keras_hooks.install()
     return lambda: [fields for kind, fields in found if kind == "checkpoint"]
 
 
@@ -613,7 +615,7 @@ def test_what_backup_and_restore_writes_is_told(told, tmp_path):
 
 def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatch):
     """The model is written, the fit goes on."""
-    monkeypatch.setattr(autolog, "_size_bytes", lambda path: 1 / 0)
+    monkeypatch.setattr(keras_hooks, "_size_bytes", lambda path: 1 / 0)
     x = np.ones((4, 2), "f4")
     make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])
     assert (tmp_path / "m.keras").exists()

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from faulty import Mount
 
-from sparkring.checkpointing import folder, here
+from sparkring.checkpointing import folder
 from sparkring.checkpointing.store import checkpoints
 from sparkring.errors import CheckpointError
-from sparkring.storage import locate
+from sparkring.runtime import resume_point
+from sparkring.runtime.storage import locate
 
 LAG = 30  # changes; a save makes about three, with what it removes about six
 
@@ -129,7 +130,7 @@ def test_listings_that_are_stale(mount, run, monkeypatch):
         (newest,) = {path.split("/")[-2] for path in found.there() if step_of(path) == 29}
         run("dbfs:/ml/run1", resume=newest)
         assert goes_back("dbfs:/ml/run1") == 29
-        monkeypatch.setattr(here, "_current", here.Here())
+        monkeypatch.setattr(resume_point, "_current", resume_point.Here())
         found.settle()
         assert goes_back("dbfs:/ml/run1") == 29
         save(store, 30)

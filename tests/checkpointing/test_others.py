@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkring.checkpointing.others import Other, Seen, recognised
+from sparkring.checkpointing.foreign import Other, Seen, recognised
 
 
 def kinds(*paths: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from sparkring import checkpoints
 from sparkring.checkpointing import background, folder, store, writing
 from sparkring.checkpointing.entries import Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError, PathError
-from sparkring.storage import locate
+from sparkring.runtime.storage import locate
 
 
 def state(step=0, scale=1.0):
@@ -136,7 +136,7 @@ def test_what_a_commit_says(directory, run, told, seat):
     assert (event["folder"], event["name"], event["step"]) == (directory, entry.name, 5)
     assert event["size_bytes"] == commit.size_bytes
     assert 0 < event["blocked_s"] <= event["took_s"]
-    from sparkring import events
+    from sparkring.history import events
 
     events.CheckpointSaved(time=0.0, rank=0, **event)
 

@@ -21,7 +21,7 @@ from sparkring.checkpointing.digests import digest_of
 from sparkring.checkpointing.entries import File
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 LEAVES = {
     "w": np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkring.data.dataset import DataFile, Dataset, RowGroup, open_dataset
-from sparkring.data.outlook import outlook
+from sparkring.data.epoch_plan import outlook
 
 ROW_BYTES = 8
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring import place, report
 from sparkring.data import progress
 from sparkring.data.progress import Progress, Route, at_most, joined
-from sparkring.events import Piece
+from sparkring.history.events import Piece
+from sparkring.runtime import report, world
 
 PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.just(1)), max_size=60)
 
@@ -68,7 +68,7 @@ def test_what_a_plan_tells(told):
 @pytest.mark.parametrize(("size", "most"), [(1, 500), (64, 500), (1024, 31), (100_000, 1)])
 def test_a_plan_is_bounded(told, monkeypatch, size, most):
     """However many row groups and ranks there are, and however long the files' names."""
-    monkeypatch.setattr(place, "world", lambda: mock.Mock(size=size))
+    monkeypatch.setattr(world, "world", lambda: mock.Mock(size=size))
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
     Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
     (plan,) = told

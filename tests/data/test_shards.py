@@ -23,12 +23,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring import report, shards
+from sparkring import shards
 from sparkring.data import dataset, layout, reader
 from sparkring.data import shards as module
 from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
-from sparkring.events import DataPlanned, plan_from_json
+from sparkring.history.events import DataPlanned, plan_from_json
+from sparkring.runtime import report
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring import runs
 from sparkring.data.shards import shards
 from sparkring.data.tfrecord import Schema, read_schema, tfrecords, write_tfrecord
 from sparkring.data.tfrecord.schema import SCHEMA, Column, RecordFile, share_out
 from sparkring.errors import DataError, OptionsError, RunFailed
+from sparkring.history import run_store
 
 
 @pytest.fixture(autouse=True)
@@ -518,8 +518,8 @@ def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_pat
     (tmp_path / "few").mkdir()
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")
-    before = runs.saved()
+    before = run_store.saved()
     with pytest.raises(DataError, match="2 full records of 4 rows are too few for 3"):
         local.run("len(few)", n=3, namespace={"few": few})
-    assert runs.saved() == before
+    assert run_store.saved() == before
     assert local.run("len(few)", namespace={"few": few}).values == [1, 1]

@@ -27,9 +27,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import sparkring
-from sparkring import warm
+from sparkring.capture.remote_names import Held
 from sparkring.errors import CaptureError
-from sparkring.held import Held
+from sparkring.run import warm_gang
 
 # Of these each has a new rank: what a rank has imported or set stays there. The others share a warm one, which
 # forgets its names between them.
@@ -111,7 +111,7 @@ def main(files: list[str]) -> None:
             if on_gang:
                 with contextlib.redirect_stdout(io.StringIO()):
                     shell.run_cell(_FORGET)
-                for gang in warm.every():
+                for gang in warm_gang.every():
                     gang.held = Held()
         if on_gang:
             shell.run_line_magic("gang", "stop")

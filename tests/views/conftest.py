@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparkring.events import Event, RankStarted, RunStarted
-from sparkring.record import RunRecord, replay
+from sparkring.history.events import Event, RankStarted, RunStarted
+from sparkring.history.record import RunRecord, replay
 
 STARTED = 1_700_000_000.0
 

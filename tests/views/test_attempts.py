@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkring.events import (
+from sparkring.history.describe import closing
+from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointRestored,
@@ -16,7 +17,6 @@ from sparkring.events import (
     RunFinished,
 )
 from sparkring.views.attempts import news, story, why
-from sparkring.views.summary import closing
 
 T = 1_700_000_000.0
 FOLDER = "dbfs:/ml/run1"

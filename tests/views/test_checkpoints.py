@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from sparkring.checkpointing.entries import Commit, Entry, File, Name
+from sparkring.checkpointing.foreign import Other
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.checkpointing.others import Other
-from sparkring.events import (
+from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointDamaged,

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from sparkring import runs
-from sparkring.events import AttemptEnded, AttemptStarted, Displayed, RankStarted, RunFinished
-from sparkring.events import RunStarted as Started
-from sparkring.record import RunRecord, apply
-from sparkring.recorder import Recorder
-from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
+from sparkring.history import run_store
+from sparkring.history.events import AttemptEnded, AttemptStarted, Displayed, RankStarted, RunFinished
+from sparkring.history.events import RunStarted as Started
+from sparkring.history.record import RunRecord, apply
+from sparkring.run.recorder import Recorder
+from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 from sparkring.views import displays
 from sparkring.views.foreign import body_html
 from sparkring.views.terminal import TerminalView
@@ -85,9 +85,9 @@ def test_a_rank_that_shows_too_much(
     recorder.add([AttemptEnded(1_700_000_003.0, 1, "lost"), AttemptStarted(1_700_000_004.0, 2, 2), shown(1, 1, b"z")])
     record = recorder.close("finished")
     folder = Path(record.log_folder)
-    assert len(list((folder / runs.DISPLAYS).iterdir())) == DISPLAYS_KEPT + 2
-    assert (folder / runs.DISPLAYS / "attempt-2-rank-1-1.png").read_bytes() == b"z"
-    again = runs.load(folder)
+    assert len(list((folder / run_store.DISPLAYS).iterdir())) == DISPLAYS_KEPT + 2
+    assert (folder / run_store.DISPLAYS / "attempt-2-rank-1-1.png").read_bytes() == b"z"
+    again = run_store.load(folder)
     assert [each.data for each in again.displays] == [each.data for each in record.displays]
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sparkring.events import (
+from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
     CapturedName,
@@ -30,9 +30,9 @@ from sparkring.events import (
     RankStarted,
     RunFinished,
 )
+from sparkring.history.lines import plain
 from sparkring.views import figure, html
 from sparkring.views.html import HtmlView, bundle, panel
-from sparkring.views.lines import plain
 from sparkring.views.markup import RANK_COLOURS, log_text
 from sparkring.views.sections import code, metrics
 from sparkring.views.tables import table_html

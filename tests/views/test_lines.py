@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkring.events import Message, Output
-from sparkring.record import LogLine
-from sparkring.views.lines import coloured, folded, is_noise, pending, plain, visible
-from sparkring.views.summary import rank_numbers
+from sparkring.history.describe import rank_numbers
+from sparkring.history.events import Message, Output
+from sparkring.history.lines import coloured, folded, is_noise, pending, plain, visible
+from sparkring.history.record import LogLine
 
 
 def line(text, rank=0, stream="stdout", time=0.0):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring import events
-from sparkring.record import RECENT_LINES, RunRecord, apply, replay
+from sparkring.history import events
+from sparkring.history.record import RECENT_LINES, RunRecord, apply, replay
 from sparkring.views.live import SECTIONS, SECTIONS_PAUSE_S, STATE_PAUSE_S, Feed, state_message, whole
 
 BEGAN = 1_000.0

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparkring.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
-from sparkring.views import metrics, summary
+from sparkring.history import describe, metrics
+from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
 from sparkring.views.curves import chart, nice_ticks
 
 
@@ -163,13 +163,13 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
         found = metrics.progress(record, now=21.5)
         assert found is not None
         assert (found.rank, found.epoch, found.step, found.fraction) == (1, 2, 13, pytest.approx(1.325 / 4))
-        words = summary.progress_words(found)
+        words = describe.progress_words(found)
         assert words == f"{'1 of 2 ranks finished · ' if done else ''}epoch 2 of 4 · step 13 of 40 · 33 % · 51 s left"
     assert metrics.progress(record, now=500.0).left_s is None, "longer than it should have been: who knows"
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
     assert metrics.progress(over, now=41.0).fraction == 1
     alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
-    assert summary.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "the other one does not count"
+    assert describe.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "the other one does not count"
     restarted = replayed(AttemptStarted(0.0, 1, 2), *told, AttemptStarted(50.0, 2, 2))
     assert metrics.progress(restarted, now=51.0) is None
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sparkring.events import DataOpened, DataRead, Event, RankFinished, RunFinished
-from sparkring.views import reading
+from sparkring.history import reading
+from sparkring.history.events import DataOpened, DataRead, Event, RankFinished, RunFinished
+from sparkring.history.reading import closing_words, data_sets, lines, notes, progress_words
 from sparkring.views.html import bundle, panel
-from sparkring.views.reading import closing_words, data_sets, lines, notes, progress_words
 from sparkring.views.terminal import TerminalView
 
 START = 1_700_000_000.0

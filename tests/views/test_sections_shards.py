@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkring.events import DataOpened, DataPlanned, DataRead, Event, Piece, RunFinished
-from sparkring.views import reading
+from sparkring.history import reading
+from sparkring.history.events import DataOpened, DataPlanned, DataRead, Event, Piece, RunFinished
+from sparkring.history.reading import RankReading, balance_words, data_sets, named_shortly, strip
 from sparkring.views.html import panel
-from sparkring.views.reading import RankReading, balance_words, data_sets, named_shortly, strip
 from sparkring.views.sections import shards
 
 START = 1_700_000_000.0

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkring.data.dataset import DataFile, Dataset, RowGroup
-from sparkring.data.outlook import Outlook, outlook
+from sparkring.data.epoch_plan import Outlook, outlook
 from sparkring.views import shards
 from sparkring.views.shards import (
     BAND,

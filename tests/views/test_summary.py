@@ -1,6 +1,7 @@
 import pytest
 
-from sparkring.events import (
+from sparkring.history import describe
+from sparkring.history.events import (
     CodeFrame,
     Failure,
     MemberJoined,
@@ -13,7 +14,6 @@ from sparkring.events import (
     SourceLine,
     StackTaken,
 )
-from sparkring.views import summary
 
 CODE = "%%horovod -n -4\nimport time\ndef train(x):\n    y = x + 1\n    raise ValueError(x)\n\ntrain(3)\n"
 TRACEBACK = (
@@ -34,7 +34,7 @@ ECHO = Failure("exception", "HorovodInternalError: gone", follows=True)
      (59.7, "1 min 00 s"), (192, "3 min 12 s"), (7_530, "2 h 05 min")],
 )  # fmt: skip
 def test_durations(seconds, words):
-    assert summary.duration(seconds) == words
+    assert describe.duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_durations(seconds, words):
     [(0, "0 B"), (999, "999 B"), (1_200, "1.20 kB"), (34_500_000, "34.5 MB"), (999_600, "1.00 MB"), (None, "")],
 )
 def test_sizes(size_bytes, words):
-    assert summary.size(size_bytes) == words
+    assert describe.size(size_bytes) == words
 
 
 def test_ranks_in_words():
-    assert summary.rank_list([2]) == "rank 2"
-    assert summary.rank_list([7, 0, 1, 2, 3]) == "ranks 0–3, 7"
-    assert summary.rank_list([0, 1]) == "ranks 0, 1"
-    assert summary.rank_count(1) == "1 rank"
-    assert summary.rank_count(1024) == "1,024 ranks"
+    assert describe.rank_list([2]) == "rank 2"
+    assert describe.rank_list([7, 0, 1, 2, 3]) == "ranks 0–3, 7"
+    assert describe.rank_list([0, 1]) == "ranks 0, 1"
+    assert describe.rank_count(1) == "1 rank"
+    assert describe.rank_count(1024) == "1,024 ranks"
 
 
 def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(replayed):
@@ -64,7 +64,7 @@ def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(repl
         size=4,
         code=CODE,
     )
-    assert summary.explain_failure(record) == (
+    assert describe.explain_failure(record) == (
         "rank 2 on node-0 failed: ValueError: 3\n\n"
         "cell line 5, in train:\n"
         "  4      y = x + 1\n"
@@ -80,21 +80,21 @@ def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(repl
 
 def test_in_a_notebook_the_whole_log_is_no_path(replayed, monkeypatch):
     """Of which JupyterLab would make a link that opens its debugger."""
-    monkeypatch.setattr("sparkring.views.in_notebook", lambda: True)
+    monkeypatch.setattr("sparkring.runtime.kernel.in_notebook", lambda: True)
     record = replayed(RankFailed(3.0, 1, FAILURE), RunFinished(4.0, "failed", "", 1))
-    assert summary.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
-    assert summary.explain_timeout(replayed(), 30).endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")
+    assert describe.explain_failure(record).endswith("\n\nWhole log: %logs 2026-11-20_14-03-22_a1b2 --rank 1")
+    assert describe.explain_timeout(replayed(), 30).endswith("\n\nWhole logs: %logs 2026-11-20_14-03-22_a1b2")
 
 
 def test_how_long_a_run_took(replayed):
     """In whole seconds as long as it runs; of one that never began, that it did not."""
     began = 1_700_000_000.0
-    assert summary.took(replayed(), began + 3.6) == "3 s"
+    assert describe.took(replayed(), began + 3.6) == "3 s"
     ended = RunFinished(began + 3.6, "timed out", "the limit of 3 s passed")
-    assert summary.took(replayed(ended), 0.0) == "3.6 s"
-    assert summary.closing(replayed(ended), 0.0) == "timed out: the limit of 3 s passed · 3.6 s"
+    assert describe.took(replayed(ended), 0.0) == "3.6 s"
+    assert describe.closing(replayed(ended), 0.0) == "timed out: the limit of 3 s passed · 3.6 s"
     refused = replayed(RunFinished(began, "failed", "no slots"), up=False)
-    assert summary.took(refused, 0.0) == "1 ms, before the ranks were up"
+    assert describe.took(refused, 0.0) == "1 ms, before the ranks were up"
 
 
 def test_different_followers_share_a_line(replayed):
@@ -107,7 +107,7 @@ def test_different_followers_share_a_line(replayed):
         RunFinished(4.0, "failed", "", 0),
         size=4,
     )
-    told = summary.explain_failure(record)
+    told = describe.explain_failure(record)
     assert "\nranks 1–3 then failed too: HorovodInternalError: gone (2, 3); killed by SIGKILL (1)\n" in told
 
 
@@ -116,7 +116,7 @@ def test_an_error_in_a_library_is_told_from_the_cell(replayed):
     record = replayed(
         RankFailed(3.0, 0, Failure("exception", "ValueError: shape", frames)), RunFinished(4.0, "failed", "", 0)
     )
-    told = summary.explain_failure(record)
+    told = describe.explain_failure(record)
     assert "cell line 7:\n→ 7  train(3)\n  raised in src/layers/base.py:120, in call" in told
 
 
@@ -132,8 +132,8 @@ def test_a_crash_points_at_the_line_that_faulthandler_left(replayed):
         RunFinished(4.0, "failed", "", 1),
         code=CODE,
     )
-    assert summary.failed_line(record) == 4
-    told = summary.explain_failure(record)
+    assert describe.failed_line(record) == 4
+    told = describe.explain_failure(record)
     assert "cell line 4:\n  2  import time\n  3  def train(x):\n→ 4      y = x + 1\n  5      raise" in told
 
 
@@ -143,7 +143,7 @@ def test_a_traceback_is_left_out_even_where_its_beginning_is_gone(replayed):
         RankFailed(3.0, 0, FAILURE),
         RunFinished(4.0, "failed", "", 0),
     )
-    assert [line.text for line in summary.without_traceback(record.ranks[0].tail, FAILURE)] == ["after"]
+    assert [line.text for line in describe.without_traceback(record.ranks[0].tail, FAILURE)] == ["after"]
 
 
 def test_last_lines_are_twenty_and_hold_no_control_codes(replayed):
@@ -152,7 +152,7 @@ def test_last_lines_are_twenty_and_hold_no_control_codes(replayed):
         RankFailed(3.0, 0, FAILURE),
         RunFinished(4.0, "failed", "", 0),
     )
-    told = summary.explain_failure(record)
+    told = describe.explain_failure(record)
     assert "  line 30␀\n" in told
     assert "line 29" not in told
     assert "\x1b" not in told
@@ -160,7 +160,7 @@ def test_last_lines_are_twenty_and_hold_no_control_codes(replayed):
 
 def test_without_a_failed_rank_the_outcome_is_told(replayed):
     record = replayed(RunFinished(4.0, "failed", "the value of rank 1 cannot be pickled"))
-    assert summary.explain_failure(record) == "failed: the value of rank 1 cannot be pickled"
+    assert describe.explain_failure(record) == "failed: the value of rank 1 cannot be pickled"
 
 
 def stack(rank, state, line, inner="/usr/lib/python3.11/socket.py", function="recv"):
@@ -180,7 +180,7 @@ def test_a_timeout_says_where_each_rank_stood(replayed):
         size=6,
         code=CODE,
     )
-    assert summary.explain_timeout(record, 30) == (
+    assert describe.explain_timeout(record, 30) == (
         "the time limit of 30 s passed\n\n"
         "  ranks 0, 1 finished\n"
         "  ranks 2, 3 wait at cell line 7: `train(3)`, in socket.py:9 recv\n"
@@ -206,7 +206,7 @@ def test_where_every_rank_is_in_one_sentence(replayed):
         size=9,
         code=CODE,
     )
-    assert summary.explain_where(record) == (
+    assert describe.explain_where(record) == (
         "rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 7: `train(3)`; "
         "rank 4 is frozen (SIGSTOP), cell line 5: `raise ValueError(x)`; "
         "ranks 5, 6 run at cell line 4: `y = x + 1`, in numpy/linalg.py:9 solve; "
@@ -221,20 +221,20 @@ def test_a_graph_is_not_called_a_collective(replayed):
         stack(0, "running", 7, context, "call_function"), stack(1, "waiting", 0, context, "call_function")
     )
     assert (
-        summary.explain_where(record)
+        describe.explain_where(record)
         == "rank 0 runs in a TensorFlow graph, cell line 7; rank 1 waits in a TensorFlow graph"
     )
 
 
 def test_where_many_ranks_are_is_bounded(replayed):
     record = replayed(*(stack(rank, "waiting", rank + 1) for rank in range(20)), size=20)
-    told = summary.explain_where(record)
+    told = describe.explain_where(record)
     assert told.endswith("; rank 7 waits at cell line 8, in socket.py:9 recv; ranks 8–19 elsewhere")
 
 
 def test_where_the_ranks_are_before_and_after(replayed):
-    assert summary.explain_where(replayed(up=False)) == "0 of 2 ranks have dialled home"
-    assert summary.explain_where(replayed(RunFinished(4.0, "finished"))) == "2 ranks finished"
+    assert describe.explain_where(replayed(up=False)) == "0 of 2 ranks have dialled home"
+    assert describe.explain_where(replayed(RunFinished(4.0, "finished"))) == "2 ranks finished"
 
 
 def test_stacks_as_a_table(replayed):
@@ -247,32 +247,32 @@ def test_stacks_as_a_table(replayed):
         warm=True,
         ranks=(0, 1, 2),
     )
-    assert summary.stacks_table(record) == [
+    assert describe.stacks_table(record) == [
         ("0", "node-0", "running", "7: train(3)", "horovod/torch/mpi_ops.py:9 synchronize_", "step 3"),
         ("1", "node-1", "waiting", "7: train(3)", "allreduce", ""),
         ("2", "node-0", "no answer", "", "", ""),
         ("3", "node-1", "idle", "", "", ""),
     ]
-    assert len(summary.STACK_HEADERS) == 6
+    assert len(describe.STACK_HEADERS) == 6
 
 
 def test_only_ranks_that_take_part_are_counted(replayed):
     """A cell on some ranks of a gang: the others are idle, and in no number."""
     part = {"size": 4, "ranks": (0, 2), "warm": True}
-    assert summary.outcome(replayed(**part)) == "2 running"
+    assert describe.outcome(replayed(**part)) == "2 running"
     record = replayed(RankFinished(1_700_000_001.0, 0, ""), **part)
-    assert summary.outcome(record) == "1 running, 1 finished"
+    assert describe.outcome(record) == "1 running, 1 finished"
     record = replayed(RankFinished(2.0, 0, ""), RankFinished(2.0, 2, ""), RunFinished(4.0, "finished"), **part)
-    assert summary.states(record) == {"finished": 2}
-    assert summary.outcome(record) == "ranks 0, 2 of 4 finished"
-    assert summary.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
-    assert summary.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 give no answer"
+    assert describe.states(record) == {"finished": 2}
+    assert describe.outcome(record) == "ranks 0, 2 of 4 finished"
+    assert describe.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
+    assert describe.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 give no answer"
 
 
 def test_a_timeout_before_the_ranks_were_up(replayed):
     record = replayed(MemberJoined(2.0, 0, "node-0"), up=False)
     expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have dialled home"
-    assert summary.explain_timeout(record, 30) == expected
+    assert describe.explain_timeout(record, 30) == expected
 
 
 def test_the_closing_line(replayed):
@@ -284,5 +284,5 @@ def test_the_closing_line(replayed):
         *(RankExited(start + 3, rank) for rank in (0, 1)),
         RunFinished(start + 3.2, "finished"),
     )
-    assert summary.closing(record, 0.0) == "2 ranks finished in 3.2 s · loss 0.15"
-    assert summary.states(record) == {"finished": 2}
+    assert describe.closing(record, 0.0) == "2 ranks finished in 3.2 s · loss 0.15"
+    assert describe.states(record) == {"finished": 2}

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from sparkring.events import Failure, GpuUsed, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
+from sparkring.history.events import Failure, GpuUsed, Metrics, Notice, Output, RankFailed, RankFinished, RunFinished
 from sparkring.views.terminal import TerminalView
 
 START = 1_700_000_000.0

@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 
-from sparkring.events import AttemptStarted, Lateness, RunFinished, TensorTimes, TimelineSaved
+from sparkring.history.events import AttemptStarted, Lateness, RunFinished, TensorTimes, TimelineSaved
 from sparkring.views.html import PANEL_BYTES, bundle, panel
 from sparkring.views.sections import timeline
 from sparkring.views.terminal import TerminalView

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import sparkring.views as views
-from sparkring.capture import CapturedName
+from sparkring.capture.cell import CapturedName
 from sparkring.views.html import HtmlView
 from sparkring.views.panel import PanelView
 from sparkring.views.tables import show_captured, show_table, table_html, table_text

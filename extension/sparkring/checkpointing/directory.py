@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 
 from sparkring.checkpointing import folder
-from sparkring.checkpointing.changes import changes, saved_words, stamp_after
+from sparkring.checkpointing.compatibility import changes, saved_words, stamp_after
 from sparkring.checkpointing.entries import Entry, Last, Name, newest
-from sparkring.checkpointing.here import Here
 from sparkring.errors import CheckpointError
-from sparkring.record import RunRecord
-from sparkring.storage import Location, locate
+from sparkring.history.record import RunRecord
+from sparkring.runtime.resume_point import Here
+from sparkring.runtime.storage import Location, locate
 
 
 class Directory:

@@ -20,7 +20,7 @@ from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
 from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
 from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
-from sparkring.storage import Location
+from sparkring.runtime.storage import Location
 
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)

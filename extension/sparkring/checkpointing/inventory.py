@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best, newest
-from sparkring.checkpointing.others import Other, Seen, recognised
-from sparkring.storage import Location
+from sparkring.checkpointing.foreign import Other, Seen, recognised
+from sparkring.runtime.storage import Location
 
 DEPTH = 3  # of folders that are looked into: BACKUP/chief/ckpt-1.index
 FOLDERS = 200  # of others', so that a directory with much else in it is listed in a moment

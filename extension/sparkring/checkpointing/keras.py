@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkring import place, report
-from sparkring.checkpointing import of_tf, parts
+from sparkring.checkpointing import parts, tensorflow_state
 from sparkring.errors import CheckpointError, OptionsError
+from sparkring.runtime import report, world
 
 if TYPE_CHECKING:
     from sparkring.data.shards import Shards
@@ -67,18 +67,19 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
     """
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise OptionsError(f'every={every!r}: it is "epoch", or a number of batches from 1 on.')
-    if not of_tf.is_model(model):
+    if not tensorflow_state.is_model(model):
         raise CheckpointError(
             f"keras() is for a Keras 2 model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
         )
-    if not of_tf.is_optimizer(getattr(model, "optimizer", None)):
+    if not tensorflow_state.is_optimizer(getattr(model, "optimizer", None)):
         raise CheckpointError("the model has no optimizer to go on with yet: compile it before store.keras(model).")
-    if data is not None and of_tf.replicas(model) > 1:
+    if data is not None and tensorflow_state.replicas(model) > 1:
         raise CheckpointError(
-            f"the model trains on {of_tf.replicas(model)} replicas, for which TensorFlow cuts batches up anew, so "
-            "nobody can tell how far they are in the data: leave data out of store.keras(), and save by epochs."
+            f"the model trains on {tensorflow_state.replicas(model)} replicas, for which TensorFlow cuts batches "
+            "up anew, so nobody can tell how far they are in the data: leave data out of store.keras(), "
+            "and save by epochs."
         )
-    of_tf.keep_random(model)
+    tensorflow_state.keep_random(model)
     state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
     if data is not None:
         state["data"] = data
@@ -92,7 +93,7 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
 def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, step: int, state: dict[str, Any]) -> Any:
     """The callback, of the Keras that the model belongs to."""
 
-    class Resume(of_tf.keras_of(model).callbacks.Callback):  # type: ignore[misc]
+    class Resume(tensorflow_state.keras_of(model).callbacks.Callback):  # type: ignore[misc]
         """Begins where the checkpoint was, and saves what is needed to go on."""
 
         # Keras then hands over tensors as they are; they are read only when they are saved.
@@ -186,7 +187,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
             found: dict[str, Any] = {"model": model, "epoch": epoch, "batch": batch, "history": self.history}
             if data is not None:
                 found["data"] = Positioned(data, data.resume(self._start).position(self._taken))
-            if _read_together(model) and place.world().rank and not getattr(store, "sharded", False):
+            if _read_together(model) and world.world().rank and not getattr(store, "sharded", False):
                 parts.tree_of(model)  # what the replicas average they can only read together, whoever writes
             store.save(self._step, found, report.numbers(logs))
             self._saved = self._step

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparkring.checkpointing import of_tf, of_torch
+from sparkring.checkpointing import tensorflow_state, torch_state
 from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError, SparkringError
@@ -69,7 +69,7 @@ def tree_of(value: Any, path: str = _CALLED) -> Any:
 
 def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
     """CheckpointError, with its path, if there is a tensor in the tree of which only this rank's piece is kept."""
-    _with_pieces(tree, lambda piece, keys, path: of_torch.refuse_piece(path), path)
+    _with_pieces(tree, lambda piece, keys, path: torch_state.refuse_piece(path), path)
 
 
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
@@ -186,7 +186,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 def _made_anew(tree: Any, path: str) -> Any:
     """plain(), for a state that has nothing there to put it back into. CheckpointError for what needs that."""
-    return plain(_with_pieces(tree, lambda piece, keys, path: of_torch.joined(piece, None, path), path))
+    return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
 
 def _with_pieces(
@@ -273,12 +273,12 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
-    of_torch.refuse_flattened(value, path)
+    torch_state.refuse_flattened(value, path)
     state = value.state_dict()
     kept = tree_of(state, path)
-    if of_torch.has_pieces(value):
-        counterpart = of_torch.counterparts(value)
-        _with_pieces(kept, lambda piece, keys, path: of_torch.refuse_unlike(piece, counterpart(keys), path), path)
+    if torch_state.has_pieces(value):
+        counterpart = torch_state.counterparts(value)
+        _with_pieces(kept, lambda piece, keys, path: torch_state.refuse_unlike(piece, counterpart(keys), path), path)
     return {"value": kept, "metadata": tree_of(dict(getattr(state, "_metadata", None) or {}), path)}
 
 
@@ -302,15 +302,15 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
     """A saved state_dict() with its pieces as tensors that are spread over the ranks, as the object's own are."""
-    counterpart, spread = of_torch.counterparts(value), of_torch.has_pieces(value)
+    counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
         if spread:
-            of_torch.refuse_whole(whole["value"], counterpart(keys), path)
+            torch_state.refuse_whole(whole["value"], counterpart(keys), path)
         return whole
 
     return _with_pieces(
-        tree, lambda piece, keys, path: of_torch.joined(piece, counterpart(keys), path), path, whole=leave
+        tree, lambda piece, keys, path: torch_state.joined(piece, counterpart(keys), path), path, whole=leave
     )
 
 
@@ -322,14 +322,14 @@ def random_states() -> Any:
 
     Python's, NumPy's, torch's (CPU and every GPU in use), TensorFlow's and Keras'. TensorFlow's operations without a
     generator count in a place that cannot be read if they are part of a tf.function: a training that uses them there
-    goes on with other numbers (see of_tf.keep_random for Keras' layers).
+    goes on with other numbers (see tensorflow_state.keep_random for Keras' layers).
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
     if torch is not None:
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         found["torch"] = {"cpu": torch.get_rng_state().numpy(), "cuda": [state.numpy() for state in cuda]}
-    found |= of_tf.random_states(_of_random)
+    found |= tensorflow_state.random_states(_of_random)
     return found
 
 
@@ -339,10 +339,10 @@ def set_random_states(tree: Any) -> None:
     np.random.set_state(tree["numpy"])
     torch = sys.modules.get("torch")
     if torch is not None and "torch" in tree:
-        torch.set_rng_state(of_torch.tensor(tree["torch"]["cpu"]))
+        torch.set_rng_state(torch_state.tensor(tree["torch"]["cpu"]))
         if torch.cuda.is_available() and len(tree["torch"]["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([of_torch.tensor(state) for state in tree["torch"]["cuda"]])
-    of_tf.set_random_states(tree, _set_random)
+            torch.cuda.set_rng_state_all([torch_state.tensor(state) for state in tree["torch"]["cuda"]])
+    tensorflow_state.set_random_states(tree, _set_random)
 
 
 def _of_random(generator: random.Random) -> dict[str, Any]:
@@ -377,12 +377,12 @@ _SOURCES = {
     "torch": _Source(
         lambda value: isinstance(value, getattr(sys.modules.get("torch"), "Generator", ())),
         lambda value: value.get_state().numpy(),
-        lambda value, state: value.set_state(of_torch.tensor(state)),
+        lambda value, state: value.set_state(torch_state.tensor(state)),
     ),
     "tensorflow": _Source(
-        of_tf.is_generator,
-        lambda value: of_tf.leaf(value.state),
-        lambda value, state: value.reset(of_tf.array(state)),
+        tensorflow_state.is_generator,
+        lambda value: tensorflow_state.leaf(value.state),
+        lambda value, state: value.reset(tensorflow_state.array(state)),
     ),
 }
 
@@ -418,40 +418,54 @@ def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str,
 
 
 def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
-    return {name: of_tf.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+    return {name: tensorflow_state.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
 
 # The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
 _KINDS = {
     _PIECE: Kind(
-        of_torch.is_spread, of_torch.piece, _returning(of_torch.put_piece), lambda tree: of_torch.tensor(tree["value"])
+        torch_state.is_spread,
+        torch_state.piece,
+        _returning(torch_state.put_piece),
+        lambda tree: torch_state.tensor(tree["value"]),
     ),
     _WHOLE: Kind(
-        of_torch.is_tensor,
-        lambda value, path: {"value": of_torch.leaf(value, path)},
-        lambda value, tree, path: of_torch.put(value, tree["value"], path),
-        lambda tree: of_torch.tensor(tree["value"]),
+        torch_state.is_tensor,
+        lambda value, path: {"value": torch_state.leaf(value, path)},
+        lambda value, tree, path: torch_state.put(value, tree["value"], path),
+        lambda tree: torch_state.tensor(tree["value"]),
         replaceable=True,
     ),
     "variable": Kind(
-        of_tf.is_variable,
-        lambda value, path: {"value": of_tf.leaf(value)},
-        _returning(lambda value, tree, path: of_tf.put_variable(value, tree["value"], path)),
-        lambda tree: of_tf.array(tree["value"]),
+        tensorflow_state.is_variable,
+        lambda value, path: {"value": tensorflow_state.leaf(value)},
+        _returning(lambda value, tree, path: tensorflow_state.put_variable(value, tree["value"], path)),
+        lambda tree: tensorflow_state.array(tree["value"]),
     ),
     "tensor": Kind(
-        of_tf.is_tensor,
-        lambda value, path: {"value": of_tf.leaf(value)},
-        lambda value, tree, path: of_tf.tensor(tree["value"]),
-        lambda tree: of_tf.tensor(tree["value"]),
+        tensorflow_state.is_tensor,
+        lambda value, path: {"value": tensorflow_state.leaf(value)},
+        lambda value, tree, path: tensorflow_state.tensor(tree["value"]),
+        lambda tree: tensorflow_state.tensor(tree["value"]),
         replaceable=True,
     ),
-    "keras": Kind(of_tf.is_model, of_tf.take_model, _returning(of_tf.put_model), of_tf.plain_model),
+    "keras": Kind(
+        tensorflow_state.is_model,
+        tensorflow_state.take_model,
+        _returning(tensorflow_state.put_model),
+        tensorflow_state.plain_model,
+    ),
     "optimizer": Kind(
-        of_tf.is_optimizer, lambda value, path: of_tf.take_optimizer(value), _returning(of_tf.put_optimizer), _by_name
+        tensorflow_state.is_optimizer,
+        lambda value, path: tensorflow_state.take_optimizer(value),
+        _returning(tensorflow_state.put_optimizer),
+        _by_name,
     ),
     "module": Kind(
-        of_tf.is_module, lambda value, path: of_tf.take_module(value), _returning(of_tf.put_module), _by_name
+        tensorflow_state.is_module,
+        lambda value, path: tensorflow_state.take_module(value),
+        _returning(tensorflow_state.put_module),
+        _by_name,
     ),
     "random": Kind(
         lambda value: any(source.owns(value) for source in _SOURCES.values()),

@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparkring import place
 from sparkring.checkpointing import folder, parts, seeds, tensors, tree, writing
 from sparkring.checkpointing.background import Flight
 from sparkring.checkpointing.background import finish as finish
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
-from sparkring.checkpointing.here import here
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
 from sparkring.checkpointing.writing import Save, say
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.storage import locate
+from sparkring.runtime import world
+from sparkring.runtime.resume_point import here
+from sparkring.runtime.storage import locate
 
 HISTORY = 10_000  # metrics that are kept, the newest ones
 LAYOUT = 1
@@ -83,7 +83,7 @@ def checkpoints(
         raise CheckpointError(f"best={best!r}: it is the name of a metric that save() is given.")
     if mode not in ("min", "max"):
         raise CheckpointError(f'mode={mode!r}: it is "min" or "max".')
-    if sharded and place.world().size > 1 and not here().stamp:
+    if sharded and world.world().size > 1 and not here().stamp:
         raise CheckpointError(
             "sharded=True needs a run with --checkpoint-dir: without it the ranks have no name in common for what "
             "they write."
@@ -136,7 +136,7 @@ class Store:
             self.history = [*self.history, (number, values)][-HISTORY:]
         steps = self._steps()
         steps.append(number)
-        rank = place.world().rank
+        rank = world.world().rank
         if rank and not self.sharded:
             return
         leaves, metadata = self._apart(state)
@@ -186,7 +186,7 @@ class Store:
             return 0
         entry, held = found
         parts.put_back(state, tree.rebuild(held.state, held.leaves_of("state")), "state")
-        rank = place.world().rank
+        rank = world.world().rank
         if held.commit.sharded or rank == 0:
             parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
         else:
@@ -316,7 +316,7 @@ class Store:
             metrics=metrics,
             lineage=self._lineage,
             run_id=now.run_id,
-            size=place.world().size,
+            size=world.world().size,
             sharded=self.sharded,
             code=now.code,
             data=data,
@@ -385,7 +385,7 @@ class Store:
             try:
                 return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
-                if entry.commit is not None and entry.commit.sharded and place.world().size > 1:
+                if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # Other ranks may have found their files whole, and do not pass over it.
                     raise CheckpointDamagedError(
                         f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. On all ranks, restore "
@@ -423,7 +423,7 @@ class Store:
 
         CheckpointDamagedError says what is wrong with the file; then nothing has been touched.
         """
-        rank, size = place.world()[:2]
+        rank, size = world.world()[:2]
         try:
             commit = folder.read_commit(self._location, entry.name)
         except FileNotFoundError:

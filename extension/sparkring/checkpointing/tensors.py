@@ -30,7 +30,7 @@ from sparkring.checkpointing.digests import Digest
 from sparkring.checkpointing.entries import File
 from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.storage import Location
+from sparkring.runtime.storage import Location
 
 CHUNK_BYTES = 512 << 10  # as much as a core has at hand: what was just copied is hashed there
 COPIERS = min(4, os.cpu_count() or 1)  # threads …

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparkring.capture.picklability import type_name
 from sparkring.errors import CheckpointError
-from sparkring.travel import type_name
 
 DEPTH = 100  # levels that a state may have: JSON's readers give up, or crash, some way above
 _JSON_BITS = 63  # what other readers of JSON take for a whole number

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sparkring import report
 from sparkring.checkpointing import folder, retention, tensors
 from sparkring.checkpointing.entries import Commit, Entry, File
 from sparkring.checkpointing.retention import Policy
 from sparkring.checkpointing.tensors import Layout
 from sparkring.errors import CheckpointError, CheckpointStorageError
-from sparkring.storage import Location
+from sparkring.runtime import report
+from sparkring.runtime.storage import Location
 
 OTHERS_LIMIT_S = 600.0  # without a file of any other rank
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # between two looks for them

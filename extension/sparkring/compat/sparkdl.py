@@ -37,11 +37,11 @@ def _finder(module: str) -> Any:
 
     def find(name: str) -> Any:
         if module in ("sparkdl", "sparkdl.horovod") and name == "HorovodRunner":
-            from sparkring.runner import HorovodRunner
+            from sparkring.run.runner import HorovodRunner
 
             return HorovodRunner
         if module == "sparkdl.horovod" and name == "log_to_driver":
-            from sparkring.report import log_to_driver
+            from sparkring.runtime.report import log_to_driver
 
             return log_to_driver
         if module == "sparkdl.horovod.tensorflow.keras" and name == "LogCallback":
@@ -55,7 +55,7 @@ def _log_callback() -> type[Any]:
     """The LogCallback class, made from the Keras that is installed."""
     from tensorflow import keras
 
-    from sparkring.report import log_to_driver
+    from sparkring.runtime.report import log_to_driver
 
     class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Sends a line to the notebook at the start and the end of each epoch.

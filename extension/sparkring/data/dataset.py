@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

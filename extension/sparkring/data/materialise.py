@@ -28,11 +28,11 @@ import platformdirs
 
 from sparkring.data import owners
 from sparkring.data.frames import for_arrays, session_of, version_of
-from sparkring.data.jobs import interruptibly
 from sparkring.errors import DataError, OptionsError
-from sparkring.interrupts import interrupted
-from sparkring.storage import Location, locate
-from sparkring.words import root_cause
+from sparkring.runtime.interrupts import interrupted
+from sparkring.runtime.storage import Location, locate
+from sparkring.spark.java_errors import root_cause
+from sparkring.spark.jobs import interruptibly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

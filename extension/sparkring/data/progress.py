@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from sparkring import place, report
-from sparkring.events import DataKind, Piece
+from sparkring.history.events import DataKind, Piece
+from sparkring.runtime import report, world
 
 TELL_EVERY_S = 0.2
 PIECES, PIECES_OF_ALL = 500, 32_000  # that a rank tells of an epoch, and all ranks together
@@ -91,7 +91,7 @@ class Progress:
         self._tell(time.monotonic(), done=True)
 
     def _tell_plan(self, epoch: int, route: Route) -> None:
-        most = max(1, min(PIECES, PIECES_OF_ALL // place.world().size))
+        most = max(1, min(PIECES, PIECES_OF_ALL // world.world().size))
         pieces = at_most(most, joined(route.pieces))
         files = list(dict.fromkeys(piece.file for piece in pieces))[: min(FILES_NAMED, most)]
         told = {

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkring import place
 from sparkring.data import plan as planning
 from sparkring.data.columns import has_nulls
 from sparkring.data.dataset import Dataset, Source, open_dataset
@@ -22,7 +21,8 @@ from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, windows
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
-from sparkring.events import Piece
+from sparkring.history.events import Piece
+from sparkring.runtime import world
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -158,12 +158,12 @@ class Shards:
     @property
     def rank(self) -> int:
         """Whose shard this is: this process's rank, unless another was given."""
-        return self.seat[0] if self.seat else place.world().rank
+        return self.seat[0] if self.seat else world.world().rank
 
     @property
     def size(self) -> int:
         """Among how many the data set is shared out."""
-        return self.seat[1] if self.seat else place.world().size
+        return self.seat[1] if self.seat else world.world().size
 
     @property
     def epoch(self) -> int:
@@ -254,7 +254,7 @@ class Shards:
         them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. In a fit under
         MultiWorkerMirroredStrategy TensorFlow divides each batch among the ranks: there `batch_size` is all ranks'.
         """
-        from sparkring.data.to_tf import as_tf
+        from sparkring.data.tensorflow_dataset import as_tf
 
         return as_tf(self, names)
 
@@ -264,7 +264,7 @@ class Shards:
         Its batches are dicts of tensors [rows, …], or tuples of those that are named; strings come as lists, dates
         as int64 nanoseconds since 1970. With `workers`, so many processes read and transform, each a buffer in turn.
         """
-        from sparkring.data.to_torch import as_torch
+        from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
-from sparkring.place import World
+from sparkring.runtime.world import World
 
 
 class Seat(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sparkring.frameworks.base import Framework, Lesson, Seat, Start, Timeline
 from sparkring.frameworks.rendezvous import Store
-from sparkring.place import World
+from sparkring.runtime.world import World
 
 # Gloo's own limit is 30 s, and also bounds how long one rank may come later than another to
 # hvd.init(). A lost rank ends the gang anyway, so nobody has to wait this long in vain.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkring.frameworks.base import Framework, Start
-from sparkring.place import World
+from sparkring.runtime.world import World
 
 
 class Plain(Framework):

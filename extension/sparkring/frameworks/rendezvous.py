@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sparkring.channel import wake
+from sparkring.wire.channel import wake
 
 MOST_VALUE_BYTES = 64 * 1024
 MOST_KEY_CHARACTERS = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from sparkring.frameworks.base import Framework, Lesson, Seat, Start
-from sparkring.place import World
+from sparkring.runtime.world import World
 
 
 class TensorFlow(Framework):

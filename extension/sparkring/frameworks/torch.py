@@ -7,7 +7,7 @@ as Lightning see from TORCHELASTIC_RUN_ID that the ranks are already started.
 from __future__ import annotations
 
 from sparkring.frameworks.base import Framework, Lesson, Start
-from sparkring.place import World
+from sparkring.runtime.world import World
 
 
 class Torch(Framework):

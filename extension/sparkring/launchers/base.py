@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparkring.errors import LaunchError
-from sparkring.worker.ticket import Ticket
+from sparkring.wire.ticket import Ticket
 
 if TYPE_CHECKING:
-    from sparkring.launchers.spark.data import Data
+    from sparkring.spark.partitions import Data
 
 
 class Wanted(NamedTuple):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
-from sparkring.place import share_gpus
-from sparkring.worker import gpus as nvml
-from sparkring.worker import timeline
-from sparkring.worker.ticket import BOOT, Ticket
+from sparkring.runtime.world import share_gpus
+from sparkring.wire.ticket import BOOT, Ticket
+from sparkring.worker.member import gpus as nvml
+from sparkring.worker.member import timeline
 
 
 class LocalLauncher:

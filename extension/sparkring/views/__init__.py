@@ -11,9 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-from sparkring.record import RunRecord
-
-__all__ = ["View", "current_cell", "open_view", "show_run", "tell"]
+from sparkring.history.record import RunRecord
+from sparkring.runtime.kernel import in_notebook
 
 
 class View(Protocol):
@@ -72,30 +71,6 @@ def show_run(record: RunRecord) -> None:
 
         show(record)
     else:
-        from sparkring.views import summary
+        from sparkring.history import describe
 
-        sys.stdout.write(f"{summary.short(record, summary.last_known(record))}\n")
-
-
-def current_cell() -> int | None:
-    """The number of the cell that the notebook runs now; None where there is no notebook."""
-    if not in_notebook():
-        return None
-    number: int = sys.modules["IPython"].get_ipython().execution_count
-    return number
-
-
-def tell(text: str) -> None:
-    """Say something that no run is there to show: from a thread of ours, or before a run begins.
-
-    In a notebook it stands below the cell that runs now, or ran last.
-    """
-    sys.stderr.write(f"sparkring: {text}\n")
-    sys.stderr.flush()
-
-
-def in_notebook() -> bool:
-    """Is this the kernel of a notebook, which can show HTML?"""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+        sys.stdout.write(f"{describe.short(record, describe.last_known(record))}\n")

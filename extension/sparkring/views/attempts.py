@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sparkring.record import Attempt, LogLine, RunRecord
-from sparkring.views.lines import is_noise
-from sparkring.views.summary import duration, first_line, rank_count, without_traceback
+from sparkring.history.describe import duration, first_line, rank_count, without_traceback
+from sparkring.history.lines import is_noise
+from sparkring.history.record import Attempt, LogLine, RunRecord
 
 REASON_CHARACTERS = 300
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from sparkring.history.describe import counted, duration, first_line, number, size
 from sparkring.views.curves import nice_ticks
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
-from sparkring.views.summary import counted, duration, first_line, number, size
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200

@@ -9,7 +9,9 @@ from typing import TextIO
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.record import Checkpoint, RunRecord
+from sparkring.history.describe import counted, duration, first_line, number, rank_count, size
+from sparkring.history.lines import plain
+from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
     NAME_CHARACTERS,
     REASON_CHARACTERS,
@@ -23,9 +25,7 @@ from sparkring.views.checkpoint_line import (
     state_words,
     when,
 )
-from sparkring.views.lines import plain
 from sparkring.views.markup import AMBER, enclosed, text, tint
-from sparkring.views.summary import counted, duration, first_line, number, rank_count, size
 from sparkring.views.tables import bare_table, table_text
 
 ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
@@ -290,7 +290,7 @@ def _others_note(found: Inventory) -> str:
 
 def show_checkpoints(found: Inventory) -> None:
     """Show what lies in a directory of checkpoints: HTML in a notebook, else text; one sentence if nothing does."""
-    from sparkring.views import in_notebook
+    from sparkring.runtime.kernel import in_notebook
 
     shown = checkpoints_text(found)
     if empty_words(found) or not in_notebook():

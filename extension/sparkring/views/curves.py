@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sparkring.history.describe import number
+from sparkring.history.metrics import Curve, Mark
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
-from sparkring.views.metrics import Curve, Mark
-from sparkring.views.summary import number
 
 WIDTH, HEIGHT = 250, 120
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42, 8, 6, 18

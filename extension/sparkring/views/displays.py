@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
 
-from sparkring import runs
-from sparkring.events import Displayed
-from sparkring.record import RunRecord
-from sparkring.report import DISPLAY_BYTES, DISPLAYS_KEPT
-from sparkring.views import summary
-from sparkring.views.lines import plain
+from sparkring.history import describe, run_store
+from sparkring.history.events import Displayed
+from sparkring.history.lines import plain
+from sparkring.history.record import RunRecord
+from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 PAUSE_S = 0.2
 BYTES_PER_S = 500_000  # the rate at which it is redrawn in the browser
@@ -79,13 +78,13 @@ def bundle(record: RunRecord) -> Bundle | None:
             break
         size, count = size + len(part), count + 1
         parts.append(part)
-        texts.append(f"[{summary.rank_list(each.ranks)}] {plain(summary.first_line(each.display.text, 200))}")
+        texts.append(f"[{describe.rank_list(each.ranks)}] {plain(describe.first_line(each.display.text, 200))}")
     notes = []
     if count < len(every):
-        notes.append(f"{summary.counted(len(every) - count, 'more output')}: {folder(record)}")
+        notes.append(f"{describe.counted(len(every) - count, 'more output')}: {folder(record)}")
     for rank, left in missing.items():
-        most = f"at most {DISPLAYS_KEPT} and {summary.size(DISPLAY_BYTES)} are kept for each rank"
-        notes.append(f"{summary.counted(left, 'output')} of rank {rank} left out: {most}")
+        most = f"at most {DISPLAYS_KEPT} and {describe.size(DISPLAY_BYTES)} are kept for each rank"
+        notes.append(f"{describe.counted(left, 'output')} of rank {rank} left out: {most}")
     if not parts and not notes:
         return None
     body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
@@ -130,13 +129,13 @@ def left_out(record: RunRecord) -> dict[int, int]:
 
 def folder(record: RunRecord) -> str:
     """The folder with the files of the displays."""
-    return f"{record.log_folder}/{runs.DISPLAYS}" if record.log_folder else ""
+    return f"{record.log_folder}/{run_store.DISPLAYS}" if record.log_folder else ""
 
 
 def closing_words(record: RunRecord) -> list[str]:
     """For a terminal: the number of displays, and their folder."""
     found = shared(record)
-    return [f"{summary.counted(len(found), 'output')}: {folder(record)}"] if found and record.log_folder else []
+    return [f"{describe.counted(len(found), 'output')}: {folder(record)}"] if found and record.log_folder else []
 
 
 def _asked_for(record: RunRecord, rank: int) -> bool:
@@ -146,5 +145,5 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 def _html(each: Shared) -> str:
     from sparkring.views.foreign import body_html  # and its libraries, only when needed: most runs display nothing
 
-    tag = f"<div><b>[{escape(summary.rank_list(each.ranks))}]</b></div>"
+    tag = f"<div><b>[{escape(describe.rank_list(each.ranks))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkring.history.describe import first_line, number
+from sparkring.history.lines import plain
+from sparkring.history.metrics import Curve, Mark
 from sparkring.views.curves import COLOURS, words
-from sparkring.views.lines import plain
 from sparkring.views.markup import GREEN, GREY, RED, image, text
-from sparkring.views.metrics import Curve, Mark
-from sparkring.views.summary import first_line, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

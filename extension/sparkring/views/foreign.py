@@ -14,8 +14,8 @@ from html import escape
 import markdown_it
 import nh3
 
-from sparkring.events import Displayed
-from sparkring.views.lines import shown
+from sparkring.history.events import Displayed
+from sparkring.history.lines import shown
 
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 # An SVG in an <img> runs no script and loads nothing.

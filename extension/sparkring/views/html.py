@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkring.record import RunRecord
-from sparkring.views import attempts, lines, reading, summary, timelines
+from sparkring.history import describe, lines, reading
+from sparkring.history.record import RunRecord
+from sparkring.views import attempts, timelines
 from sparkring.views.displays import Bundle, DisplaysView
 from sparkring.views.markup import enclosed, text
 from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
@@ -62,7 +63,7 @@ class HtmlView:
 
     def close(self, record: RunRecord) -> None:
         """Draw what stays."""
-        if self._shown is not None or record.recent_count or record.notices or not summary.quick(record):
+        if self._shown is not None or record.recent_count or record.notices or not describe.quick(record):
             self._draw(record, final=True)
         self._displays.close(record)
 
@@ -87,20 +88,20 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 def show(record: RunRecord) -> None:
     """Show a run as it stands in `record`; no live panel replaces this view."""
-    found = bundle(replace(record, run_id=""), now=summary.last_known(record), final=record.outcome is not None)
+    found = bundle(replace(record, run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
 
 def bundle(record: RunRecord, *, now: float, final: bool) -> Bundle:
     """The run in all the formats that a notebook keeps."""
-    if final and summary.quick(record):
-        return {"text/html": _quick(record), "text/plain": summary.last_lines(record) or summary.closing(record, now)}
+    if final and describe.quick(record):
+        return {"text/html": _quick(record), "text/plain": describe.last_lines(record) or describe.closing(record, now)}
     told = [f"sparkring: {chapter.line}" for chapter in attempts.story(record)[-restarts.ATTEMPTS_SHOWN :]]
     told += [f"sparkring: {line}" for line in reading.closing_words(record, now)]
     told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
     return {
         "text/html": panel(record, now=now, final=final),
-        "text/plain": "\n".join([summary.short(record, now), *told]),
+        "text/plain": "\n".join([describe.short(record, now), *told]),
     }
 
 
@@ -113,12 +114,12 @@ def _quick(record: RunRecord) -> str:
         found = found[len(found) // 2 :]
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
-        f"<div><small>earlier lines: {text(summary.log_path(record))}</small></div>" if cut else "",
+        f"<div><small>earlier lines: {text(describe.log_path(record))}</small></div>" if cut else "",
         log.box(said, final=True) if said else "",
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]
-    ended = f"<div><small>{text(summary.closing(record, record.ended))}</small></div>"
+    ended = f"<div><small>{text(describe.closing(record, record.ended))}</small></div>"
     return enclosed("".join(parts) or ended, record.run_id)
 
 

@@ -1,7 +1,7 @@
 // What a run's ranks printed, and which of it is shown.
 
 const CHUNK = 4096; // lines that are kept, and dropped, together
-// Folding, as in views/lines.py; tests/views/folding.json holds both to the same rules.
+// Folding, as in history/lines.py; tests/views/folding.json holds both to the same rules.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;

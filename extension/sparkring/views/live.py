@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkring.record import LogLine, RankRecord, RunRecord
-from sparkring.views import lines, metrics, summary
+from sparkring.history import describe, lines, metrics
+from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
@@ -135,20 +135,20 @@ def state_message(record: RunRecord, now: float) -> Message:
         "run": record.run_id,
         "kind": "state",
         "state": record.outcome or ("running" if record.running_since else "starting"),
-        "title": summary.first_line(record.title, 120),
-        "facts": summary.facts(record),
+        "title": describe.first_line(record.title, 120),
+        "facts": describe.facts(record),
         "started": record.started,
         "ended": record.ended,
-        "took": summary.took(record, now) if record.ended else "",
-        "outcome": "" if record.outcome in (None, "finished") else summary.outcome(record),
-        "line": summary.failed_line(record) if record.outcome else 0,
-        "waiting": "" if record.running_since or not running else summary.outcome(record),
+        "took": describe.took(record, now) if record.ended else "",
+        "outcome": "" if record.outcome in (None, "finished") else describe.outcome(record),
+        "line": describe.failed_line(record) if record.outcome else 0,
+        "waiting": "" if record.running_since or not running else describe.outcome(record),
         "fraction": progress.fraction if progress else None,
-        "progress": summary.progress_words(replace(progress, left_s=None), running=running) if progress else "",
-        "left": summary.left_words(progress) if progress and running else "",
-        "last": [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
-        "notices": [summary.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
-        "log": summary.log_path(record),
+        "progress": describe.progress_words(replace(progress, left_s=None), running=running) if progress else "",
+        "left": describe.left_words(progress) if progress and running else "",
+        "last": [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
+        "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],
+        "log": describe.log_path(record),
         "ranks": _ranks(record),
     }
 
@@ -168,9 +168,9 @@ def _ranks(record: RunRecord) -> Message:
         "lines": [rank.line_count for rank in record.ranks],
         "epoch": [each.epoch + 1 - first if each and each.epoch is not None else None for each in told],
         "step": [each.step if each else None for each in told],
-        "gpu": {rank.rank: summary.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
+        "gpu": {rank.rank: describe.gpu_words(rank.gpus) for rank in record.ranks if rank.gpus},
         "failure": {
-            rank.rank: summary.first_line(rank.failure.summary, 200)
+            rank.rank: describe.first_line(rank.failure.summary, 200)
             for rank in record.ranks
             if rank.failure is not None
         },

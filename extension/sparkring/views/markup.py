@@ -9,7 +9,7 @@ from pathlib import Path
 
 import css_inline
 
-from sparkring.views.lines import coloured, plain
+from sparkring.history.lines import coloured, plain
 
 # Mid-tones, which can be read on a light page and on a dark one.
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"

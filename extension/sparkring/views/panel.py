@@ -26,8 +26,8 @@ import traitlets
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from sparkring.record import RunRecord
-from sparkring.views import summary
+from sparkring.history import describe
+from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
@@ -238,7 +238,7 @@ class PanelView:
         if self._foreground is not None:
             self._foreground.close()
         self._static.close(record)
-        if not summary.quick(record):
+        if not describe.quick(record):
             self._tell(record)
             assert self._page is not None
             self._page.end(record)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sparkring.data.outlook import GETS_PER_S, USD_PER_GET, Outlook, Share
-from sparkring.views.lines import plain
+from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook, Share
+from sparkring.history.describe import counted, duration, first_line, rank_count, rank_list, rank_numbers, size
+from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, enclosed, text
-from sparkring.views.summary import counted, duration, first_line, rank_count, rank_list, rank_numbers, size
 from sparkring.views.tables import bare_table, table_text
 
 ROWS_SHOWN = 32  # ranks beyond that are shown in blocks of neighbours
@@ -29,7 +29,7 @@ UNEVEN = 1.1  # the most rows of a rank over the fewest
 
 def show_shards(found: Outlook) -> None:
     """Show what each rank reads: HTML in a notebook, text elsewhere."""
-    from sparkring.views import in_notebook
+    from sparkring.runtime.kernel import in_notebook
 
     shown = shards_text(found)
     if not in_notebook():

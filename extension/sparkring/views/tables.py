@@ -8,12 +8,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sparkring.views.lines import plain
+from sparkring.history.describe import size
+from sparkring.history.lines import plain
 from sparkring.views.markup import enclosed, text
-from sparkring.views.summary import size
 
 if TYPE_CHECKING:
-    from sparkring.events import CapturedName
+    from sparkring.history.events import CapturedName
 
 _ONE = r"[\d.,]+( [a-zA-Z%]{1,3}( \d+ [a-z]{1,3})?)?"
 _AMOUNT = re.compile(rf"{_ONE}(–{_ONE})?")
@@ -22,7 +22,7 @@ CELL_CHARACTERS = 300  # a longer text is cut
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
     """Show `rows` under `headers`, or the sentence `empty` if there are none: HTML in a notebook, text elsewhere."""
-    from sparkring.views import in_notebook
+    from sparkring.runtime.kernel import in_notebook
 
     shown = table_text(headers, rows) if rows else plain(empty)
     if not (rows and in_notebook()):

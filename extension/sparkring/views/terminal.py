@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from sparkring.events import Notice
-from sparkring.record import Attempt, Checkpoint, RunRecord
-from sparkring.views import attempts, checkpoints, displays, metrics, reading, summary, timelines
-from sparkring.views.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
+from sparkring.history import describe, metrics, reading
+from sparkring.history.events import Notice
+from sparkring.history.lines import Blocks, Shared, coloured, folded_blocks, is_noise, plain, visible
+from sparkring.history.record import Attempt, Checkpoint, RunRecord
+from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
 TRACEBACK_WITHIN_S = 0.5  # the wait before an unfinished traceback is printed
@@ -48,29 +49,29 @@ class TerminalView:
         """Print what is new, and in one line how it ended; of a quick run on a warm gang the lines say it."""
         told = self._news(record)
         if self._noise:
-            hidden = f"{summary.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
-            told.append(f"sparkring: {hidden}{_see(summary.log_path(record))}")
+            hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
+            told.append(f"sparkring: {hidden}{_see(describe.log_path(record))}")
         told += [f"sparkring: {line}" for line in reading.closing_words(record, record.ended)]
         told += [f"sparkring: {line}" for line in timelines.closing_words(record)]
         told += [f"sparkring: {line}" for line in displays.closing_words(record)]
-        if not summary.quick(record):
-            told.append(f"sparkring: {summary.closing(record, record.ended)}")
+        if not describe.quick(record):
+            told.append(f"sparkring: {describe.closing(record, record.ended)}")
             if record.outcome == "finished" and record.log_folder:
-                told[-1] += f" · log: {summary.log_path(record)}"
+                told[-1] += f" · log: {describe.log_path(record)}"
         self._print(told, record)
 
     def again(self, record: RunRecord) -> None:
         """Print the state of the run."""
-        self._print([summary.short(record, time.time())], record)
+        self._print([describe.short(record, time.time())], record)
 
     def _news(self, record: RunRecord) -> list[str]:
-        told = [f"sparkring: {summary.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
+        told = [f"sparkring: {describe.first_line(notice.text, 1000)}" for notice in self._new_notices(record)]
         count = record.recent_count - self._lines
         self._lines = record.recent_count
         new = record.recent[-count:] if count else ()
         if count > len(new) and record.logs != "callbacks":
-            missed = summary.counted(count - len(new), "more line")
-            told.append(f"… {missed}{_see(summary.log_path(record))}")
+            missed = describe.counted(count - len(new), "more line")
+            told.append(f"… {missed}{_see(describe.log_path(record))}")
         blocks = [block for line in visible(new, record.logs) for block in self._blocks.take(line)]
         if new:
             self._heard = self._clock()
@@ -92,7 +93,7 @@ class TerminalView:
         return told
 
     def _line(self, shared: Shared) -> str:
-        line, tag = shared.line, f"[{summary.rank_numbers(shared.ranks)}]"
+        line, tag = shared.line, f"[{describe.rank_numbers(shared.ranks)}]"
         if not self._is_terminal:
             return f"{tag} {plain(line.text)}"
         said = "".join(f"\x1b[{code}m{piece}" if code else piece for code, piece in coloured(line.text))
@@ -120,17 +121,17 @@ class TerminalView:
             self._progress_due = began + (WARM_PAUSE_S if record.warm else 0.0)
         if began < self._progress_due:
             return self._progress_shown
-        passed = int(summary.elapsed_s(record, time.time()))
+        passed = int(describe.elapsed_s(record, time.time()))
         found = metrics.progress(record, time.time())
-        words = [summary.progress_words(found)] if found else [summary.outcome(record)]
+        words = [describe.progress_words(found)] if found else [describe.outcome(record)]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
-        words += [f"{name} {summary.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
+        words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
         # Each once, though ranks may share it.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
-        words += [summary.gpu_words(list(used.values()))] if used else []
+        words += [describe.gpu_words(list(used.values()))] if used else []
         columns = shutil.get_terminal_size().columns
         self._progress_due = began + max(PROGRESS_EVERY_S, 10 * (self._clock() - began))
-        return plain(" · ".join([*words, summary.duration(passed)]))[: columns - 1]
+        return plain(" · ".join([*words, describe.duration(passed)]))[: columns - 1]
 
 
 def _see(path: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparkring.events import TimelineSaved
-from sparkring.record import RunRecord
+from sparkring.history.describe import counted, duration, first_line
+from sparkring.history.events import TimelineSaved
+from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
-from sparkring.views.summary import counted, duration, first_line
 
 VIEWER = "https://ui.perfetto.dev"
 WORTH_NAMING = 0.02  # of the whole time

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from sparkring.data import owners
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 OWNER = "_sparkring_owner.json"
 _NAME = re.compile(r"\d{14}-appid-.+")  # as Petastorm calls them

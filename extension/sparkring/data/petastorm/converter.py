@@ -14,8 +14,8 @@ from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import OptionsError
-from sparkring.place import world
-from sparkring.storage import locate
+from sparkring.runtime.storage import locate
+from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
 

@@ -14,8 +14,8 @@ from sparkring.data.petastorm import transform
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import Source, open_source, some
 from sparkring.errors import DataError, OptionsError, PathError
-from sparkring.place import world
-from sparkring.storage import locate
+from sparkring.runtime.storage import locate
+from sparkring.runtime.world import world
 
 Path = str | os.PathLike[str]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sparkring.errors import DataError, PathError
-from sparkring.place import world
+from sparkring.runtime.world import world
 
 
 class Source(NamedTuple):

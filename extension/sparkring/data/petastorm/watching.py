@@ -17,7 +17,7 @@ from sparkring.data.petastorm.plan import Plan
 from sparkring.data.petastorm.source import first_line
 from sparkring.data.progress import Progress, Route
 from sparkring.errors import DataError
-from sparkring.events import Piece
+from sparkring.history.events import Piece
 
 if TYPE_CHECKING:
     from petastorm.reader import Reader

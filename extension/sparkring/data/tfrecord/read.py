@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sparkring import place
 from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
 from sparkring.data.tfrecord.reading import Reading
 from sparkring.data.tfrecord.schema import Column, Remainder, Schema, Share, read_schema, share_out
 from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
-from sparkring.storage import Location, locate
+from sparkring.runtime import world
+from sparkring.runtime.storage import Location, locate
 
 SHUFFLED_BYTES = 64_000_000
 MOST_SHUFFLED = 64
@@ -79,12 +79,12 @@ class Records:
     @property
     def rank(self) -> int:
         """Whose share this is: this process's rank, unless another was given."""
-        return self.seat[0] if self.seat else place.world().rank
+        return self.seat[0] if self.seat else world.world().rank
 
     @property
     def size(self) -> int:
         """Among how many the files are shared out."""
-        return self.seat[1] if self.seat else place.world().size
+        return self.seat[1] if self.seat else world.world().size
 
     def share(self) -> Share:
         """What this rank reads. DataError if there are fewer records than ranks."""

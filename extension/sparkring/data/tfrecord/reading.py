@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring import report
 from sparkring.data.progress import Progress, Route
 from sparkring.data.tfrecord.example import tensorflow
-from sparkring.events import Piece
+from sparkring.history.events import Piece
+from sparkring.runtime import report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

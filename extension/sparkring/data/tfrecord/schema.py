@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 from sparkring.errors import DataError
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 SCHEMA = "_schema.json"
 LAYOUT = 1

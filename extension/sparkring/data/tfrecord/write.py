@@ -17,7 +17,7 @@ from sparkring.data.tfrecord.batches import Batch, batches, columns_of
 from sparkring.data.tfrecord.example import encoded, tensorflow
 from sparkring.data.tfrecord.schema import Column, Compression, RecordFile, Schema, write_schema
 from sparkring.errors import DataError, OptionsError
-from sparkring.storage import Location, locate
+from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

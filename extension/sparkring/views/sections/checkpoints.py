@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkring.record import RunRecord
+from sparkring.history.record import RunRecord
 from sparkring.views.checkpoints import saved_html
 from sparkring.views.sections import Form
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sparkring.events import CAPTURED_KEPT
-from sparkring.record import RunRecord
-from sparkring.views import reading, summary
+from sparkring.history import describe, reading
+from sparkring.history.describe import first_line
+from sparkring.history.events import CAPTURED_KEPT
+from sparkring.history.record import RunRecord
 from sparkring.views.markup import details, scrolled, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import LINE_CHARACTERS, block
-from sparkring.views.summary import first_line
 from sparkring.views.tables import CAPTURED, bare_table, captured_rows
 
 CODE_LINES = 400
@@ -25,7 +25,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 def _cell(record: RunRecord) -> str:
     code = record.code.rstrip().splitlines()[:CODE_LINES]
-    failed, width = summary.failed_line(record), len(str(len(code)))
+    failed, width = describe.failed_line(record), len(str(len(code)))
     shown = []
     for at, line in enumerate(code, 1):
         said = text(line[:LINE_CHARACTERS])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkring.record import LogLine, RankRecord, RunRecord
-from sparkring.views import lines, summary
-from sparkring.views.lines import Shared
+from sparkring.history import describe, lines
+from sparkring.history.describe import counted
+from sparkring.history.lines import Shared
+from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted
 
 RANK_BYTES = 2_000  # less of a rank's log is not worth the room
 LOG_LINES = 30
@@ -48,7 +48,7 @@ def noise_html(seen: Sequence[LogLine]) -> str:
 
 def pre(found: Sequence[Shared]) -> str:
     """Lines below each other, each with the ranks that printed it."""
-    tags = [summary.rank_numbers(line.ranks) for line in found]
+    tags = [describe.rank_numbers(line.ranks) for line in found]
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
@@ -91,8 +91,8 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
         parts.append((rank.rank, part))
     if not parts:
         return ""
-    path = summary.log_path(record)
-    notes = [f"no room here for {summary.rank_list(left_out)}"] if left_out else []
+    path = describe.log_path(record)
+    notes = [f"no room here for {describe.rank_list(left_out)}"] if left_out else []
     notes += [f"whole: {path}"] if path else []
     note = f"<small>{text('; '.join(notes))}</small>" if notes else ""
     return details("Logs by rank", note + "".join(part for _, part in sorted(parts)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkring.record import RunRecord
-from sparkring.views import metrics, summary
+from sparkring.history import describe, metrics
+from sparkring.history.describe import counted
+from sparkring.history.metrics import Curve, Mark, Spread, Table
+from sparkring.history.record import RunRecord
 from sparkring.views.curves import chart
 from sparkring.views.figure import figure
 from sparkring.views.markup import details, text
-from sparkring.views.metrics import Curve, Mark, Spread, Table
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted
 
 ROWS_LIVE, ROWS_SHOWN = 5, 12
 CHARTS = 6
@@ -54,7 +54,7 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]
-        write = summary.numbers([value.mean for value in values if value is not None])
+        write = describe.numbers([value.mean for value in values if value is not None])
         differs = any(value is not None and value.differs for value in values)
         head.append(f"<th{_RIGHT}>{text(name)}</th>" + '<th align="left">min–max</th>' * differs)
         for at, value in enumerate(values):

@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparkring.record import RankRecord, RunRecord
-from sparkring.views import lines, summary
+from sparkring.history import describe, lines
+from sparkring.history.describe import counted, duration, gpu_words, size
+from sparkring.history.record import RankRecord, RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted, duration, gpu_words, size
 from sparkring.views.tables import bare_table
 
 if TYPE_CHECKING:
-    from sparkring.record import RankState
+    from sparkring.history.record import RankState
 
 GPU_ROWS = 16
 TILES_WITH_NUMBERS, MOST_TILES = 32, 128
@@ -36,7 +36,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     if record.size <= TILES_WITH_NUMBERS:
         tiles = [_tile(record, rank, now) for rank in record.ranks]
         return f'<div class="sr-ranks">{" ".join(tiles)}</div>'
-    counts = " · ".join(f"{count:,} {state}" for state, count in summary.states(record).items())
+    counts = " · ".join(f"{count:,} {state}" for state, count in describe.states(record).items())
     alike = [list(group) for _, group in itertools.groupby(record.ranks, lambda rank: _look(record, rank))]
     tiles = [_tile(record, ranks[0], now) if len(ranks) == 1 else _wide_tile(record, ranks) for ranks in alike]
     if len(tiles) > MOST_TILES:

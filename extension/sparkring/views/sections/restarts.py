@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sparkring.record import RunRecord
+from sparkring.history.describe import counted
+from sparkring.history.record import RunRecord
 from sparkring.views import attempts
 from sparkring.views.markup import details, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import block, line_html
-from sparkring.views.summary import counted
 
 ATTEMPTS_LIVE, ATTEMPTS_SHOWN = 3, 12
 ATTEMPTS_BYTES = 24_000  # of what the ranks printed last that ended them

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sparkring.record import RunRecord
-from sparkring.views import reading
+from sparkring.history import reading
+from sparkring.history.describe import counted
+from sparkring.history.reading import Block, DataSet, Mark, Strip
+from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, text, tint
-from sparkring.views.reading import Block, DataSet, Mark, Strip
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted
 
 WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels, and the room above it for the mark of where a rank is
 STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # of all data sets together

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from sparkring.record import RunRecord
-from sparkring.views import metrics, summary
+from sparkring.history import describe, metrics
+from sparkring.history.record import RunRecord
 from sparkring.views.markup import text
 from sparkring.views.sections import Form
 
@@ -14,14 +14,14 @@ def head_html(record: RunRecord, now: float) -> str:
     """State, title, ranks, framework, and how long it took so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
-    facts = [*summary.facts(record), summary.took(record, now)]
+    facts = [*describe.facts(record), describe.took(record, now)]
     facts.append(
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else summary.as_of(now)
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else describe.as_of(now)
     )
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
-        f'<span class="sr-title">{text(summary.first_line(record.title, 120))}</span> <small>{said}</small></div>'
+        f'<span class="sr-title">{text(describe.first_line(record.title, 120))}</span> <small>{said}</small></div>'
     )
 
 
@@ -29,22 +29,22 @@ def why_html(record: RunRecord) -> str:
     """One line on a run that did not end well; the exception below it tells the rest."""
     if record.outcome in (None, "finished"):
         return ""
-    line = summary.failed_line(record)
+    line = describe.failed_line(record)
     place = f" <small>cell line {line}</small>" if line else ""
-    return f'<div class="sr-why">{text(summary.outcome(record))}{place}</div>'
+    return f'<div class="sr-why">{text(describe.outcome(record))}{place}</div>'
 
 
 def waiting_html(record: RunRecord) -> str:
     """How many ranks have dialled home, until all have."""
     if record.outcome is not None or record.running_since:
         return ""
-    return f"<div>{text(summary.outcome(record))}</div>"
+    return f"<div>{text(describe.outcome(record))}</div>"
 
 
 def notices_html(record: RunRecord, form: Form) -> str:
     """The last notices."""
     told = record.notices[-3 if form == "stacked" else -10 :]
-    return "".join(f"<div><small>⚑ {text(summary.first_line(notice.text, 600))}</small></div>" for notice in told)
+    return "".join(f"<div><small>⚑ {text(describe.first_line(notice.text, 600))}</small></div>" for notice in told)
 
 
 def progress_html(record: RunRecord, now: float) -> str:
@@ -55,4 +55,4 @@ def progress_html(record: RunRecord, now: float) -> str:
     bar = ""
     if found.fraction is not None and record.outcome is None:
         bar = f'<div class="sr-bar"><div style="width:{100 * found.fraction:.1f}%"></div></div>'
-    return f"<div>{bar}<small>{text(summary.progress_words(found, running=record.outcome is None))}</small></div>"
+    return f"<div>{bar}<small>{text(describe.progress_words(found, running=record.outcome is None))}</small></div>"

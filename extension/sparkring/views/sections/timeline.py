@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sparkring.events import TensorTimes, TimelineSaved
-from sparkring.record import RunRecord
+from sparkring.history.describe import counted, duration, first_line, size
+from sparkring.history.events import TensorTimes, TimelineSaved
+from sparkring.history.record import RunRecord
 from sparkring.views import timelines
 from sparkring.views.markup import AMBER, details, text, tint
 from sparkring.views.sections import Form
-from sparkring.views.summary import counted, duration, first_line, size
 from sparkring.views.tables import bare_table
 
 SHOWN = 3  # timelines, the last ones

@@ -1,0 +1,230 @@
+"""Takes from the notebook what a cell reads: finds the names, packs their values, and says what cannot go.
+
+`dry_run` shows the same as a table. Which names a cell reads is found in names.py, what can travel in picklability.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import types
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from sparkring.capture.annotations import names_in_hints, names_in_hints_of
+from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
+from sparkring.capture.packing import Packed, pack
+from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
+from sparkring.capture.scripts import Script
+from sparkring.capture.string_names import MARKS, names_in_strings
+from sparkring.capture.submodules import imported_submodules
+from sparkring.errors import CaptureError
+from sparkring.history.events import CapturedName
+
+LARGE_BYTES = 10 * 1024**2  # from here on a name is worth a warning
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a cell takes from the notebook.
+
+    names: every name, those that cannot travel first, then the largest first.
+    payload, buffers: for `unpack_names`.
+    left_out: the names that cannot travel and that the cell may do without.
+    binds: the names that the cell binds when it runs to its end.
+    scripts: the scripts that the cell runs; they travel beside the payload.
+    """
+
+    names: tuple[CapturedName, ...]
+    payload: bytes
+    left_out: tuple[CapturedName, ...]
+    binds: frozenset[str] = frozenset()
+    buffers: tuple[memoryview, ...] = ()
+    scripts: tuple[CapturedName, ...] = ()
+
+    @property
+    def table(self) -> tuple[CapturedName, ...]:
+        """All that travels, and what cannot."""
+        return self.names + self.scripts
+
+    @property
+    def sent(self) -> list[str]:
+        """The names that the payload holds."""
+        return [name.name for name in self.names if name.travels != "cannot"]
+
+    @property
+    def large(self) -> tuple[CapturedName, ...]:
+        """The names that take more than LARGE_BYTES."""
+        return tuple(name for name in self.names if (name.size_bytes or 0) > LARGE_BYTES)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    required: bool
+    line: int | None = None
+    via: str | None = None
+
+
+def capture(
+    source: str,
+    namespace: Namespace,
+    *,
+    provided: Collection[str] = (),
+    reserved: Collection[str] = (),
+    also: Collection[str] = (),
+    held: Container[str] = (),
+    on_ranks: Collection[str] = (),
+    scripts: Collection[Script] = (),
+    dry_run: bool = False,
+) -> Captured:
+    """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
+
+    `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does; `also`
+    are taken though the cell may not read them; `on_ranks` are those that earlier cells have bound there, and those
+    `held` there are not sent again; `scripts` are those that the cell runs.
+
+    Raises SyntaxError. Unless `dry_run`, raises one CaptureError for all names that are defined nowhere, or that the
+    cell needs and that cannot travel.
+    """
+    cell = names_read(source)
+    in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
+    for script in scripts:
+        for _, part in script.parts:
+            cell = cell.with_script(names_read(part), inside=script.inside)
+    hidden = ipython_names(namespace, provided).union(reserved)
+    wanted = {name: _Wanted(True, cell.required.get(name)) for name in (*also, *cell.required)}
+    wanted |= {name: _Wanted(False, line) for name, line in cell.optional.items() if name not in wanted}
+    wanted |= {name: _Wanted(False, line) for name, line in in_strings if name not in wanted}
+    wanted = {name: want for name, want in wanted.items() if name in namespace and name not in hidden}
+    may_want = {name: _Wanted(False) for name in names_in_hints(source) if name in namespace and name not in hidden}
+    wanted = may_want | wanted
+    used, hints, written = _used_by(list(wanted), namespace)
+    for name, via in [*hints.items(), *used.items()]:
+        if name not in hidden | IMPLICIT and name not in wanted and via in wanted:
+            wanted[name] = _Wanted(wanted[via].required and name in used, via=via)
+    modules = {name: namespace[name] for name in wanted}
+    submodules = imported_submodules(cell.chains, modules.get)
+
+    def stays(name: str) -> bool:
+        """Whether the notebook's value stays behind, although functions read it."""
+        return name in hidden or (name not in also and name in held)
+
+    wanted = {name: want for name, want in wanted.items() if not stays(name)}
+    missing = _missing(cell, {*namespace} - hidden, {*provided, *reserved, *written, *on_ranks}, also)
+    if not dry_run:
+        _raise(missing)
+
+    values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
+    packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
+    rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
+    if rebound:  # helpers use them, but find there what the cell makes of them
+        hidden |= rebound
+        values = {name: value for name, value in values.items() if name not in rebound}
+        packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
+
+    rows = [_row(name, value, wanted[name], packed.sizes.get(name), packed.problems.get(name))
+            for name, value in values.items()]  # fmt: skip
+    rows += [_row(name, namespace[name], _Wanted(False, via=each.via), each.size_bytes, each.problem)
+             for name, each in packed.along.items()]  # fmt: skip
+    rows.sort(key=lambda row: (row.size_bytes is not None, -(row.size_bytes or 0), row.name))
+    cannot = [row for row in rows if row.travels == "cannot" and not row.via]
+    if not dry_run:
+        _raise([_sentence(row, wanted[row.name].line) for row in cannot if row.required])
+    undefined = [CapturedName(name, "", None, "cannot", what, None, True) for _, name, what in missing]
+    left_out = tuple(row for row in cannot if not row.required)
+    files = tuple(_script_row(script) for script in scripts)
+    return Captured((*undefined, *rows), packed.payload, left_out, cell.bound, packed.buffers, files)
+
+
+def _script_row(script: Script) -> CapturedName:
+    travels: Literal["by value", "by reference"] = "by reference" if script.module else "by value"
+    size_bytes = None if script.module else len(script.source.encode())
+    return CapturedName(script.title, "script", size_bytes, travels, None, None, True)
+
+
+def _row(
+    name: str, value: object, want: _Wanted, size_bytes: int | None, problem: Problem | None = None
+) -> CapturedName:
+    return CapturedName(
+        name=name,
+        type_name=type_name(value),
+        size_bytes=size_bytes,
+        travels="cannot" if problem else "by reference" if by_reference(value) else "by value",
+        problem=problem.what if problem else None,
+        advice=problem.advice if problem else None,
+        required=want.required,
+        via=want.via,
+    )
+
+
+def captured_call(
+    function: object, kwargs: dict[str, Any], packed: Packed, args: Iterable[Any] = ()
+) -> tuple[CapturedName, ...]:
+    """What pack_call() has packed: the function and its arguments."""
+    values = (function, *args, *kwargs.values())
+    sizes = packed.sizes.items()
+    return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
+
+
+def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
+    """Find the notebook's names that functions within the values of `names` use.
+
+    Returns the names that they read (name → who), those in annotations that are text (name → who), and those they set.
+    """
+    used: dict[str, str] = {}
+    hints: dict[str, str] = {}
+    written: set[str] = set()
+    names = list(names)
+    for name in names:
+        for step in walk(namespace[name], limit=2_000):
+            function = step.value
+            if isinstance(function, types.FunctionType) and function.__globals__ is namespace:
+                reads, writes = global_names(function.__code__)
+                used.update({read: name for read in reads if read in namespace and read not in used})
+                written |= writes
+            for hint in names_in_hints_of(step.value):
+                if hint in namespace and hint not in hints and hint not in names:
+                    hints[hint] = name
+                    names.append(hint)  # to find the names that it uses
+    return used, hints, written
+
+
+def _turn(value: object) -> int:
+    """When to pack a value: data first, so that it is sized by itself and not inside the functions that use it."""
+    if isinstance(value, (type, types.FunctionType)):
+        return 2
+    return 0 if by_reference(type(value)) else 1
+
+
+_Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is wrong with it
+
+
+def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
+    """Find the names that no one defines: not the notebook, nor the rank or a function `later`, nor the cell."""
+    missing = [(0, name, f"`{name}` is to be sent to the ranks, but the notebook does not define it")
+               for name in also if name not in defined]  # fmt: skip
+    for name, line in () if cell.star_imports else cell.immediate.items():
+        if name not in {*defined, *later, *vars(builtins)}:
+            where = "which is defined neither in this cell nor in the notebook"
+            if name in cell.bound:
+                where = "before the cell has bound it, and the notebook does not define it"
+            missing.append((line, name, f"cell line {line} reads `{name}`, {where}"))
+    known = {*defined, *later, *cell.bound, *vars(builtins)}
+    near = {name: difflib.get_close_matches(name, known - {name}, n=1) for _, name, _ in missing}
+    return [
+        (line, name, f"{what}. Did you mean `{near[name][0]}`?" if near[name] else f"{what}.")
+        for line, name, what in sorted(missing)
+    ]
+
+
+def _sentence(row: CapturedName, line: int | None) -> _Complaint:
+    reads = f"cell line {line} reads `{row.name}`" if line else f"`{row.name}` is to be sent to the ranks"
+    return line or 0, row.name, f"{reads}, which cannot travel: {row.problem}; {row.advice}."
+
+
+def _raise(complaints: list[_Complaint]) -> None:
+    if complaints:
+        message = "\n".join(what for _, _, what in sorted(complaints))
+        raise CaptureError(message, line=next((line for line, *_ in sorted(complaints) if line), None))

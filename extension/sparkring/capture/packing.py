@@ -1,0 +1,361 @@
+"""Packs a notebook's values for the ranks, and loads them there.
+
+One pickler writes all values one after another, so what two names share they still share on the rank. Functions of
+the notebook arrive with the rank's own `__main__` as their globals, as they had the notebook's, and with their source
+lines. Its classes and functions that a value is made of get their names there, so that pickle finds them by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import contextlib
+import functools
+import importlib
+import io
+import itertools
+import pickle
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from sparkring.capture.calls import names_of
+from sparkring.capture.names import attribute_chains, global_names
+from sparkring.capture.picklability import (
+    FOUND_BY_NAME,
+    Kind,
+    Namespace,
+    Problem,
+    Refused,
+    by_reference,
+    diagnose,
+    ipython_names,
+    kind_of,
+    kind_of_type,
+    name_in_main,
+)
+from sparkring.capture.reducers import reducers_for
+from sparkring.capture.reducers.base import Reducer
+from sparkring.capture.reducers.memory import Block, Memory
+from sparkring.capture.reducers.tensorflow import registered_names, set_registered
+from sparkring.capture.source_lines import SourceLines, code_with_lines, source_text
+from sparkring.capture.string_names import MARKS, StringName, names_in_strings
+from sparkring.capture.submodules import Submodule, imported_submodules
+from sparkring.errors import CaptureError
+from sparkring.wire.channel import Buffer
+
+APART_BYTES = 1 << 20
+_POSITIONAL = ""  # in a packed call, what holds the number of positional arguments
+
+
+def rank_namespace() -> Namespace:
+    """Return the dict that the notebook's functions have as globals on a rank: its `__main__`'s."""
+    return vars(sys.modules["__main__"])
+
+
+class _RankNamespace:
+    """Stands for the notebook's namespace in a pickle."""
+
+    def __reduce__(self) -> tuple[Callable[[], Namespace], tuple[()]]:
+        return rank_namespace, ()
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    cached: Callable[..., Any] = functools.lru_cache(**parameters)(function)
+    return cached
+
+
+class _Cell:
+    """Stands for an empty closure cell in a pickle, so that functions that share the cell also share it on the rank."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return types.CellType, ()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace.
+
+    `stays` says whether functions travel without a name of the notebook.
+    """
+
+    def __init__(
+        self, stream: io.BytesIO, namespace: Namespace | None, stays: Callable[[str], bool], memory: Memory
+    ) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=self._within)
+        self.buffers: list[memoryview] = []
+        self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
+        self.met: set[str] = set()  # the notebook's names that packed values need in `__main__`
+        self._namespace, self._stays = namespace, stays
+        self._kinds: dict[type, Kind | None] = {}
+        self._found_by_name: set[type] = set()
+        self._files: dict[str, _CodeFile] = {}
+        self._memory = memory
+        self._reducers: dict[type, tuple[Reducer, ...]] = {}
+        self._cells: dict[int, _Cell] = {}  # by the id of the closure cell
+        if namespace is not None:
+            # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
+            self.globals_ref[id(namespace)] = _RankNamespace()
+
+    def _within(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer goes into the stream; large ones travel beside it, so that they are not copied first."""
+        raw = buffer.raw()
+        if raw.nbytes >= APART_BYTES:
+            self.buffers.append(raw)
+        return raw.nbytes < APART_BYTES
+
+    def reducer_override(self, value: Any) -> Any:
+        self.last = value
+        if value is sys.stdout or value is sys.stderr:  # the rank's own; a kernel's cannot be packed
+            return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
+        cls = type(value)
+        if cls not in self._kinds:
+            self._kinds[cls] = kind_of_type(cls)
+            if self._namespace is not None and issubclass(cls, FOUND_BY_NAME):
+                self._found_by_name.add(cls)
+        if self._kinds[cls] and (kind := kind_of(value)):
+            raise Refused(kind)
+        if cls in self._found_by_name and (name := name_in_main(value, self._namespace)):
+            self.met.add(name)
+        if cls is types.CodeType and (file := self._files.get(value.co_filename)) and file.text:
+            return code_with_lines, (file.lines, *self.dispatch_table[types.CodeType](value))
+        if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
+            return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
+        if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
+            # They pack themselves as their names, which the rank's `__main__` does not have yet.
+            if cls is typing.NewType:
+                return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
+            if cls is typing.TypeVar:
+                return *self.dispatch_table[cls](value), (None, {"__module__": "__main__"})
+            return _cached, (value.__wrapped__, value.cache_parameters())
+        if cls not in self._reducers:
+            self._reducers[cls] = (self._memory.reduce,) if Memory.is_array(cls) else reducers_for(cls)
+        for reducer in self._reducers[cls]:
+            if (reduced := reducer(value)) is not None:
+                return reduced
+        reduced = super().reducer_override(value)
+        if isinstance(reduced, tuple):  # a function or a class that goes by value
+            if isinstance(value, types.FunctionType):
+                self._complete(value, reduced[2][1])
+                if value.__closure__:  # cloudpickle would give each function its own cells
+                    made, (*arguments, _), *state = reduced
+                    cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
+                    reduced = made, (*arguments, cells), *state
+            elif isinstance(value, type) and len(reduced) == 6:
+                _complete_class(value, reduced)
+            if (names := registered_names(value)) and len(reduced) == 6:
+                *made, set_state = reduced
+                reduced = *made, functools.partial(set_registered, set_state, names)
+        return reduced
+
+    def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
+        """Add to the state of a function that goes by value what cloudpickle overlooks, and remove what stays."""
+        code, carried = function.__code__, state["__globals__"]
+        for name in global_names(code).reads:  # also what the body of a class reads inside a function
+            if name in function.__globals__:
+                carried[name] = function.__globals__[name]
+        submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
+        submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
+        # Not as modules: one that is missing on the rank must not prevent loading the function.
+        state["_cloudpickle_submodules"] = [Submodule(name) for name in sorted(submodules)]
+        if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
+            self._files[code.co_filename] = _CodeFile(code.co_filename)
+        if self._namespace is not None and function.__globals__ is self._namespace:
+            for name in [name for name in carried if self._stays(name)]:
+                del carried[name]
+            if code.co_filename in self._files:
+                self.met |= self._files[code.co_filename].names_in_strings(code, self._namespace)
+
+
+def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
+    """Add what cloudpickle drops: the outer class in the qualified name, and `__slots__` as the class was made."""
+    _, (*_, options, _, _), (attributes, _), *_ = reduced
+    if "." in cls.__qualname__:
+        attributes["__qualname__"] = cls.__qualname__
+    slots = cls.__dict__.get("__slots__")
+    # Enumerations take no such options, and named tuples must not be given any.
+    if isinstance(slots, (str, tuple, list)) and isinstance(options, dict) and not issubclass(cls, tuple):
+        options["__slots__"] = slots
+
+
+class _CodeFile:
+    """A cell or a script in which functions of the notebook are defined."""
+
+    def __init__(self, filename: str) -> None:
+        self.text = source_text(filename)
+        self.lines = SourceLines(filename, self.text)  # one object, so that it is written once
+        self._names: list[StringName] | None = None
+
+    def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
+        """The notebook's names in strings that `code` evaluates or fills in."""
+        if self._names is None:
+            self._names = []
+            if MARKS.search(self.text):
+                with contextlib.suppress(SyntaxError):  # a file that has changed since
+                    self._names = names_in_strings(ast.parse(self.text), namespace)
+        within = range(code.co_firstlineno, _last_line(code) + 1)
+        return {each.name for each in self._names if each.line in within and each.name in namespace}
+
+
+def _last_line(code: types.CodeType) -> int:
+    inner = (_last_line(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return max(code.co_firstlineno, *(line for _, _, line in code.co_lines() if line), *inner)
+
+
+class Along(NamedTuple):
+    """A value of the notebook that travels because the value named `via` needs it in `__main__`."""
+
+    via: str
+    size_bytes: int | None
+    problem: Problem | None  # why it stays behind, if it does; this is no error, since it may not be needed
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
+
+    `buffers` belong to the payload: the memory of large values. `along` are further names that values need.
+    """
+
+    payload: bytes
+    sizes: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, Problem] = field(default_factory=dict)
+    buffers: tuple[memoryview, ...] = ()
+    along: dict[str, Along] = field(default_factory=dict)
+
+
+def _none(name: str) -> bool:
+    return False
+
+
+def pack(
+    values: dict[str, Any],
+    namespace: Namespace | None = None,
+    stays: Callable[[str], bool] = _none,
+    *,
+    bound: Collection[str] = (),
+    submodules: Iterable[str] = (),
+) -> Packed:
+    """Pack `values` in their order, and then what they need; a value's size is what it adds to those before it.
+
+    Functions whose globals are `namespace` get the rank's; names for which `stays` is true stay behind. `bound` are the
+    names that the rank's `__main__` has anyway; `submodules` are imported on the rank.
+    """
+    kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
+    problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
+    along: dict[str, Along] = {}
+    blocks: tuple[Block, ...] = ()
+    while True:
+        stream, sizes = io.BytesIO(), dict[str, int]()
+        memory = Memory(blocks)
+        pickler = _Pickler(stream, namespace, stays, memory)
+        queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
+        along = {name: each for name, each in along.items() if each.problem}
+        known = {*bound, *along}
+        pickler.dump((len(queue), [Submodule(name) for name in sorted(submodules)]))
+        while queue:
+            name, value, via = queue.popleft()
+            start, before = stream.tell(), len(pickler.buffers)
+            try:
+                pickler.dump(name)
+                pickler.dump(value)
+            except Exception as error:  # whatever the user's own __reduce__ raises
+                # The memo now points at bytes that were never written: begin again without this one.
+                problem = diagnose(name, value, error, pickler.last)
+                if via:
+                    along[name] = Along(via, None, problem)
+                else:
+                    problems[name] = problem
+                break
+            size_bytes = stream.tell() - start + sum(buffer.nbytes for buffer in pickler.buffers[before:])
+            if via:
+                along[name] = Along(via, size_bytes, None)
+            else:
+                sizes[name] = size_bytes
+            for met in sorted(pickler.met - known):
+                known.add(met)
+                if namespace is not None and not stays(met):
+                    queue.append((met, namespace[met], name))
+        else:
+            if not blocks and (blocks := memory.shared()):
+                continue  # pack again, arrays as views of blocks; only once: a value may make new arrays
+            return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
+
+
+def pack_call(
+    function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None, args: Sequence[Any] = ()
+) -> Packed:
+    """Pack a function and its arguments; with a notebook's `namespace`, its functions share the rank's `__main__`.
+
+    `sizes` has the function first, then `args` by the names of their parameters, then `kwargs`. Raises CaptureError if
+    one of them cannot travel.
+    """
+    name = getattr(function, "__name__", None) or type(function).__name__
+    hidden = ipython_names(namespace) if namespace is not None else frozenset()
+    arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
+    while name in arguments:
+        name += "()"  # a function may have an argument of its own name
+    packed = pack({name: function, **arguments, _POSITIONAL: len(args)}, namespace, hidden.__contains__)
+    packed.sizes.pop(_POSITIONAL, None)
+    if packed.problems:
+        raise CaptureError("Cannot be sent to the ranks: " + "\n".join(map(str, packed.problems.values())))
+    return packed
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> None:
+        super().__init__(io.BytesIO(payload), buffers=buffers)
+        self._namespace = namespace
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (rank_namespace.__module__, rank_namespace.__name__):
+            return lambda: self._namespace
+        return super().find_class(module, name)
+
+
+def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> Iterator[tuple[str, Any]]:
+    """Yield the packed values by name; put the further names that they need into `namespace`."""
+    unpickler = _Unpickler(payload, namespace, buffers)
+    own_builtins = namespace.get("__builtins__", builtins)
+    try:
+        count, _ = unpickler.load()
+        for at in itertools.count():
+            try:
+                name = unpickler.load()
+            except EOFError:
+                break
+            try:
+                value = unpickler.load()
+            except Exception as error:  # whatever the value's class raises when it is rebuilt
+                problem = f"{type(error).__name__}: {error}"
+                raise CaptureError(
+                    f"`{name}` arrived, but could not be loaded on this rank. {problem}. "
+                    "What it is made of must be importable here too"
+                ) from error
+            if at < count:
+                yield name, value
+            else:
+                namespace[name] = value
+    finally:
+        namespace["__builtins__"] = own_builtins  # cloudpickle leaves its own there
+
+
+def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
+    """On a rank: load the values that `capture` packed into `namespace`, its `__main__.__dict__`.
+
+    Raises CaptureError, naming the value, if one cannot be loaded here, such as when a module is missing.
+    """
+    for name, value in _load(payload, namespace, buffers):
+        namespace[name] = value
+
+
+def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """On a rank: load what `pack_call` packed, as the function and its arguments; errors as `unpack_names`."""
+    (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
+    args = [value for _, value in arguments[:positional]]
+    return functools.partial(function, *args) if args else function, dict(arguments[positional:])

@@ -1,0 +1,309 @@
+"""What can travel to the ranks and what cannot, and the way from a name to the object at fault."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import functools
+import itertools
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from sparkring.capture.names import global_names
+
+Namespace = dict[str, object]
+
+
+# ── What must not travel ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a value cannot travel: `what`, naming the offending object by its path, and `advice`, the next step."""
+
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.advice}."
+
+
+class Kind(NamedTuple):
+    """A kind of object that must not travel: what to call it, and what to do instead."""
+
+    noun: str
+    advice: str
+
+
+_DRIVER = "it lives on the driver. Finish with Spark before the cell, and give the ranks files or plain values"
+_FRAME = (
+    "it lives on the driver. Bring it down with `.toPandas()`, make `shards(…)` of it in the notebook, or "
+    "give each rank a partition with `%%barrier --data NAME`, where they are `rows`"
+)
+_FILE = Kind("an open file", "pass its path and open it in the cell")
+_LOCK = "make it in the cell, or leave it out in the `__getstate__` of the object that holds it"
+_ONCE = "it can only be used where it was made. Make it in the cell, or pass a list"
+_OTHER = "make it in the cell, or give its class a `__reduce__` that says how to make it again"
+_CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with `.to(device)` in the cell")
+
+_IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
+
+# By the first part of the module's name and the class's name, so that nothing need be imported to recognise it, and
+# classic and connect sessions, of Spark 3 and 4, are the same. Subclasses are found by their bases.
+_KINDS: dict[tuple[str, str], Kind] = {
+    ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
+    ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
+    ("pyspark", "SQLContext"): Kind("a SQLContext", _DRIVER),
+    ("pyspark", "DataFrame"): Kind("a Spark DataFrame", _FRAME),
+    ("pyspark", "RDD"): Kind("an RDD", "it lives on the driver. Bring it down with `.collect()`"),
+    ("pyspark", "Broadcast"): Kind("a Spark broadcast variable", "only Spark can read it. Pass its `.value`"),
+    ("py4j", "JavaObject"): Kind("a handle to an object in the JVM", _DRIVER),
+    ("_io", "FileIO"): _FILE,
+    ("_io", "TextIOWrapper"): _FILE,
+    ("_io", "_BufferedIOBase"): _FILE,
+    ("_socket", "socket"): Kind("a socket", "connect in the cell"),
+    ("_thread", "lock"): Kind("a `_thread.lock`", _LOCK),
+    ("_thread", "RLock"): Kind("a `_thread.RLock`", _LOCK),
+    ("threading", "Thread"): Kind("a thread", "start it in the cell"),
+    ("builtins", "generator"): Kind("a generator", _ONCE),
+    ("builtins", "coroutine"): Kind("a coroutine", _ONCE),
+    ("builtins", "async_generator"): Kind("an async generator", _ONCE),
+    ("torch", "Tensor"): _CUDA,  # if it is in a GPU's memory
+    ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
+}
+# What pickle writes as a module and a name.
+FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
+_IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
+
+
+def kind_of_type(cls: type) -> Kind | None:
+    """Recognise a type whose values must not be packed."""
+    names = [(_root(str(base.__module__)), base.__qualname__) for base in cls.__mro__]
+    if not _IN_MEMORY.isdisjoint(names):
+        return None
+    return next((_KINDS[name] for name in names if name in _KINDS), None)
+
+
+def kind_of(value: object) -> Kind | None:
+    """Recognise, by its type, a value that must not be packed even where pickle would."""
+    kind = kind_of_type(type(value))
+    return None if kind is _CUDA and not getattr(value, "is_cuda", False) else kind
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def type_name(value: object) -> str:
+    """Name a value's type as its users do: `numpy.ndarray`, but `list`, and `Net` for a class of the notebook."""
+    cls = type(value)
+    if issubclass(cls, types.ModuleType):
+        return "module"  # also a lazily loaded one
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def by_reference(value: object) -> bool:
+    """Whether a value is a module, or a function or class that the rank can import by its name."""
+    if issubclass(type(value), types.ModuleType):
+        # By getattr, not vars: a lazily loaded module (`keras` in `from tensorflow import keras`) knows its name then.
+        return sys.modules.get(getattr(value, "__name__", "")) is not None
+    if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    home = getattr(value, "__module__", None)
+    found: object = sys.modules.get(home or "")
+    for part in str(getattr(value, "__qualname__", "")).split("."):
+        found = getattr(found, part, None)
+    return found is value and home != "__main__"
+
+
+def name_in_main(value: object, namespace: Namespace | None) -> str | None:
+    """Find the name of the notebook under which pickle looks for `value`, which is of a type in FOUND_BY_NAME.
+
+    For what is inside a class, it is the name of the outermost class. None if `value` is not there.
+    """
+    if namespace is None or getattr(value, "__module__", None) != "__main__":
+        return None
+    root, *inner = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", "")).split(".")
+    found: object = namespace.get(root)
+    for part in inner:
+        found = vars(found).get(part) if isinstance(found, type) else None
+        found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+    return root if found is value else None
+
+
+def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
+    """Find the names that IPython itself put into the notebook over builtins (`open`, `exit`) or over `names`.
+
+    They hold on to the notebook's shell, or need IPython where they go; the rank has its own.
+    """
+
+    def foreign(value: object) -> bool:
+        if isinstance(value, types.MethodType):
+            value = value.__self__
+        if isinstance(value, types.FunctionType):  # not its __module__: `open` goes under the builtin's
+            return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
+        return _root(str(type(value).__module__)) in _IPYTHON
+
+    candidates = {*vars(builtins), "get_ipython", "display", "exit", "quit", "open", *names}
+    return frozenset(name for name in candidates if name in namespace and foreign(namespace[name]))
+
+
+class Refused(Exception):
+    """A value of a kind that must not travel was met."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__(kind.noun)
+        self.kind = kind
+
+
+# ── Diagnosis: the way from a name to the object that cannot travel ──────────────────────────────────────────────────
+
+
+class Step(NamedTuple):
+    """One object met on a walk: how it was reached from the object at index `parent` of the walk."""
+
+    value: object
+    parent: int
+    how: Literal["root", "inside", "global", "variable", "class"]
+    label: str  # inside: what follows the parent's path, as `.loader` or `[3]`; else the name
+
+
+_Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, types.ModuleType, types.CodeType)
+_WIDTH = 10_000  # how many items of one container are looked at
+
+
+def walk(root: object, *, limit: int) -> Iterator[Step]:
+    """Walk breadth-first, so by the shortest path, over at most `limit` objects; no code of theirs is run."""
+    steps = [Step(root, -1, "root", "")]
+    seen = {id(root)}
+    at = 0
+    while at < len(steps):
+        yield steps[at]
+        with contextlib.suppress(RuntimeError):  # another thread changed a container meanwhile: go on with the next
+            for how, label, child in _children(steps[at].value):
+                if len(steps) >= limit:
+                    break
+                if id(child) not in seen and type(child) not in _ATOMS:
+                    seen.add(id(child))
+                    steps.append(Step(child, at, how, label))
+        at += 1
+
+
+def _children(value: Any) -> Iterator[_Child]:
+    # By type(), not isinstance(), which would ask a proxy object what it pretends to be.
+    cls = type(value)
+    if kind_of(value):  # a culprit itself; a SparkSession leads everywhere
+        return
+    if issubclass(cls, types.FunctionType):
+        if not by_reference(value):
+            yield from _of_function(value)
+    elif issubclass(cls, type):
+        if not by_reference(value):
+            yield from (("inside", f".{name}", member) for name, member in vars(value).items())
+            yield from (("class", base.__name__, base) for base in value.__bases__)
+    elif cls in (staticmethod, classmethod):
+        yield "inside", "", value.__func__
+    elif cls is property:
+        yield from (("inside", "", part) for part in (value.fget, value.fset, value.fdel))
+    elif cls is types.MethodType:
+        yield "inside", ".__self__", value.__self__
+        yield "inside", "", value.__func__
+    elif not (issubclass(cls, types.ModuleType) and by_reference(value)):
+        yield from _of_instance(value, cls)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[_Child]:
+    for name in global_names(function.__code__).reads:
+        if name in function.__globals__:
+            yield "global", name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield "variable", name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    yield "inside", ".__defaults__", function.__defaults__
+    yield "inside", ".__kwdefaults__", function.__kwdefaults__
+    yield from (("inside", f".{name}", member) for name, member in vars(function).items())
+
+
+def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
+    if issubclass(cls, dict):
+        for key, item in itertools.islice(dict.items(value), _WIDTH):
+            yield "inside", f"[{_short(key)}]", item
+            yield "inside", f" (its key {_short(key)})", key
+    for container in (list, tuple, collections.deque):
+        if issubclass(cls, container):
+            for at, item in enumerate(itertools.islice(container.__iter__(value), _WIDTH)):
+                yield "inside", f"[{at}]", item
+    for unordered in (set, frozenset):
+        if issubclass(cls, unordered):
+            for item in itertools.islice(unordered.__iter__(value), _WIDTH):
+                yield "inside", " (one of its elements)", item
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if type(member) is types.GetSetDescriptorType and name == "__dict__":
+                with contextlib.suppress(TypeError):  # a proxy that has put on another class
+                    yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
+            elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
+                try:
+                    yield "inside", f".{name}", member.__get__(value, cls)
+                except AttributeError:  # not set
+                    continue
+    if not by_reference(cls):
+        yield "class", cls.__name__, cls
+
+
+def _short(key: object) -> str:
+    if type(key) not in _ATOMS:
+        return f"<{type(key).__name__}>"
+    return text if len(text := repr(key)) <= 40 else text[:39] + "…"
+
+
+def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
+    """Find how `culprit` is reached from `root`: clauses such as "`train` uses the notebook's `state`", and a path."""
+    steps: list[Step] = []
+    for step in walk(root, limit=200_000):
+        steps.append(step)
+        if step.value is culprit:
+            break
+    else:
+        return [], ""
+    hops = []
+    while step.parent >= 0:
+        hops.append(step)
+        step = steps[step.parent]
+    clauses, path = [], name
+    for hop in reversed(hops):
+        match hop.how:
+            case "global":
+                clauses.append(f"`{path}` uses the notebook's `{hop.label}`")
+            case "variable":
+                clauses.append(f"`{path}` uses `{hop.label}`, a variable of the function around it")
+            case "class":
+                clauses.append(f"`{path}` is a `{hop.label}`")
+        path = path + hop.label if hop.how == "inside" else hop.label
+    return clauses, path
+
+
+def diagnose(name: str, root: object, error: Exception, culprit: object) -> Problem:
+    """Say why `name`, which is `root`, could not be packed when `culprit` was its last object begun."""
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        return Problem(f"`{name}` is nested too deeply to be packed", "flatten it, or save it to a file")
+    kind = error.kind if isinstance(error, Refused) else kind_of(culprit)
+    if kind:
+        noun, advice = kind
+    else:
+        reason = f"{type(error).__name__}: {error}"
+        noun, advice = f"a `{type_name(culprit)}`, which cannot be packed ({reason})", _OTHER
+    clauses, path = _path(name, root, culprit)
+    if not path:  # made while packing, or out of the walk's reach
+        return Problem(f"`{name}` holds {noun}", advice)
+    if clauses and clauses[-1].endswith(f"the notebook's `{path}`"):
+        return Problem(", ".join(clauses) + f", {noun}", advice)
+    return Problem(", ".join([*clauses, f"`{path}` is {noun}"]), advice)

@@ -1,0 +1,16 @@
+"""Reducers for objects that pickle and cloudpickle cannot pack, or pack with losses.
+
+A reducer, in the sense of `pickle`, is a function that says how to rebuild a value. The reducers for a type are looked
+up once. The functions that rebuild values are called on the ranks, and import what they need there.
+"""
+
+from __future__ import annotations
+
+from sparkring.capture.reducers import standard, tensorflow, torch
+from sparkring.capture.reducers.base import Reducer
+
+
+def reducers_for(cls: type) -> tuple[Reducer, ...]:
+    """Return the reducers to try for values of a type; pickle and cloudpickle pack what these leave."""
+    found = (module.reducer_for(cls) for module in (torch, tensorflow, standard))
+    return tuple(reducer for reducer in found if reducer)

@@ -1,0 +1,164 @@
+"""Packs arrays of NumPy and torch so that those that share memory in the notebook share it on the rank.
+
+Pickle writes each array separately. If the memory of several arrays overlaps, it is written once, as a block of bytes,
+and each array as a view of the block.
+"""
+
+from __future__ import annotations
+
+import bisect
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sparkring.capture.reducers import torch
+from sparkring.capture.reducers.base import Layout, Reduced
+
+_ALIGNMENT = 16  # of blocks: torch needs offsets that are multiples of the element size
+_EFFORT = 10_000  # NumPy's limit in the search for a common element; beyond it, one is assumed
+
+
+class Block:
+    """The bytes between two addresses, in the memory of `owner`."""
+
+    def __init__(self, start: int, end: int, owner: object) -> None:
+        start = _aligned(start)
+        self.start, self.end = start, end
+        # An array is safe from the garbage collector while it is read, unlike a memoryview or a ctypes array.
+        self._content = _numpy().asarray(_Memory(Layout(start, 1, (end - start,), (1,)), "|u1", owner))
+
+    def __contains__(self, layout: Layout) -> bool:
+        start, end = layout.bounds
+        return self.start <= start and end <= self.end
+
+    def __reduce_ex__(self, protocol: object) -> Reduced:
+        return _writable, (pickle.PickleBuffer(self._content),)
+
+
+def _aligned(address: int) -> int:
+    """The aligned start of a block. Pages of memory are aligned as well, so the bytes before can be read."""
+    return address - address % _ALIGNMENT
+
+
+def _writable(buffer: Any) -> Any:
+    return bytearray(buffer) if memoryview(buffer).readonly else buffer
+
+
+class _Array(NamedTuple):
+    layout: Layout
+    value: Any  # kept, so that its memory is not reused meanwhile
+
+
+class Memory:
+    """The memory of all arrays that are packed together.
+
+    The reducer `reduce` packs an array in one of the blocks as a view of the block. When all arrays are packed,
+    `shared` returns the blocks for the others that share memory.
+    """
+
+    def __init__(self, blocks: Sequence[Block] = ()) -> None:
+        self._blocks = blocks
+        self._starts = [block.start for block in blocks]
+        self._arrays: list[_Array] = []
+
+    @staticmethod
+    def is_array(cls: type) -> bool:
+        """Whether the values of a type are arrays that may share memory."""
+        return _numpy() is not None and (cls is _numpy().ndarray or cls in torch.tensor_types())
+
+    def reduce(self, value: Any) -> Reduced | None:
+        """Pack an array: as a view if it lies in a block, else separately."""
+        is_tensor = type(value) is not _numpy().ndarray
+        layout = torch.layout(value) if is_tensor else _layout(value)
+        if layout is None:
+            return None
+        at = bisect.bisect_right(self._starts, layout.bounds[0]) - 1
+        if at >= 0 and layout in (block := self._blocks[at]):
+            offset = layout.address - block.start
+            return torch.reduced(value, layout, block, offset) if is_tensor else _reduced(value, block, offset)
+        self._arrays.append(_Array(layout, value))
+        if not is_tensor:
+            return None
+        dense = value if layout.is_dense else value.detach().contiguous()
+        layout = torch.layout(dense)
+        assert layout is not None
+        block = Block(*layout.bounds, dense)
+        return torch.reduced(value, layout, block, layout.address - block.start)
+
+    def shared(self) -> tuple[Block, ...]:
+        """Find the memory that several separately packed arrays share, ordered by address."""
+        ranges: list[tuple[int, int, object]] = []
+        open_: list[_Array] = []  # arrays that reach beyond the start of the next
+        for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
+            start, end = array.layout.bounds
+            open_ = [before for before in open_ if before.layout.bounds[1] > start]
+            for before in open_:
+                if _shared(before.layout, array.layout):
+                    first, last = before.layout.bounds
+                    ranges.append((_aligned(first), max(last, end), (before.value, array.value)))
+            open_.append(array)
+        merged: list[tuple[int, int, tuple[object, ...]]] = []
+        for start, end, owners in sorted(ranges, key=lambda each: each[:2]):
+            if merged and start < merged[-1][1]:
+                first, last, others = merged.pop()
+                start, end, owners = first, max(last, end), (others, owners)
+            merged.append((start, end, (owners,)))
+        return tuple(Block(*each) for each in merged)
+
+
+def _shared(one: Layout, other: Layout) -> bool:
+    """Whether two arrays whose bounds overlap have an element in common."""
+    if one.is_dense and other.is_dense:
+        return True
+    try:
+        return bool(_numpy().shares_memory(_probe(one), _probe(other), max_work=_EFFORT))
+    except RuntimeError:  # TooHardError, which each version of NumPy has in another module
+        return True
+
+
+class _Memory:
+    """Describes memory of `owner` to NumPy."""
+
+    def __init__(self, layout: Layout, typestr: str, owner: object = None) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": typestr,
+            "data": (layout.address, False),
+            "shape": layout.shape,
+            "strides": layout.strides,
+        }
+
+
+def _probe(layout: Layout) -> Any:
+    return _numpy().asarray(_Memory(layout, f"|V{layout.itemsize}"))
+
+
+# ── NumPy ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _numpy() -> Any:
+    """NumPy, if it has been imported; torch imports it."""
+    return sys.modules.get("numpy")
+
+
+def _layout(array: Any) -> Layout | None:
+    """None for an array of objects, or of no elements."""
+    if array.dtype.hasobject or array.size == 0:
+        return None
+    return Layout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)
+
+
+def _reduced(array: Any, block: Block, offset: int) -> Reduced:
+    return _view, (block, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
+
+
+def _view(
+    block: Any, offset: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
+) -> Any:
+    import numpy
+
+    array: Any = numpy.ndarray(shape, dtype, block, offset, strides)
+    array.flags.writeable = writeable
+    return array

@@ -1,0 +1,98 @@
+"""Reducers for objects of the standard library and of ordinary Python classes."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sparkring.capture.picklability import by_reference
+from sparkring.capture.reducers.base import Reduced, Reducer
+
+_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_HEAP_TYPE = 1 << 9  # of `type.__flags__`: made by a class statement
+_DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+
+
+def reducer_for(cls: type) -> Reducer | None:
+    """Return the reducer for the values of a type, if it needs one."""
+    if issubclass(cls, functools.cached_property):
+        return _cached_property
+    if cls is types.FunctionType:
+        return _dispatcher
+    if _has_unguarded_lookups(cls):
+        return _by_state
+    return None
+
+
+# ── functools ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cached_property(value: functools.cached_property[Any]) -> Reduced:
+    """Pack a `cached_property` without the lock that it has before Python 3.12."""
+    return type(value), (value.func,), (value.attrname, value.__doc__), None, None, _name_property
+
+
+def _name_property(made: functools.cached_property[Any], state: tuple[str | None, str | None]) -> None:
+    made.attrname, made.__doc__ = state
+
+
+def _dispatcher(value: types.FunctionType) -> Reduced | None:
+    """Pack a `functools.singledispatch` function as its implementations, without its cache of weak references."""
+    if value.__code__ is not _DISPATCHER:
+        return None
+    registry: dict[Any, Any] = dict(value.registry)  # type: ignore[attr-defined]
+    if by_reference(value):
+        # The rank imports it, without the implementations that the notebook has added.
+        added = [item for item in registry.items() if not all(map(by_reference, item))]
+        if not added:
+            return None
+        return _imported, (value.__module__, value.__qualname__), added, None, None, _register
+    return functools.singledispatch, (registry.pop(object),), registry.items(), None, None, _register
+
+
+def _imported(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..., Any]]]) -> None:
+    for cls, implementation in implementations:
+        dispatcher.register(cls, implementation)
+
+
+# ── Classes with __getattr__ ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _has_unguarded_lookups(cls: type) -> bool:
+    """Whether pickle would call a class's own `__getattr__` for its hooks, on an object without attributes."""
+    own = [vars(base) for base in cls.__mro__[:-1]]
+    if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
+        return False
+    solid = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return solid in (object, dict, list) and cls not in copyreg.dispatch_table
+
+
+def _by_state(value: Any) -> Reduced:
+    """Do what `object.__reduce_ex__` does without calling `__getattr__`, here or on the rank."""
+    cls = type(value)
+    slots = {}
+    for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]
+        try:
+            slots[name] = object.__getattribute__(value, name)
+        except AttributeError:  # not set
+            continue
+    attributes = object.__getattribute__(value, "__dict__") if cls.__dictoffset__ else {}
+    items = iter(list.__iter__(value)) if issubclass(cls, list) else None
+    pairs = iter(dict.items(value)) if issubclass(cls, dict) else None
+    return copyreg.__newobj__, (cls,), (attributes, slots), items, pairs, _set_state  # type: ignore[attr-defined]
+
+
+def _set_state(made: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    attributes, slots = state
+    if attributes:
+        object.__getattribute__(made, "__dict__").update(attributes)
+    for name, item in slots.items():
+        object.__setattr__(made, name, item)

@@ -1,0 +1,375 @@
+"""Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
+
+A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
+uses. Nothing here imports TensorFlow: a process that has such an object has imported it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparkring.capture.picklability import Kind, Refused, by_reference, walk
+from sparkring.capture.reducers.base import Reduced, Reducer
+
+_SEARCHED = 200  # the most objects of a layer's attribute to search for classes and functions
+
+
+def reducer_for(cls: type) -> Reducer | None:
+    """Return the reducer for the values of a type, if it needs one."""
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None:
+        return None
+    kinds = _names(cls)
+    refused = next((kind for name, kind in _REFUSED.items() if name in kinds), None)
+    if refused is not None:
+        return partial(_refuse, refused)
+    if "polymorphic_function.Function" in kinds:
+        return _function
+    if "dataset_ops.DatasetV2" in kinds:
+        return _dataset
+    keras = _keras(cls)
+    if keras is None or not keras.__version__.startswith("2."):  # Keras 3 has reducers of its own
+        return None
+    if issubclass(cls, keras.Model):
+        return _model
+    if issubclass(cls, keras.layers.Layer):
+        return _adapted_layer if hasattr(cls, "adapt") else _layer
+    if issubclass(cls, keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer):
+        return _optimizer
+    return None
+
+
+_REFUSED = {
+    "concrete_function.ConcreteFunction": Kind(
+        "a concrete function, which is bound to this process",
+        "pass the `tf.function`, and call `get_concrete_function()` in the cell",
+    ),
+    "iterator_ops.IteratorBase": Kind("an iterator over a dataset", "call `iter()` on the dataset in the cell"),
+    "distribute_lib.StrategyBase": Kind("a tf.distribute strategy", "make it in the cell"),
+    "checkpoint.Checkpoint": Kind("a tf.train.Checkpoint", "make it in the cell, from the objects that it saves"),
+    "checkpoint_management.CheckpointManager": Kind("a tf.train.CheckpointManager", "make it in the cell"),
+    "summary_ops_v2.SummaryWriter": Kind("a tf.summary writer", "make it in the cell, with a folder for each rank"),
+    "lookup_ops.LookupInterface": Kind("a tf.lookup table", "make it in the cell, from its keys and values"),
+    "load._UserObject": Kind("a loaded SavedModel", "pass its path, and call `tf.saved_model.load()` in the cell"),
+    "backprop.GradientTape": Kind("a tf.GradientTape", "record and differentiate in the cell"),
+}
+
+
+def _refuse(kind: Kind, value: object) -> Reduced:
+    raise Refused(kind)
+
+
+def _names(cls: type) -> set[str]:
+    """The bases of a type as `module.Class`, with the last part of the module's name: the rest differs by version."""
+    return {
+        f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
+        for base in cls.__mro__
+        if base.__module__.startswith("tensorflow.")
+    }
+
+
+def _keras(cls: type) -> Any:
+    """The Keras that a class belongs to: the package `keras` or `tf_keras`."""
+    roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return next((sys.modules[root] for root in roots if root in ("keras", "tf_keras")), None)
+
+
+# ── tf.function and tf.data ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _function(function: Any) -> Reduced:
+    """Pack what was decorated, to be traced on the rank when it is first called there."""
+    original = function.python_function
+    bound: Any = getattr(original, "__original_wrapped__", None)
+    if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
+        # A method of an object: TensorFlow makes it from the class's method on access.
+        target: Any = bound.__self__
+        return getattr, (target.target, bound.__func__.__name__)
+    options = {
+        "input_signature": function.input_signature,
+        "autograph": function._autograph,
+        "jit_compile": function._jit_compile,
+        "reduce_retracing": function._reduce_retracing,
+        "experimental_autograph_options": function._experimental_autograph_options,
+        "experimental_attributes": function._attributes,
+    }
+    return _traced, (original, {name: value for name, value in options.items() if value is not None})
+
+
+def _traced(original: Any, options: dict[str, Any]) -> Any:
+    import tensorflow as tf
+
+    return tf.function(original, **options)
+
+
+def _dataset(dataset: Any) -> Reduced:
+    """Pack the graph of a dataset; refuse it if the graph depends on this process."""
+    tf: Any = sys.modules["tensorflow"]
+    try:
+        graph = dataset._as_serialized_graph(external_state_policy=tf.data.experimental.ExternalStatePolicy.FAIL)
+    except tf.errors.OpError as error:
+        reason = error.message.partition("pipeline graph: ")[2].partition(" [Op")[0] or type(error).__name__
+        raise Refused(
+            Kind(
+                f"a tf.data.Dataset that depends on this process ({reason.rstrip('.')})",
+                "make it in the cell, or write a function that returns it and call that in the cell",
+            )
+        ) from error
+    return _dataset_of, (graph.numpy(), dataset.element_spec)
+
+
+def _dataset_of(graph: bytes, element_spec: Any) -> Any:
+    from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+    from tensorflow.python.ops.gen_experimental_dataset_ops import dataset_from_graph
+
+    return _VariantDataset(dataset_from_graph(graph_def=graph), element_spec)
+
+
+# ── Keras: classes and functions that are registered ────────────────────────────────────────────────────────────────
+
+
+def registered_names(value: Any) -> dict[str, str]:
+    """Return the name under which a class or function is registered with each Keras that is loaded."""
+    found = {}
+    for root in ("keras", "tf_keras"):
+        saving = getattr(sys.modules.get(root), "saving", None)
+        if saving is not None and ">" in (name := saving.get_registered_name(value)):
+            found[root] = name
+    return found
+
+
+def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str], made: Any, state: Any) -> None:
+    """Give a class or function its state, and register it with Keras as it was in the notebook."""
+    set_state(made, state)
+    for root, registered in names.items():
+        package, _, name = registered.partition(">")
+        importlib.import_module(root).saving.register_keras_serializable(package, name)(made)
+
+
+# ── Keras: models ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _model(model: Any) -> Reduced:
+    keras = _keras(type(model))
+    name = type(model).__name__
+    try:
+        custom = _custom_objects(model, keras)
+        with _named(custom):
+            config = model.get_config()
+        _name_lambdas(config, {layer.name: layer for layer in model._flatten_layers()}, custom)
+        recipe = (type(model), config, model.get_build_config() if model.built else None, custom, keras.__name__)
+        weights = model.get_weights() if model.built else []
+        adapted = [
+            (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
+        ]
+        if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
+            # Rebuild it here once: classes that are not Keras' own may fail, which should show before the launch.
+            with _same_random_numbers(keras):
+                _remade(recipe, weights, adapted)
+        compilation = _compilation(model)
+    except Exception as error:  # classes of the notebook may raise anything
+        reason = " ".join(str(error).split())
+        raise Refused(
+            Kind(
+                f"a Keras model, `{name}`, that cannot be rebuilt from its configuration ({_short(reason)})",
+                "give each of its classes a `get_config()` that returns the arguments of its `__init__()`, call the "
+                "model once on data, or write a function that builds it and call that in the cell",
+            )
+        ) from error
+    return _remade, (recipe, weights, adapted), compilation, None, None, _compile
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int, Any, Any]]) -> Any:
+    """Make a model from its configuration and weights."""
+    cls, config, build_config, custom, keras = recipe
+    __import__(keras)
+    with sys.modules[keras].utils.custom_object_scope(custom):
+        model = cls.from_config(config)
+        if build_config is not None and not model.built:
+            model.build_from_config(build_config)
+        if weights:
+            model.set_weights(weights)
+        layers = list(model._flatten_layers())
+        for at, variables, files in adapted:
+            _learn(layers[at], variables, files)
+    return model
+
+
+def _custom_objects(model: Any, keras: Any) -> dict[str, Any]:
+    """The classes and functions of a model that are not Keras' own, by their names in its configuration."""
+    parts = [part for layer in model._flatten_layers() for part in (type(layer), *vars(layer).values())]
+    found: dict[str, Any] = {}
+    for value in (step.value for part in parts if not _is_theirs(type(part)) for step in walk(part, limit=_SEARCHED)):
+        is_code = isinstance(value, (type, types.FunctionType))
+        if is_code and not by_reference(value) and not _is_theirs(value):
+            name = keras.utils.get_registered_name(value)
+            found.setdefault(f"lambda {len(found)}" if name == "<lambda>" else name, value)
+    return found
+
+
+def _is_theirs(value: Any) -> bool:
+    root = value.__module__.partition(".")[0]
+    return root in ("keras", "tf_keras", "tensorflow", "horovod") or (
+        root in sys.stdlib_module_names and root != "builtins"
+    )
+
+
+@contextmanager
+def _named(custom: dict[str, Any]) -> Iterator[None]:
+    """Give lambdas the names that they have in `custom`: Keras' configurations refer to functions by name."""
+    lambdas = {name: value for name, value in custom.items() if value.__name__ == "<lambda>"}
+    try:
+        for name, value in lambdas.items():
+            value.__name__ = name
+        yield
+    finally:
+        for value in lambdas.values():
+            value.__name__ = "<lambda>"
+
+
+def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
+    """Make Lambda layers refer to functions by name; as byte code, the functions would lose their globals."""
+    if isinstance(config, list | tuple):
+        for item in config:
+            _name_lambdas(item, layers, custom)
+    elif isinstance(config, dict):
+        settings = config.get("config")
+        if config.get("class_name") == "Lambda" and isinstance(settings, dict) and settings.get("name") in layers:
+            layer = layers[settings["name"]]
+            for key, function in (("function", layer.function), ("mask", layer.mask)):
+                if settings.get(f"{key}_type") == "lambda":
+                    name = f"{key} of {layer.name}"
+                    custom[name] = function
+                    settings.update({key: name, f"{key}_type": "function"})
+        else:
+            for item in config.values():
+                _name_lambdas(item, layers, custom)
+
+
+def _compilation(model: Any) -> dict[str, Any] | None:
+    """The arguments of the last call of `compile()`, as they were given: the optimizer, losses and metrics."""
+    if not getattr(model, "_is_compiled", False):
+        return None
+    return {**model._compile_config.config, "optimizer": model.optimizer}
+
+
+def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
+    if arguments is not None:
+        model.compile(**arguments)
+        if model.built and hasattr(model.optimizer, "build"):
+            model.optimizer.build(model.trainable_variables)
+
+
+@contextmanager
+def _same_random_numbers(keras: Any) -> Iterator[None]:
+    """Restore the random generators from which initial weights are drawn."""
+    backend = sys.modules.get(f"{keras.__name__}.src.backend")
+    seeds = getattr(getattr(backend, "_SEED_GENERATOR", None), "generator", None)
+    context = sys.modules["tensorflow.python.eager.context"].context()
+    drawing = (random._inst, seeds, getattr(context, "_rng", None))
+    generators = [generator for generator in drawing if generator is not None]
+    states = [generator.getstate() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.setstate(state)
+
+
+# ── Keras: layers and optimizers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _layer(layer: Any) -> Reduced:
+    """Pack a layer without the models that it is part of."""
+    state = {**layer.__getstate__(), "_inbound_nodes_value": [], "_outbound_nodes_value": []}
+    return copyreg.__newobj__, (type(layer),), state  # type: ignore[attr-defined]
+
+
+def _adapted_layer(layer: Any) -> Reduced:
+    """Pack a preprocessing layer as its configuration and its adapted state."""
+    build_config = layer.get_build_config() if layer.built else None
+    return _preprocessing, (type(layer), layer.get_config(), build_config, *_learned(layer))
+
+
+def _preprocessing(
+    cls: Any, config: dict[str, Any], build_config: Any, variables: dict[str, Any], files: dict[str, bytes]
+) -> Any:
+    layer = cls.from_config(config)
+    if build_config:
+        layer.build_from_config(build_config)
+    _learn(layer, variables, files)
+    return layer
+
+
+def _learned(layer: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+    variables: dict[str, Any] = {}
+    if not layer.built and not hasattr(layer, "get_vocabulary"):
+        return {}, {}
+    layer.save_own_variables(variables)
+    if not (hasattr(layer, "get_vocabulary") and layer.get_vocabulary(include_special_tokens=False)):
+        return variables, {}
+    with tempfile.TemporaryDirectory() as folder:
+        layer.save_assets(folder)
+        return variables, {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> None:
+    if variables:
+        layer.load_own_variables(variables)
+        if hasattr(layer, "bin_boundaries"):
+            layer.finalize_state()  # unlike other layers, Discretization does not call it
+    if files:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
+            layer.load_assets(folder)
+
+
+_WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, and wrap it in the cell")
+
+
+def _optimizer(optimizer: Any) -> Reduced:
+    if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
+        raise Refused(_WRAPPED)
+    found = optimizer.variables
+    values = [variable.numpy() for variable in (found() if callable(found) else found)]
+    if not getattr(optimizer, "_built", isinstance(found, types.MethodType)):
+        values = values[:1]
+    return _optimizer_of, (type(optimizer), optimizer.get_config()), values, None, None, _give_variables
+
+
+def _optimizer_of(cls: Any, config: dict[str, Any]) -> Any:
+    return cls.from_config(config)
+
+
+def _give_variables(optimizer: Any, values: list[Any]) -> None:
+    """Assign an optimizer's variables once it has created them, for which it needs the weights."""
+    name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # a legacy one
+    make: Callable[[Any], Any] = getattr(optimizer, name)
+
+    def make_and_assign(weights: Any) -> Any:
+        object.__delattr__(optimizer, name)
+        made = make(weights)
+        found = optimizer.variables
+        for variable, value in zip(found() if callable(found) else found, values, strict=True):
+            variable.assign(value)
+        return made
+
+    if values:
+        optimizer.iterations.assign(values[0])
+    if len(values) > 1:
+        object.__setattr__(optimizer, name, make_and_assign)

@@ -1,0 +1,166 @@
+"""Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
+
+Nothing here imports torch: a process that has such an object has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from sparkring.capture.picklability import Kind, Refused
+from sparkring.capture.reducers.base import Layout, Reduced, Reducer
+
+_COMPILED = Kind(
+    "compiled by torch.compile in a way that cannot be repeated",
+    "pass what it was compiled from, and call `torch.compile` in the cell",
+)
+
+
+def reducer_for(cls: type) -> Reducer | None:
+    """Return the reducer for the values of a type, if it needs one; tensors have theirs in Memory."""
+    if "torch" not in sys.modules:
+        return None
+    if cls is types.FunctionType:
+        return _compiled_function
+    names = {(base.__module__, base.__name__) for base in cls.__mro__}
+    if ("torch._dynamo.eval_frame", "OptimizedModule") in names:
+        return _compiled_module
+    if not names.isdisjoint({("torch.jit._script", "RecursiveScriptModule"), ("torch.jit", "ScriptFunction")}):
+        return _scripted
+    return None
+
+
+# ── Tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tensor_types() -> tuple[type, ...]:
+    """The types of plain tensors, if torch has been imported."""
+    nn: Any = sys.modules.get("torch.nn")
+    return (sys.modules["torch"].Tensor, nn.Parameter) if hasattr(nn, "Parameter") else ()
+
+
+def layout(tensor: Any) -> Layout | None:
+    """The layout of a plain tensor in this machine's memory; None for other tensors, which torch itself packs."""
+    torch = sys.modules["torch"]
+    if (
+        tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or tensor.is_quantized
+        or tensor.is_nested
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor._backward_hooks
+        or tensor.numel() == 0
+        or tensor.data_ptr() == 0
+    ):
+        return None
+    size = tensor.element_size()
+    return Layout(tensor.data_ptr(), size, tuple(tensor.shape), tuple(step * size for step in tensor.stride()))
+
+
+def reduced(tensor: Any, layout: Layout, block: object, offset: int) -> Reduced:
+    """Pack a tensor as a view of a block of bytes, with its gradient and its added attributes."""
+    strides = tuple(step // layout.itemsize for step in layout.strides)
+    is_parameter = type(tensor) is not sys.modules["torch"].Tensor
+    arguments = (block, offset, tensor.dtype, layout.shape, strides, tensor.requires_grad, is_parameter)
+    gradient = tensor.grad if tensor.is_leaf else None
+    if gradient is None and not vars(tensor):
+        return _view, arguments
+    return _view, arguments, (gradient, vars(tensor)), None, None, _complete
+
+
+def _view(
+    block: Any,
+    offset: int,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    import torch
+
+    storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype)
+    tensor = tensor.set_(storage, offset // tensor.element_size(), shape, strides)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+def _complete(tensor: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    gradient, attributes = state
+    tensor.grad = gradient
+    vars(tensor).update(attributes)
+
+
+# ── torch.compile and torch.jit ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _compiled_function(function: types.FunctionType) -> Reduced | None:
+    """Pack what was compiled; the rank compiles it on the first call."""
+    attributes = vars(function)
+    original = attributes.get("_torchdynamo_orig_callable")
+    if original is None:
+        return None
+    if attributes.get("_torchdynamo_disable"):
+        return _uncompiled, (original,)
+    cells = getattr(attributes.get("get_compiler_config"), "__closure__", None) or ()
+    context = next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "callback")), None)
+    return _compiled, (original, _options(context))
+
+
+def _compiled_module(module: Any) -> Reduced:
+    return _compiled, (module._orig_mod, _options(module.dynamo_ctx))
+
+
+def _options(context: Any) -> dict[str, Any]:
+    """The arguments of the `torch.compile` call that made `context`."""
+    try:
+        from torch._dynamo.eval_frame import innermost_backend
+
+        backend = innermost_backend(context.callback)
+        options = {"fullgraph": context.fullgraph, "dynamic": context._dynamic}
+        if hasattr(backend, "compiler_fn"):  # any backend but inductor
+            return {**options, "backend": backend.compiler_fn, **backend.kwargs}
+        return {**options, "options": dict(backend.config)}
+    except (ImportError, AttributeError) as error:  # another version of torch
+        raise Refused(_COMPILED) from error
+
+
+def _compiled(original: Any, options: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.compile(original, **options)
+
+
+def _uncompiled(original: Any) -> Any:
+    import torch
+
+    return torch.compiler.disable(original)
+
+
+def _scripted(value: Any) -> Reduced:
+    buffer = io.BytesIO()
+    with _without_advice():
+        sys.modules["torch"].jit.save(value, buffer)
+    return _script, (buffer.getvalue(),)
+
+
+def _script(saved: bytes) -> Any:
+    import torch
+
+    with _without_advice():
+        return torch.jit.load(io.BytesIO(saved), map_location="cpu")
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Hide torch.jit's deprecation warning, which the user's own call has shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

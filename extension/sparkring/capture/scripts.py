@@ -1,0 +1,214 @@
+"""The scripts that `%run` lines of a cell name: found and read on the driver, and sent to the ranks with the cell.
+
+`worker/rank/script.py` runs them there.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import importlib.util
+import json
+import os
+import re
+import shlex
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sparkring.errors import OptionsError
+
+# Words as a shell would split them, with their quotes.
+_WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
+_QUOTED = re.compile(r"""["'\\]""")
+_ELSEWHERE = {
+    "d": "the debugger",
+    "b": "the debugger",
+    "p": "the profiler",
+    "l": "the profiler",
+    "r": "the profiler",
+    "s": "the profiler",
+    "T": "the profiler",
+    "D": "the profiler",
+    "t": "the timer",
+    "N": "the timer",
+}
+
+
+class Script(NamedTuple):
+    """A script as a rank is to run it.
+
+    line: the text after %run, by which the rank finds the script; `arguments` is the script's part of it.
+    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one for each cell.
+    module: the module to run instead, which the rank imports.
+    written: the path as the user wrote it.
+    name: the value of `__name__`.
+    inside: run in the cell's own namespace.
+    any_exit: take every sys.exit() as a success.
+    patterns: expand `*`, `?` and `[…]` in the arguments.
+    """
+
+    line: str
+    written: str
+    path: str
+    parts: tuple[tuple[str, str], ...]
+    arguments: str = ""
+    module: str = ""
+    name: str = "__main__"
+    inside: bool = False
+    any_exit: bool = False
+    patterns: bool = True
+
+    @property
+    def title(self) -> str:
+        """Its name in a list of what travels."""
+        return f"-m {self.module}" if self.module else self.written
+
+    @property
+    def source(self) -> str:
+        """All its code, with the notebook's cells one below the other."""
+        return "\n".join(source for _, source in self.parts)
+
+    @property
+    def in_ipython(self) -> bool:
+        """Whether its code is for IPython, and so may hold `%` and `!` lines."""
+        return _is_for_ipython(self.path)
+
+
+def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
+    """The script of a `%run` line.
+
+    `expand` fills in the notebook's variables in the path, `transform` turns IPython cells into Python. OptionsError
+    says what is wrong with the line or with the script.
+    """
+    flags, target, arguments = _parsed(line)
+    if not target:
+        raise OptionsError("name a script, as in `%run train.py --lr 0.1`")
+    written = expand(_unquoted(target))
+    inside, any_exit, patterns = ("i" in flags, "e" in flags, "G" not in flags)
+    if "m" in flags:
+        if inside:
+            raise OptionsError("-m runs a module in its own namespace: leave -i out")
+        _find_module(written)
+        name = written.rpartition(".")[2] if "n" in flags else "__main__"
+        found = Script(line, written, "", (), module=written)
+    else:
+        found = read_script(written, transform)
+        name = Path(found.path).stem if "n" in flags else "__main__"
+    return found._replace(
+        line=line,
+        arguments=arguments,
+        name=name,
+        inside=inside or found.in_ipython,
+        any_exit=any_exit,
+        patterns=patterns,
+    )
+
+
+def read_script(written: str, transform: Callable[[str], str] | None = None) -> Script:
+    """Read the script at a path; OptionsError if it cannot be read or is not Python."""
+    path = os.path.abspath(os.path.expanduser(written))
+    if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # as IPython has it
+        written, path = f"{written}.py", f"{path}.py"
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise OptionsError(f"there is no file {path}") from None
+    except OSError as error:
+        raise OptionsError(f"{path} cannot be read: {error.strerror}") from None
+    if not _is_for_ipython(path):
+        return Script("", written, path, ((path, _checked(path, _decoded(path, data))),))
+    if transform is None:
+        raise OptionsError(f"{path} is not a Python script")
+    cells = _cells(path, data) if path.lower().endswith(".ipynb") else [(path, _decoded(path, data))]
+    return Script("", written, path, tuple((name, _checked(name, transform(source))) for name, source in cells))
+
+
+def split_arguments(text: str, *, patterns: bool) -> list[str]:
+    """Split the arguments as a shell would, with `~` and unquoted patterns expanded."""
+    found: list[str] = []
+    for word in _WORD.findall(text):
+        value = os.path.expanduser(_unquoted(word))
+        files = sorted(glob.glob(value)) if patterns and not _QUOTED.search(word) else []
+        found += files or [value]
+    return found
+
+
+def _parsed(line: str) -> tuple[set[str], str, str]:
+    """The flags of a `%run` line, its script or module, and the text of the script's arguments."""
+    flags: set[str] = set()
+    for word in _WORD.finditer(line):
+        text = word[0]
+        if {"m", "--"} & flags or not text.startswith("-"):
+            return flags, text, line[word.end() :]
+        if text.startswith("--"):
+            flags.add(_flag(text))
+        for at, flag in enumerate(text[1:].removeprefix("-"), 2):
+            flags.add(_flag(flag))
+            if flag == "m" and text[at:]:
+                return flags, text[at:], line[word.end() :]
+    return flags, "", ""
+
+
+def _flag(flag: str) -> str:
+    """Return the flag; OptionsError if it is unknown or does not work on ranks."""
+    if flag in _ELSEWHERE:
+        raise OptionsError(f"-{flag} needs {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
+    if flag not in ("--", "n", "i", "e", "G", "m"):
+        raise OptionsError(
+            f"%run has no option {flag if flag[0] == '-' else f'-{flag}'}: write the script's options after its name"
+        )
+    return flag
+
+
+def _unquoted(word: str) -> str:
+    try:
+        return "".join(shlex.split(word))
+    except ValueError as error:
+        raise OptionsError(f"{error} in {word}") from None
+
+
+def _find_module(name: str) -> None:
+    """OptionsError if there is no such module; its package is not imported."""
+    top = name.partition(".")[0]
+    try:
+        found = importlib.util.find_spec(top) if top else None
+    except ValueError:  # a module without a spec
+        found = None
+    if found is None:
+        raise OptionsError(f"there is no module {name}")
+
+
+def _decoded(path: str, data: bytes) -> str:
+    try:
+        return importlib.util.decode_source(data)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise OptionsError(f"{path} is not text that Python can read: {error}") from None
+
+
+def _checked(name: str, source: str) -> str:
+    """The source itself, which must be Python; `await` may stand outside functions where IPython allows it."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if _is_for_ipython(name) else 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's: the ranks show them
+            compile(source, name, "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise OptionsError(f"{name}{f' line {line}' if line else ''}: {said} (SyntaxError)") from None
+    return source
+
+
+def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
+    """The code cells of a notebook, each with a name for tracebacks."""
+    try:
+        cells = enumerate(json.loads(data)["cells"], 1)
+        return [(f"{path} cell {n}", "".join(cell["source"])) for n, cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError):
+        raise OptionsError(f"{path} is not a notebook of nbformat 4") from None
+
+
+def _is_for_ipython(path: str) -> bool:
+    return re.search(r"\.ipy(nb( cell \d+)?)?$", path, re.IGNORECASE) is not None

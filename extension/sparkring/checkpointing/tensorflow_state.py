@@ -1,0 +1,479 @@
+"""What a checkpoint takes of TensorFlow's and Keras' objects, and gives back to them.
+
+Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
+variables and tensors. Nothing here imports TensorFlow: who has such an object has done so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkring.checkpointing.tree import Raw
+from sparkring.errors import CheckpointError
+from sparkring.runtime import world
+
+STREAM = 1 << 40  # numbers between the streams of two ranks
+
+
+# ── what is what ──────────────────────────────────────────────────────────────
+
+
+def is_model(value: Any) -> bool:
+    """Is it a Keras model?"""
+    return _made_by_keras(value, "Model")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Is it one of Keras' optimizers, new or legacy?"""
+    return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
+
+
+def is_variable(value: Any) -> bool:
+    """Is it a tf.Variable, mirrored ones included?"""
+    return _made_by_tf(value, "Variable")
+
+
+def is_tensor(value: Any) -> bool:
+    """Is it one of TensorFlow's tensors?"""
+    return _made_by_tf(value, "Tensor")
+
+
+def is_module(value: Any) -> bool:
+    """Has it variables: a Keras layer or metric, a tf.Module?"""
+    return _made_by_tf(value, "Module")
+
+
+def is_generator(value: Any) -> bool:
+    """Is it a tf.random.Generator?"""
+    return _made_by_tf(value, "random.Generator")
+
+
+def _made_by_tf(value: Any, name: str) -> bool:
+    return _is(value, sys.modules.get("tensorflow"), name)
+
+
+def _made_by_keras(value: Any, *names: str) -> bool:
+    homes = [module for module in map(sys.modules.get, ("keras", "tf_keras")) if _is_keras_2(module)]
+    return any(_is(value, module, name) for module in homes for name in names)
+
+
+def _is_keras_2(module: Any) -> bool:
+    return str(getattr(module, "__version__", "")).startswith("2.")
+
+
+def _is(value: Any, module: Any, name: str) -> bool:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return isinstance(module, type) and isinstance(value, module)
+
+
+def keras_of(model: Any) -> Any:
+    """The Keras that a model belongs to."""
+    return sys.modules["keras" if _is(model, sys.modules.get("keras"), "Model") else "tf_keras"]
+
+
+# ── values ────────────────────────────────────────────────────────────────────
+
+
+def leaf(value: Any) -> Any:
+    """What a variable or tensor holds now: its own memory, which TensorFlow leaves as it is once it has been read."""
+    tensor = value.read_value() if hasattr(value, "read_value") else value
+    try:
+        found = np.asarray(memoryview(tensor))
+    except (TypeError, ValueError):  # a dtype without a buffer protocol, a tensor elsewhere
+        found = np.asarray(tensor.numpy())
+    if found.dtype.kind == "V":  # bfloat16 and the small floats
+        return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
+    if found.dtype.kind in "OS":  # bytes of any length
+        return [list(found.shape), found.reshape(-1).tolist()]
+    return found
+
+
+def array(found: Any) -> Any:
+    """The NumPy array of a leaf."""
+    import tensorflow as tf
+
+    if isinstance(found, Raw):
+        dtype = tf.as_dtype(found.dtype_name).as_numpy_dtype
+        return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
+    if isinstance(found, list):
+        strings = np.empty(len(found[1]), object)
+        strings[:] = found[1]
+        return strings.reshape(found[0])
+    return np.asarray(found)
+
+
+def tensor(found: Any) -> Any:
+    """The tensor of a leaf."""
+    import tensorflow as tf
+
+    return tf.constant(array(found))
+
+
+def put_variable(variable: Any, found: Any, path: str) -> None:
+    """Assign a leaf to a variable. CheckpointError if it does not fit."""
+    _assign([(variable, found)], path, "the variable")
+
+
+def take_module(module: Any) -> dict[str, Any]:
+    """The variables of a layer or module, by number."""
+    return _take(_variables(module))
+
+
+def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
+    """Assign them. CheckpointError if they are others."""
+    _put(_variables(module), tree, path, "it", "Build it, or call it once, before restore()")
+
+
+def _take(variables: Sequence[Any]) -> dict[str, Any]:
+    return {"names": [variable.name for variable in variables], "values": [leaf(variable) for variable in variables]}
+
+
+def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, advice: str) -> None:
+    names, values = tree["names"], tree["values"]
+    if len(variables) != len(values):
+        raise CheckpointError(
+            f"{path}: the checkpoint has {_arrays(len(values))} for {what}, here it has {len(variables):,}. {advice}."
+        )
+    here = [variable.name for variable in variables]
+    if len(set(here)) == len(here) and set(here) == set(names):
+        # Which layers are trainable changes the order, not the names.
+        by_name = dict(zip(names, values, strict=True))
+        values = [by_name[name] for name in here]
+    _assign(list(zip(variables, values, strict=True)), path, what)
+
+
+def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
+    ready = [(variable, array(found)) for variable, found in pairs]
+    for variable, found in ready:  # all of them, before the first is touched
+        dtype = variable.dtype.base_dtype.as_numpy_dtype
+        if not variable.shape.is_compatible_with(found.shape) or np.dtype(dtype) != found.dtype:
+            raise CheckpointError(
+                f"{path}: `{variable.name}` of {what} has the shape {variable.shape.as_list()} and the dtype "
+                f"{variable.dtype.base_dtype.name}, in the checkpoint {list(found.shape)} and {found.dtype.name}. "
+                "Make it as it was when it was saved, or begin anew."
+            )
+    for variable, found in ready:
+        variable.assign(found)
+
+
+def _variables(owner: Any) -> list[Any]:
+    """Keras' optimizers have them as a method, a property, or (Horovod's) both."""
+    found = owner.variables
+    return list(found() if callable(found) else found)
+
+
+def _arrays(count: int) -> str:
+    return f"{count:,} array{'' if count == 1 else 's'}"
+
+
+# ── optimizers ────────────────────────────────────────────────────────────────
+
+
+def take_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its variables; what it was told that can be changed, as the learning rate; what Horovod has added up so far."""
+    helper = getattr(optimizer, "_agg_helper", None)
+    gradients = getattr(helper, "locally_aggregated_grads", None)
+    return {
+        **_take(_variables(optimizer)),
+        "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
+        "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
+        # Of the rank that writes: those of the others are theirs, and lost unless every rank writes.
+        "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
+    }
+
+
+def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
+    """Assign what take_optimizer() took; `trainable` variables build an optimizer that is not built yet."""
+    if trainable is not None:
+        build_optimizer(optimizer, trainable)
+    if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
+        put_optimizer(optimizer.inner_optimizer, tree["inner"], path)
+    advice = (
+        "Take the same optimizer, with the same layers trainable, or begin anew"
+        if trainable is not None
+        else "Call optimizer.build(variables) with the variables that it trains before restore(), or take the same "
+        "optimizer"
+    )
+    _put(_variables(optimizer), tree, path, "the optimizer", advice)
+    here = _settings(optimizer)
+    known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
+    _assign(known, path, "the optimizer")
+    helper = getattr(optimizer, "_agg_helper", None)
+    if helper is not None and tree["gradients"]:
+        import tensorflow as tf
+
+        for key, found in tree["gradients"].items():
+            if key in helper.locally_aggregated_grads:
+                helper.locally_aggregated_grads[key].assign(array(found))
+            else:  # Horovod makes them in the first step, unless they are there
+                helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
+
+
+def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
+    """Make its variables for those that it trains, if they are not there yet."""
+    if hasattr(optimizer, "build"):
+        optimizer.build(trainable)
+    else:
+        optimizer._create_all_weights(trainable)  # a legacy one
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """The variables that `optimizer.variables` leaves out, by name."""
+    scale = getattr(optimizer, "_loss_scale", None)
+    helper = getattr(optimizer, "_agg_helper", None)
+    found = {
+        "learning_rate": getattr(optimizer, "_learning_rate", None),
+        "scheduled": getattr(optimizer, "_current_learning_rate", None),
+        "loss_scale": getattr(scale, "current_loss_scale", None),
+        "good_steps": getattr(scale, "counter", None),
+        "passes": getattr(helper, "counter", None),
+        **(getattr(optimizer, "_hyper", None) or {}),
+    }
+    return {name: value for name, value in found.items() if is_variable(value)}
+
+
+def _optimizer_config(optimizer: Any) -> dict[str, Any]:
+    """What makes the optimizer without what Horovod has put around it."""
+    kind = next(kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("horovod."))
+    config = optimizer.get_config()
+    if hasattr(optimizer, "inner_optimizer") and "inner_optimizer" in config:
+        config["inner_optimizer"] = _optimizer_config(optimizer.inner_optimizer)
+    return {"module": kind.__module__, "class_name": kind.__name__, "config": config, "registered_name": None}
+
+
+# ── models ────────────────────────────────────────────────────────────────────
+
+
+def take_model(model: Any, path: str) -> dict[str, Any]:
+    """Weights, optimizer, the states of random layers, and what it takes to make such a model."""
+    if not model.built:
+        raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
+    optimizer = getattr(model, "optimizer", None)
+    return {
+        **_take(model.weights),
+        "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
+        "random": [_random_state(source) for source in _random_sources(model)],
+        "rank": world.world().rank,
+        "architecture": _or_none(model.to_json),
+        "build": _or_none(lambda: json.dumps(model.get_build_config())),
+        "compile": _or_none(lambda: _compile_config(model)),
+    }
+
+
+def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
+    """Assign what take_model() took, in the model's scope of distribution. CheckpointError if it does not fit."""
+    with _scope(model):
+        if not model.built:
+            _build(model, tree, path)
+        _put(model.weights, tree, path, "the model", "Make the model as it was when it was saved, or begin anew")
+        optimizer = getattr(model, "optimizer", None)
+        if is_optimizer(optimizer):
+            if tree["optimizer"] is None:
+                raise CheckpointError(
+                    f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has nothing for "
+                    "its optimizer. Compile it after restore(), or begin anew."
+                )
+            put_optimizer(optimizer, tree["optimizer"], path, model.trainable_variables)
+        sources = _random_sources(model)
+        if len(sources) == len(tree["random"]):
+            for source, state in zip(sources, tree["random"], strict=True):
+                if state is not None:
+                    _set_random_state(source, state, world.world().rank - tree["rank"])
+
+
+def plain_model(tree: dict[str, Any]) -> Any:
+    """A model made from what was saved, compiled if it was.
+
+    Where its configuration names what is neither Keras' own nor registered with it, or there is none: its arrays by
+    name. A Lambda layer is Python code, and such from a checkpoint is not run.
+    """
+    by_name = {name: array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+    if tree["architecture"] is None:
+        return by_name
+    import tensorflow as tf
+
+    keras = tf.keras
+    architecture = json.loads(tree["architecture"])
+    if not _known(architecture, keras):
+        return by_name
+    model = keras.models.model_from_json(tree["architecture"])
+    if not model.built:
+        _build(model, tree, "the model")
+    _put(model.weights, tree, "the model", "the model", "It was saved by another Keras")
+    if tree["compile"] is not None:
+        config = json.loads(tree["compile"])
+        if _known(config, keras):
+            model.compile_from_config(config)
+            if tree["optimizer"] is not None:
+                put_optimizer(model.optimizer, tree["optimizer"], "the model", model.trainable_variables)
+    return model
+
+
+_BUILD = "Build it (model.build(input_shape)), or call it once."
+
+
+def _build(model: Any, tree: dict[str, Any], path: str) -> None:
+    """Build a model for the shapes that it was built for when it was saved."""
+    if tree["build"] is not None:
+        with contextlib.suppress(Exception):  # what a subclass does in build() is its own affair
+            model.build_from_config(json.loads(tree["build"]))
+    if not model.built or (not model.weights and tree["values"]):
+        raise CheckpointError(
+            f"{path}: the model is not built yet, so it has no weights to put the checkpoint's into. {_BUILD}"
+        )
+
+
+def _compile_config(model: Any) -> str | None:
+    config = model.get_compile_config()
+    if not config:
+        return None
+    return json.dumps({**config, "optimizer": _optimizer_config(model.optimizer)}, default=lambda number: number.item())
+
+
+def _or_none(make: Callable[[], str | None]) -> str | None:
+    """A checkpoint does not need it: models of a user's own may have no configuration."""
+    try:
+        return make()
+    except Exception:  # whatever a layer of the user's may raise
+        return None
+
+
+def _scope(model: Any) -> Any:
+    strategy = getattr(model, "distribute_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+_CLASSES = ("models", "layers", "initializers", "regularizers", "constraints")
+_FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers", "constraints")
+
+
+def _known(config: Any, keras: Any) -> bool:
+    """Is all that a configuration names Keras' own or registered? Else whoever writes a checkpoint runs code."""
+    if isinstance(config, list):
+        return all(_known(item, keras) for item in config)
+    if not isinstance(config, dict):
+        return True
+    name, module = config.get("class_name"), config.get("module")
+    if name in ("Lambda", "__lambda__"):
+        return False
+    if isinstance(name, str):
+        registered = keras.saving.get_registered_object(config.get("registered_name") or name) is not None
+        if name == "function" and module == "builtins":
+            called = config.get("config")
+            ours = isinstance(called, str) and any(hasattr(getattr(keras, home), called) for home in _FUNCTIONS)
+        elif module is None:
+            ours = name == "Functional" or any(hasattr(getattr(keras, home), name) for home in _CLASSES)
+        else:
+            ours = str(module).startswith("keras.") and name.isidentifier()
+        if not (registered or ours):
+            return False
+    return all(_known(item, keras) for item in config.values())
+
+
+# ── random layers ─────────────────────────────────────────────────────────────
+
+
+def keep_random(model: Any) -> None:
+    """Have the random layers of a model (Dropout, …) draw from generators, whose states can be kept.
+
+    By default they draw from TensorFlow's older operations, which count in a place that nobody can read. What is
+    drawn is as random as before. Models under a strategy of several replicas stay as they are.
+    """
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy() or replicas(model) > 1:
+        return
+    changed = [_draw_from_generator(source) for source in _random_sources(model)]
+    if any(changed):
+        model.train_function = None  # traced with the operations of before, if at all
+
+
+def replicas(model: Any) -> int:
+    """On how many a model's strategy trains it, this rank's and others'; 1 without one."""
+    return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
+
+
+def _random_sources(model: Any) -> list[Any]:
+    """What the layers of a model draw from, in the order of the layers."""
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        source = getattr(layer, "_random_generator", None)
+        if hasattr(source, "_rng_type") and hasattr(source, "_maybe_init"):
+            found.setdefault(id(source), source)
+    return list(found.values())
+
+
+def _draw_from_generator(source: Any) -> bool:
+    """True if it did not before. One that gives the same numbers each time ("stateless") goes on doing so."""
+    if source._rng_type != source.RNG_LEGACY_STATEFUL:
+        source._maybe_init()
+        return False
+    source._rng_type, source._built = source.RNG_STATEFUL, False
+    source._maybe_init()
+    return True
+
+
+def _random_state(source: Any) -> Any:
+    generator = getattr(source, "_generator", None)
+    return None if generator is None else leaf(generator.state)
+
+
+def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
+    """Go on where the saved one was; a rank that has taken another's state skips to numbers of its own."""
+    _draw_from_generator(source)
+    if source._generator is not None:
+        source._generator.reset(array(state))
+        if ranks_on:
+            source._generator.skip(ranks_on % (1 << 16) * STREAM)
+
+
+def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
+    """The states that TensorFlow and Keras share among all that draw, of what is imported."""
+    found: dict[str, Any] = {}
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+        from tensorflow.python.ops import stateful_random_ops
+
+        here, shared = context.context(), stateful_random_ops.global_generator
+        found["tensorflow"] = {
+            "seed": here._seed,
+            # From which operations outside of functions take their seeds, once there is a seed for all.
+            "operations": None if here._seed is None else of_random(here._rng),
+            "generator": None if shared is None else leaf(shared.state),
+        }
+    for name in ("keras", "tf_keras"):
+        generator = getattr(_seeds(name), "generator", None)
+        if generator is not None:
+            found[name] = of_random(generator)
+    return found
+
+
+def set_random_states(tree: dict[str, Any], set_random: Callable[[Any, Any], None]) -> None:
+    """Put back what random_states() found, of what is imported now."""
+    if "tensorflow" in sys.modules and "tensorflow" in tree:
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        saved = tree["tensorflow"]
+        if saved["seed"] is not None:
+            tf.random.set_seed(saved["seed"])
+            set_random(context.context()._rng, saved["operations"])
+        if saved["generator"] is not None:
+            tf.random.get_global_generator().reset(array(saved["generator"]))
+    for name in ("keras", "tf_keras"):
+        seeds = _seeds(name)
+        if seeds is not None and name in tree:
+            seeds.generator = random.Random()
+            set_random(seeds.generator, tree[name])
+
+
+def _seeds(name: str) -> Any:
+    return getattr(sys.modules.get(f"{name}.src.backend"), "_SEED_GENERATOR", None)

@@ -1,0 +1,88 @@
+"""A shard as a torch DataLoader."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkring.data.tensorflow_dataset import as_int64
+from sparkring.errors import DataError
+
+if TYPE_CHECKING:
+    from sparkring.data.shards import Shards
+
+
+def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
+    """Shards.as_torch()."""
+    import torch
+
+    if workers < 0:
+        raise DataError(f"workers={workers}: so many processes read, 0 for none but the rank's own.")
+    take = data.taking(names)
+    size = data.batch_size
+
+    def tensors(batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: _tensor(array) for name, array in batch.items()}
+
+    class Reader(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        """The batches of an epoch; of a worker every so many-th chunk of many, so that all are read in order."""
+
+        def __len__(self) -> int:
+            return len(data)
+
+        def __iter__(self) -> Iterator[Any]:
+            here = torch.utils.data.get_worker_info()
+            if here is None:
+                return (take(tensors(batch)) for batch in data.batches())
+            gc.freeze()  # what it has of the rank's is not for it to end, such as a connection to Spark
+            chunks = data.read(here.id, here.num_workers, whole=True)
+            return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
+
+    class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
+        """Cuts what workers have read into batches here, where the rank's own code takes them."""
+
+        def __iter__(self) -> Iterator[Any]:
+            read = super().__iter__()
+            return map(take, data.handed_out(_timed(read), cut)) if workers else read
+
+    def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
+        return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
+
+    # torch draws a seed for the workers of each iterator: from a generator of our own, since the training's is what a
+    # checkpoint goes back to, and must not depend on how often an epoch was begun.
+    own = torch.Generator().manual_seed(data.start.seed + data.rank)
+    # Not collated: a batch is one already.
+    return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
+
+
+def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    """Each with how long it was waited for, in s."""
+    waiting = iter(items)
+    while True:
+        began = time.monotonic()
+        try:
+            item = next(waiting)
+        except StopIteration:
+            return
+        yield item, time.monotonic() - began
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _tensor(array: Any) -> Any:
+    """A tensor; strings stay a list."""
+    import torch
+
+    if array.dtype.kind in "OSU":
+        return array.tolist()
+    if array.dtype.kind in "mM":
+        array = as_int64(array)
+    # torch takes no array that may not be written to, and some are Arrow's own memory.
+    return torch.from_numpy(array if array.flags.writeable else np.array(array))

@@ -1,0 +1,112 @@
+"""A turn: one request on some ranks of a gang, what came back of it, and who failed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal, NamedTuple
+
+from sparkring.capture.notebook_state import NotebookState
+from sparkring.capture.scripts import Script
+from sparkring.gang.exit_status import echo_order
+from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
+from sparkring.runtime.resume_point import Here
+from sparkring.wire.channel import Frame
+
+SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
+
+
+class Request(NamedTuple):
+    """What ranks are to run: a cell's source with its packed names, or a packed call; and for which framework."""
+
+    what: Literal["cell", "call"]
+    payload: bytes
+    framework: str
+    source: str = ""
+    pull: tuple[str, ...] = ()
+    autolog: bool = True
+    environment: tuple[tuple[str, str], ...] = ()
+    buffers: tuple[memoryview, ...] = ()  # of the payload
+    modules: frozenset[str] = frozenset()  # the packages that ranks import for the values
+    sent: tuple[str, ...] = ()  # the names in the payload of a cell
+    timeline: bool = False  # whether the framework is to record one
+    notebook: NotebookState = NotebookState()
+    checkpoints: Here = Here()  # where they go, and which one the ranks go on from
+    scripts: tuple[Script, ...] = ()  # of the cell's %run lines
+    restarts: int = 0  # of the ranks so far in this run
+    max_restarts: int = 0
+
+
+class Value(NamedTuple):
+    """A value that came back, still packed: its parts, or why it could not be packed."""
+
+    type_name: str
+    parts: list[Any]
+    error: str
+
+
+class Turn:
+    """One request on `ranks`. Made by Gang.submit(), which also tells it what happens."""
+
+    def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
+        self.request = request
+        self.ranks = ranks
+        self.values: dict[int, dict[str, Value]] = {}  # by rank and name; "" is the last expression
+        self.missing: list[str] = []  # names to pull that the first of the ranks does not have
+        self.names: set[str] = set()  # that the ranks have bound, as far as they have told
+        self.loaded: set[int] = set()  # the ranks that have taken in all that was sent, as far as they have told
+        self.failures: dict[int, Failure] = {}
+        self.stopped: set[int] = set()  # they came back from an interrupt
+        self.interrupted = False
+        self._decide_at: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has run the request to its end."""
+        return len(self.values) == len(self.ranks)
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have not come to any end yet."""
+        return [
+            rank for rank in self.ranks if not (rank in self.values or rank in self.failures or rank in self.stopped)
+        ]
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank whose failure ends the turn, once that can be told."""
+        if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
+            return None
+        # The first to fail, unless it only echoes another: dicts keep the order of arrival.
+        return min(self.failures, key=lambda rank: echo_order(self.failures[rank]))
+
+    @property
+    def decides_in_s(self) -> float | None:
+        """When failed_rank may be known without further news; None if that is not what it waits for."""
+        return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
+
+    def finished(self, rank: int, frame: Frame) -> list[Event]:
+        """The rank has run the request, and `frame` holds its values."""
+        parts, values = list(frame.parts), {}
+        for item in frame.fields["names"]:
+            taken, parts = parts[: item["parts"]], parts[item["parts"] :]
+            values[item["name"]] = Value(item["type"], taken, item["error"])
+        self.values[rank] = values
+        self.missing += frame.fields["missing"]
+        return [RankFinished(time.time(), rank, frame.fields["repr"])]
+
+    def failed(self, rank: int, failure: Failure) -> list[Event]:
+        """The rank has ended before its time, unless that is known, or of no matter any more.
+
+        A rank that dies after it has finished is of matter: others may wait for it.
+        """
+        if rank not in self.running and rank not in self.values:
+            return []
+        if self.interrupted and (failure.interrupt or failure.follows):
+            self.stopped.add(rank)  # it did as it was told
+            return [RankStopped(time.time(), rank)]
+        self.failures[rank] = failure
+        if echo_order(failure) == 0:
+            self._decide_at = None
+        elif len(self.failures) == 1:
+            self._decide_at = time.monotonic() + SETTLE_S
+        return [RankFailed(time.time(), rank, failure)]

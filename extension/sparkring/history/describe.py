@@ -1,0 +1,500 @@
+"""A run in words: the same ones in every view, in errors and in lists."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from sparkring.history import metrics
+from sparkring.history.events import CodeFrame, Failure, GpuUsed, SourceLine
+from sparkring.history.lines import folded, is_noise, plain, visible
+from sparkring.history.metrics import Progress
+from sparkring.history.record import LogLine, RankRecord, RunRecord, as_shown
+from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, GRAPH, cell_line, collective, innermost, is_cell
+
+LAST_LINES = 20
+CONTEXT_LINES = 2
+_SHORT_LINES, _SHORT_CHARACTERS = 10, 200
+_METRICS_NAMED = 6
+_CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
+_RANKS_CHARACTERS = 40
+_STANDINGS_NAMED = 8
+QUICK_S = 1.0
+_FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
+
+# ── Numbers ───────────────────────────────────────────────────────────────────
+
+
+def duration(seconds: float) -> str:
+    """A span of time as people say it: 40 ms, 3.2 s (3 s if whole seconds are given), 3 min 12 s, 2 h 05 min."""
+    if seconds < 0.0995 and isinstance(seconds, float):
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 9.95 and isinstance(seconds, float):
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(size_bytes: float | None) -> str:
+    """A number of bytes in decimal units, three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
+    if size_bytes is None:
+        return ""
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        size_bytes /= 1000
+        if size_bytes < 999.5 or unit == "TB":
+            break
+    digits = 2 if size_bytes < 9.995 else 1 if size_bytes < 99.95 else 0
+    return f"{size_bytes:.{digits}f} {unit}"
+
+
+def number(value: float) -> str:
+    """A metric's value: four digits that matter, no more."""
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def numbers(values: Sequence[float]) -> Callable[[float], str]:
+    """How to write the numbers of one column: with the same four decimals, where these say what matters."""
+    plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
+    if plain_ones and not all(value == int(value) for value in values):
+        return lambda value: f"{value:.4f}"
+    return number
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 0–3, 7`."""
+    found = sorted(set(ranks))
+    return f"{'rank' if len(found) == 1 else 'ranks'} {rank_numbers(found)}"
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """`0–3, 7`: three or more in a row as a range."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts = []
+    for span in spans:
+        parts += [f"{span[0]}–{span[-1]}"] if len(span) > 2 else [str(rank) for rank in span]
+    return ", ".join(parts)
+
+
+def rank_count(count: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return counted(count, "rank")
+
+
+def counted(count: int, what: str) -> str:
+    """`1 line`, `4,812 lines`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# ── The state of a run ────────────────────────────────────────────────────────
+
+
+def states(record: RunRecord) -> dict[str, int]:
+    """How many ranks are in which state, in the order of a rank's life."""
+    found = Counter(rank.state for rank in record.taking_part)
+    return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
+
+
+def ranks(record: RunRecord) -> str:
+    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, `22 of 64 ranks` where these are many."""
+    if not record.part:
+        return rank_count(record.size)
+    named = rank_list(record.part)
+    if len(named) > _RANKS_CHARACTERS:
+        return f"{len(record.part):,} of {rank_count(record.size)}"
+    return f"{named} of {record.size:,}"
+
+
+def facts(record: RunRecord) -> list[str]:
+    """How many ranks, where, and with which framework."""
+    hosts = len({rank.host for rank in record.taking_part if rank.host})
+    place = f"{ranks(record)} on {'Spark' if record.where == 'spark' else 'this machine'}"
+    found = [place + (f" ({counted(hosts, 'host')})" if hosts > 1 else ""), record.framework]
+    return [*filter(None, found), *(["warm gang"] if record.warm else [])]
+
+
+def quick(record: RunRecord) -> bool:
+    """Did a warm run end so soon and so well that what its ranks printed says it all?"""
+    took = record.ended - record.started
+    told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
+    return record.warm and record.outcome == "finished" and took < QUICK_S and not told
+
+
+def elapsed_s(record: RunRecord, now: float) -> float:
+    """How long the run took, or has taken so far."""
+    return max(0.0, (record.ended or now) - record.started) if record.started else 0.0
+
+
+def last_known(record: RunRecord) -> float:
+    """The time of the last event of the run, in Unix seconds."""
+    return record.ended or max([record.started, *(rank.last_heard for rank in record.ranks)])
+
+
+def took(record: RunRecord, now: float) -> str:
+    """How long the run took, or has taken so far, and whether it ended before its ranks were up."""
+    if not record.ended:
+        return duration(int(elapsed_s(record, now)))
+    began = record.running_since or len(record.attempts) > 1
+    return duration(elapsed_s(record, now)) + ("" if began else ", before the ranks were up")
+
+
+def outcome(record: RunRecord) -> str:
+    """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    if record.outcome is None:
+        if all(rank.state == "starting" for rank in record.taking_part):
+            whole = rank_count(record.size)
+            return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} dialled home"
+        return ", ".join(f"{count} {state}" for state, count in states(record).items())
+    if record.outcome == "finished":
+        return f"{ranks(record)} finished"
+    if record.failed_rank is not None and record.failure is not None:
+        return f"rank {record.failed_rank} failed: {first_line(record.failure.summary)}"
+    if not record.message:
+        return record.outcome
+    return f"{record.outcome}: {first_line(record.message)}"
+
+
+def closing(record: RunRecord, now: float) -> str:
+    """How it ended, how long it took, what was measured last and the last step that was saved, in one line."""
+    took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
+    if len(record.attempts) > 1:
+        took += f" after {counted(len(record.attempts) - 1, 'restart')}"
+    words = [f"{outcome(record)} in {took}"] if record.outcome == "finished" else [outcome(record), took]
+    saved = [each.saved for each in record.checkpoints if each.state == "committed" and each.saved.kind == "sparkring"]
+    words += [f"last saved step {saved[-1].step:,}"] if saved else []
+    words += [f"{name} {number(value.mean)}" for name, value in list(metrics.last(record).items())[:_METRICS_NAMED]]
+    return plain(" · ".join(words))
+
+
+def short(record: RunRecord, now: float) -> str:
+    """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
+
+
+def last_lines(record: RunRecord) -> str:
+    """The last lines of the ranks, equal ones folded, as plain text."""
+    seen = [line for line in visible(record.recent, record.logs) if not is_noise(line)]
+    return "\n".join(
+        f"[{rank_numbers(shared.ranks)}] {plain(shared.line.text)}"[:_SHORT_CHARACTERS]
+        for shared in folded(seen)[-_SHORT_LINES:]
+    )
+
+
+def gpu_words(used: Sequence[GpuUsed]) -> str:
+    """What is used of some GPUs together: `2 GPUs 87 %, 24.6 GB of 302 GB`, without what is not known; '' if none."""
+    if not used:
+        return ""
+    busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
+    words = [counted(len(used), "GPU") + (f" {sum(busy) / len(busy):.0f} %" if busy else "")]
+    memory = [(gpu.used_bytes, gpu.total_bytes) for gpu in used if gpu.used_bytes is not None and gpu.total_bytes]
+    if memory:
+        words.append(f"{size(sum(part for part, _ in memory))} of {size(sum(whole for _, whole in memory))}")
+    return ", ".join(words)
+
+
+def progress_words(found: Progress, *, running: bool = True) -> str:
+    """`1 of 2 ranks finished · epoch 2 of 3 · step 45 of 118 · 34 % · 12 s left`, of the slowest rank."""
+    words = []
+    if 0 < found.finished < found.size:
+        words.append(f"{found.finished:,} of {rank_count(found.size)} finished")
+    for what, at, total in (("epoch", found.epoch, found.epochs), ("step", found.step, found.steps)):
+        if at is not None:
+            words.append(f"{what} {at:,}" + (f" of {total:,}" if total and total >= at else ""))
+    if found.fraction is not None:
+        words.append(f"{100 * found.fraction:.0f} %")
+    words += [left_words(found)] if left_words(found) and running else []
+    return ("" if running else "it got to ") + " · ".join(words)
+
+
+def left_words(found: Progress) -> str:
+    """`12 s left`; '' if that cannot be told."""
+    return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
+
+
+def as_of(now: float) -> str:
+    """The time at which the shown state was true, for later readers."""
+    return time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now))
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """The first line of `text`, fit to be shown, cut to `most` characters."""
+    line = plain(text.strip().partition("\n")[0])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def log_path(record: RunRecord, rank: int | None = None) -> str:
+    """Where the whole log lies: that of `rank`, or the pattern for all."""
+    name = "rank-N.log" if rank is None else f"rank-{rank}.log"
+    return f"{record.log_folder}/{name}" if record.log_folder else ""
+
+
+def whole_log(record: RunRecord, rank: int | None = None) -> str:
+    """Where an error says the whole log is: a %logs line in a notebook, else the path of the file.
+
+    JupyterLab turns a path in an error into a link that opens the debugger.
+    """
+    from sparkring.runtime.kernel import in_notebook
+
+    if not record.log_folder or not in_notebook():
+        return log_path(record, rank)
+    return f"%logs {record.run_id}" + ("" if rank is None else f" --rank {rank}")
+
+
+# ── Why it failed ─────────────────────────────────────────────────────────────
+
+
+def explain_failure(record: RunRecord) -> str:
+    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and what followed."""
+    if record.failed_rank is None or record.failure is None:
+        return outcome(record)
+    rank, failure = record.ranks[record.failed_rank], record.failure
+    where = f" on {rank.host}" if rank.host else ""
+    parts = [f"rank {rank.rank}{where} failed: {failure.summary}", _in_the_cell(record, rank, failure)]
+    if failure.advice:
+        parts.append(failure.advice)
+    parts += [_followers(record), _last_lines(rank, failure)]
+    where = whole_log(record, rank.rank)
+    if where:
+        parts.append(f"Whole log: {where}")
+    return _plain_lines("\n\n".join(part for part in parts if part))
+
+
+def _plain_lines(told: str) -> str:
+    return "\n".join(plain(line) for line in told.split("\n"))
+
+
+def failed_line(record: RunRecord) -> int:
+    """The line of the cell that was being run when it failed; 0 if that is not known."""
+    if record.failed_rank is None or record.failure is None:
+        return 0
+    numbers = [frame.line for frame in record.failure.frames if frame.filename == CELL_NAME]
+    return numbers[-1] if numbers else _line_of_crash(record.ranks[record.failed_rank])
+
+
+def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
+    """The lines around the innermost one that was running, of the cell or of a script that it runs."""
+    in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
+    if not in_cell:
+        line = _line_of_crash(rank)
+        if not line:
+            return _place(failure.frames[-1]) if failure.frames else ""
+        in_cell = [CodeFrame(CELL_NAME, line, "", in_cell=True)]
+    frame = in_cell[-1]
+    shown = [f"{_place(frame)}:", *_source(record, frame)]
+    if failure.frames and failure.frames[-1] is not frame:
+        shown.append(f"  raised in {_place(failure.frames[-1])}")
+    for caller in reversed(in_cell[:-1][-5:]):
+        text = _line_text(record, caller).strip()
+        shown.append(f"  called from {_place(caller)}" + (f": {text}" if text else ""))
+    return "\n".join(shown)
+
+
+def _place(frame: CodeFrame) -> str:
+    function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+    if frame.filename == CELL_NAME:
+        return f"cell line {frame.line}{function}"
+    if frame.in_cell:
+        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"  # may be the one that calls run()
+        return f"line {frame.line} of {which} cell{function}"
+    return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
+
+
+def _source(record: RunRecord, frame: CodeFrame) -> list[str]:
+    lines = frame.source
+    if not lines and frame.filename == CELL_NAME:
+        code = record.code.splitlines()
+        near = range(max(1, frame.line - CONTEXT_LINES), min(len(code), frame.line + CONTEXT_LINES) + 1)
+        lines = tuple(SourceLine(line, code[line - 1]) for line in near)
+    width = max((len(str(line.number)) for line in lines), default=1)
+    return [
+        f"{'→' if line.number == frame.line else ' '} {line.number:>{width}}  {line.text}".rstrip() for line in lines
+    ]
+
+
+def _line_text(record: RunRecord, frame: CodeFrame) -> str:
+    # The cell's own text first: on ranks, IPython has translated its `%` and `!` lines.
+    if frame.filename == CELL_NAME and (text := code_line(record, frame.line)):
+        return text
+    return next((line.text for line in frame.source if line.number == frame.line), "")
+
+
+def code_line(record: RunRecord, line: int) -> str:
+    """The text of one line of the cell; the magic's own line is 1."""
+    code = record.code.splitlines()
+    return code[line - 1].strip() if 0 < line <= len(code) else ""
+
+
+def _line_of_crash(rank: RankRecord) -> int:
+    """The line of the cell in the stack that a crash left on stderr; 0 if there is none."""
+    texts = [line.text for line in rank.tail if line.stream == "stderr"]
+    begin = max((at for at, text in enumerate(texts) if text.startswith("Fatal Python error")), default=len(texts))
+    return cell_line("\n".join(texts[begin:]))
+
+
+def _followers(record: RunRecord) -> str:
+    """One line for the ranks that failed after the first."""
+    by_summary: dict[str, list[int]] = {}
+    for rank in record.ranks:
+        if rank.failure is not None and rank.rank != record.failed_rank:
+            by_summary.setdefault(first_line(rank.failure.summary, 100), []).append(rank.rank)
+    if not by_summary:
+        return ""
+    kinds = sorted(by_summary.items(), key=lambda kind: -len(kind[1]))
+    if len(kinds) == 1:
+        return f"{rank_list(kinds[0][1])} then failed too: {kinds[0][0]}"
+    every = [rank for ranks in by_summary.values() for rank in ranks]
+    named = "; ".join(f"{summary} ({rank_numbers(ranks)})" for summary, ranks in kinds[:_FOLLOWERS_NAMED])
+    return f"{rank_list(every)} then failed too: {named}{'; …' if len(kinds) > _FOLLOWERS_NAMED else ''}"
+
+
+def _last_lines(rank: RankRecord, failure: Failure) -> str:
+    lines = [line for line in without_traceback(rank.lines_with_partial(), failure) if not is_noise(line)]
+    if not any(line.text.strip() for line in lines):
+        return ""
+    last = [f"  {line.text}".rstrip() for line in lines[-LAST_LINES:]]
+    return "\n".join([f"Last lines of rank {rank.rank}:", *last])
+
+
+def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
+    """The lines without those in which the rank printed the failure's own traceback."""
+    wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
+    at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
+    # From its last line backwards: the beginning may have left the tail, other lines may follow.
+    for end in range(len(at) - 1, -1, -1):
+        if wanted and lines[at[end]].text == wanted[-1]:
+            length = 0
+            while length < min(len(wanted), end + 1) and lines[at[end - length]].text == wanted[-1 - length]:
+                length += 1
+            dropped = set(at[end - length + 1 : end + 1])
+            return [line for index, line in enumerate(lines) if index not in dropped]
+    return list(lines)
+
+
+# ── Where every rank is ───────────────────────────────────────────────────────
+
+
+class Standing(NamedTuple):
+    """What a rank does and where, equal for ranks that do the same at the same place."""
+
+    state: str
+    where: str = ""
+
+    def of(self, found: Sequence[int]) -> str:
+        """`rank 1 waits at cell line 7`, `ranks 0–2 wait at cell line 7`."""
+        one, several = _VERBS.get(self.state, (f"is {self.state}", f"are {self.state}"))
+        return f"{rank_list(found)} {one if len(found) == 1 else several}{self.where}"
+
+
+_VERBS = {
+    "finished": ("finished", "finished"),
+    "failed": ("failed", "failed"),
+    "stopped": ("was stopped", "were stopped"),
+    "no answer": ("gives no answer", "give no answer"),
+    "running": ("runs", "run"),
+    "waiting": ("waits", "wait"),
+    "waiting for a device": ("waits for a device", "wait for a device"),
+}
+STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
+
+
+def explain_where(record: RunRecord) -> str:
+    """Where the ranks are, by the stacks that were taken of them, in one sentence.
+
+    ``rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 14: `hvd.allreduce(x)` ``
+    """
+    if record.outcome is not None or not record.running_since:
+        return outcome(record)
+    # First those that have left the cell: it is they whom others may wait for.
+    groups = sorted(_standings(record), key=lambda group: group[0].state not in ("finished", "failed", "stopped"))
+    told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
+    rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]
+    if rest:
+        told.append(f"{rank_list(rest)} elsewhere")
+    return plain("; ".join(told))
+
+
+def explain_timeout(record: RunRecord, timeout_s: float) -> str:
+    """Where each rank was when the time limit passed."""
+    head = f"the time limit of {duration(timeout_s)} passed"
+    if not record.running_since:
+        return f"{head} before the ranks were up: {outcome(record)}"
+    groups = _standings(record)
+    parts = [head, "\n".join(f"  {standing.of(found)}" for standing, found in groups)]
+    if len(groups) > 1 and any(standing.state == "waiting" for standing, _ in groups):
+        parts.append("A collective (allreduce, broadcast, a barrier) waits until every rank has called it.")
+    where = whole_log(record)
+    if where:
+        parts.append(f"Whole logs: {where}")
+    return _plain_lines("\n\n".join(parts))
+
+
+def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
+    """Where each rank is, a row of STACK_HEADERS each, for show_table()."""
+    rows: list[tuple[str, ...]] = []
+    for rank in record.ranks:
+        line = rank.stack.cell_line if rank.stack is not None else 0
+        code = f"{line}: {code_line(record, line)}" if line else ""
+        last = next((line.text for line in reversed(rank.lines_with_partial()) if line.text.strip()), "")
+        rows.append((str(rank.rank), rank.host, _state(rank), code, _inside(rank), last))
+    return rows
+
+
+def _standings(record: RunRecord) -> list[tuple[Standing, list[int]]]:
+    groups: dict[Standing, list[int]] = {}
+    for rank in record.taking_part:
+        groups.setdefault(_standing(record, rank), []).append(rank.rank)
+    return list(groups.items())
+
+
+def _standing(record: RunRecord, rank: RankRecord) -> Standing:
+    state = _state(rank)
+    if rank.failure is not None:
+        return Standing("failed", f": {first_line(rank.failure.summary)}")
+    if rank.state != "running" or rank.stack is None:
+        return Standing(state)
+    line, inside = rank.stack.cell_line, _inside(rank)
+    code = first_line(code_line(record, line), _CODE_CHARACTERS)
+    at = f"cell line {line}" + (f": `{code}`" if code else "") if line else ""
+    if _meets(rank) or not at:
+        return Standing(state, (f" in {inside}" if inside else "") + (f", {at}" if at else ""))
+    joint = " at " if state in ("running", "waiting") else ", "
+    return Standing(state, f"{joint}{at}" + (f", in {inside}" if inside else ""))
+
+
+def _state(rank: RankRecord) -> str:
+    """What a rank does, in a word."""
+    if rank.state != "running":
+        return rank.state
+    if rank.stack is None:
+        return "no answer"
+    if innermost(rank.stack.text).endswith(" serve"):
+        return "idle"  # in worker/rank/rank.py, where it waits for the next cell
+    # Horovod's torch waits for the others in a loop, which looks like work.
+    spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
+    return "waiting" if spins else rank.stack.state
+
+
+def _meets(rank: RankRecord) -> str:
+    return collective(rank.stack.text) if rank.stack is not None else ""
+
+
+def _inside(rank: RankRecord) -> str:
+    """The collective that a rank has called, or the function outside the cell in which it is."""
+    inner = innermost(rank.stack.text) if rank.stack is not None else ""
+    if _state(rank) == "idle":
+        return ""
+    return _meets(rank) or ("" if is_cell(inner.partition(":")[0]) else inner)

@@ -1,0 +1,317 @@
+"""Horovod's timeline: read as a stream, made whole, and summed up.
+
+It is a list of Chrome trace events. Each tensor is a process there, whose name an "M" event tells. What is done with
+it is a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
+is ready; then ALLREDUCE, and in it WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like
+(horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
+
+Where Horovod was killed the file has no end, and a rank may have written anything into it: what cannot be read is
+passed over, and what is kept in memory is bounded.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, NoReturn
+
+from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
+
+EVENT_CHARACTERS = 64 * 1024  # a longer one is no event of Horovod's
+BROKEN_PLACES = 1_000  # after so many the rest is not looked at
+TENSORS = 20_000  # whose times are told apart
+RANKS = 1_024
+DEPTH = 16
+NAME_CHARACTERS = 200
+SLOWEST, LATEST = 20, 64  # that a summary names
+PIECE_BYTES = 1 << 20
+MOST_BYTES = 1 << 29  # unpacked; members send less
+STRETCHES = 1_000
+
+Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
+PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")  # what counts first
+_WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
+_COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
+# Horovod writes names as they are, quotation marks included.
+_NAMED = re.compile(
+    r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'
+)
+_BETWEEN = re.compile(r"[\s\[\],]*")
+
+
+def phase_of(name: str, *, outermost: bool) -> Phase:
+    """What a tensor's event called `name` is; the outermost one of an operation holds the others."""
+    if name.startswith("NEGOTIATE_"):
+        return "negotiating"
+    if name in _WAITING:
+        return "waiting"
+    if _COPYING.search(name):
+        return "copying"
+    return "operation" if outermost else "reducing"
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────
+
+
+class Scanner:
+    """Takes a timeline apart, piece by piece; `broken` counts the places where there was something else."""
+
+    def __init__(self) -> None:
+        self.broken = 0
+        self._decoder = json.JSONDecoder(parse_constant=_refuse)
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
+        """The events that are whole by now, each with its text."""
+        text = self._rest + self._text.decode(data, last)
+        at = 0
+        while self.broken < BROKEN_PLACES:
+            match = _BETWEEN.match(text, at)
+            at = match.end() if match else at
+            if at == len(text):
+                break
+            try:
+                event, end = self._decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                named = _NAMED.match(text, at)
+                if named:
+                    event = {"name": "process_name", "ph": "M", "pid": int(named[1]), "args": {"name": named[2]}}
+                    yield event, json.dumps(event)
+                    at = named.end()
+                    continue
+                if len(text) - at < EVENT_CHARACTERS and not last:
+                    break  # its end may be still to come
+                self.broken += 1
+                at = text.find("{", at + 1)
+                if at < 0:
+                    at = len(text)
+                continue
+            if isinstance(event, dict) and isinstance(event.get("ph"), str):
+                yield event, text[at:end]
+            at = end
+        self._rest = text[at:] if self.broken < BROKEN_PLACES else ""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def summary(pieces: Iterable[bytes]) -> TimelineSaved:
+    """What the timeline says that comes in `pieces`."""
+    scanner, tally, size = Scanner(), Tally(), 0
+    for piece in pieces:
+        size += len(piece)
+        for event, _ in scanner.feed(piece):
+            tally.add(event)
+    for event, _ in scanner.feed(b"", last=True):
+        tally.add(event)
+    return tally.summary(0.0, "", size, 1, _problem(scanner, tally, whole=True, cut=0))
+
+
+def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
+    """What a timeline lacks, in words; '' for nothing."""
+    found = []
+    if not whole:
+        found.append("its end is missing: the connection to the rank broke off")
+    if cut:
+        found.append(f"its last {cut / 2**20:,.0f} MiB had no room")
+    if scanner.broken >= BROKEN_PLACES:
+        found.append("most of it is no timeline of Horovod's")
+    elif scanner.broken > 1:  # one is where it was cut off
+        found.append(f"{scanner.broken:,} places in it cannot be read")
+    if not tally.operations:
+        found.append("no operation was finished in it")
+    return "; ".join(found)
+
+
+class Arriving:
+    """A timeline on its way: its compressed pieces come in with add(), and valid JSON goes into `file`."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._unpack = zlib.decompressobj()
+        self._scanner = Scanner()
+        self._tally = Tally()
+        self._size = 0
+        self._damaged = False
+        self._written = self._file.write("[")
+
+    @staticmethod
+    def holds_any(data: bytes) -> bool:
+        """Whether there is something in a stream of which `data` is the whole."""
+        try:
+            return bool(zlib.decompressobj().decompress(data, 1))
+        except zlib.error:
+            return True  # whatever it is
+
+    def add(self, data: bytes) -> None:
+        """Take in a piece. OSError if it cannot be written."""
+        while data and not self._damaged and self._size < MOST_BYTES:
+            try:
+                piece = self._unpack.decompress(data, PIECE_BYTES)
+            except zlib.error:
+                self._damaged = True
+                return
+            data = self._unpack.unconsumed_tail
+            self._size += len(piece)
+            self._take(self._scanner.feed(piece))
+
+    def end(self, time: float, name: str, attempt: int, *, whole: bool, cut: int) -> TimelineSaved:
+        """Close the file, and say what is in it. OSError if it cannot be written."""
+        try:
+            self._take(self._scanner.feed(self._unpack.flush() if not self._damaged else b"", last=True))
+            self._written += self._file.write("\n]\n")
+        finally:
+            self._file.close()
+        problem = _problem(self._scanner, self._tally, whole=whole and not self._damaged, cut=cut)
+        return self._tally.summary(time, name, self._written, attempt, problem)
+
+    def _take(self, found: Iterable[tuple[dict[str, Any], str]]) -> None:
+        texts = []
+        for event, text in found:
+            self._tally.add(event)
+            texts.append(text)
+        if texts:
+            joint = ",\n" if self._written > 1 else "\n"
+            self._written += self._file.write(joint + ",\n".join(texts))
+
+
+# ── Summing up ────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Tensor:
+    """A tensor, and what is under way with it: phases with their beginnings, and the ranks that are ready."""
+
+    name: str = ""
+    operations: int = 0
+    spent: dict[str, float] = field(default_factory=dict)
+    stack: list[tuple[Phase, float]] = field(default_factory=list)
+    ready: dict[int, float] = field(default_factory=dict)
+
+
+class _Stretches:
+    """How much time stretches cover together that come in the order of their ends."""
+
+    def __init__(self) -> None:
+        self.covered = 0.0
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # apart from one another
+
+    def add(self, begin: float, end: float) -> None:
+        while self._last and self._last[-1][1] >= begin:
+            earlier = self._last.pop()
+            self.covered -= earlier[1] - earlier[0]
+            begin, end = min(begin, earlier[0]), max(end, earlier[1])
+        self._last.append((begin, end))
+        self.covered += end - begin
+
+
+class Tally:
+    """Sums up events in the order in which Horovod wrote them; times in it are in microseconds."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self._tensors: dict[int, _Tensor] = {}
+        self._active = dict.fromkeys(PHASES, 0)
+        self._wall = dict.fromkeys((*PHASES, "elsewhere"), 0.0)
+        self._now: float | None = None
+        self._late: dict[int, tuple[int, _Stretches]] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take in an event; one that Horovod does not write is passed over."""
+        pid = event.get("pid")
+        if not isinstance(pid, int) or (pid not in self._tensors and len(self._tensors) >= TENSORS):
+            return
+        kind, name = event["ph"], event.get("name")
+        if kind == "M":
+            told = event.get("args")
+            if name == "process_name" and isinstance(told, dict) and isinstance(told.get("name"), str):
+                self._tensors.setdefault(pid, _Tensor()).name = told["name"][:NAME_CHARACTERS]
+            return
+        at = event.get("ts")
+        if not isinstance(at, int | float) or not 0 <= at < 1e15 or kind not in ("B", "E", "X"):
+            return
+        self._pass(at)
+        tensor = self._tensors.setdefault(pid, _Tensor())
+        if kind == "B":
+            self._begin(tensor, str(name), at)
+        elif kind == "E":
+            self._end(tensor, at)
+        elif isinstance(name, str) and name.isdecimal() and len(name) <= 5 and len(tensor.ready) < RANKS:
+            tensor.ready.setdefault(int(name), at)
+
+    def _pass(self, at: float) -> None:
+        """Time goes on: what has come furthest meanwhile is what it went into."""
+        if self._now is not None and at > self._now:
+            phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
+            self._wall[phase] += at - self._now
+        self._now = at if self._now is None else max(at, self._now)
+
+    def _begin(self, tensor: _Tensor, name: str, at: float) -> None:
+        if len(tensor.stack) >= DEPTH:
+            return
+        phase = phase_of(name, outermost=not tensor.stack)
+        if phase == "negotiating":
+            tensor.ready.clear()
+        tensor.stack.append((phase, at))
+        self._active[phase] += 1
+
+    def _end(self, tensor: _Tensor, at: float) -> None:
+        if not tensor.stack:
+            return
+        phase, begun = tensor.stack.pop()
+        self._active[phase] -= 1
+        tensor.spent[phase] = tensor.spent.get(phase, 0.0) + max(0.0, at - begun)
+        if phase == "negotiating":
+            self._judge(tensor.ready)
+        elif not tensor.stack:
+            tensor.operations += 1
+            self.operations += 1
+
+    def _judge(self, ready: dict[int, float]) -> None:
+        """All ranks are ready now: who came last, and how long had the others been ready?"""
+        if len(ready) > 1:
+            *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
+            times, stretches = self._late.get(rank, (0, _Stretches()))
+            stretches.add(before, last)
+            self._late[rank] = times + 1, stretches
+        ready.clear()
+
+    def summary(self, time: float, name: str, size_bytes: int, attempt: int, problem: str) -> TimelineSaved:
+        """What the events say."""
+        wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
+        used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
+        late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]
+        return TimelineSaved(
+            time,
+            name,
+            size_bytes,
+            sum(wall.values()),
+            wall["negotiating"],
+            wall["waiting"],
+            wall["copying"],
+            wall["reducing"] + wall["operation"],
+            wall["elsewhere"],
+            self.operations,
+            len(used),
+            tuple(sorted(used, key=lambda each: -each.total_s)[:SLOWEST]),
+            tuple(sorted(late, key=lambda each: -each.waited_s)[:LATEST]),
+            attempt,
+            problem,
+        )
+
+
+def _times(tensor: _Tensor) -> TensorTimes:
+    spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
+    waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
+    # Of an operation, what is neither waiting nor copying: what happens between its steps is part of it.
+    reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
+    return TensorTimes(
+        tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)
+    )

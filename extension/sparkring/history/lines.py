@@ -1,0 +1,242 @@
+"""What ranks print, made fit to be shown: control codes, start-up noise, and equal lines of several ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparkring.history.record import LogLine, RunRecord
+
+# ── Control codes ─────────────────────────────────────────────────────────────
+
+# Sequences that a terminal would act on: CSI (colours, cursor), strings that end (titles, links), and short ones.
+_SEQUENCE = re.compile(
+    r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
+    r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]+[0-~]"
+    r"|\x1b[=>NOc78DEHM]"
+)
+# Characters that are not seen but change what is seen; tabs, joiners and soft hyphens do no harm.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def shown(text: str) -> str:
+    """`text` with each hidden character as a visible one: a control picture, or its escape."""
+    return _HIDDEN.sub(_picture, text)
+
+
+def plain(text: str) -> str:
+    """A line without colours and cursor movements; other control characters become visible."""
+    return shown(_SEQUENCE.sub("", text.lstrip("\b")))
+
+
+def coloured(text: str) -> list[tuple[str, str]]:
+    """A line in pieces: the parameters of a colour code (SGR; "" for none) and the text before the next one.
+
+    All other sequences are left out, other control characters become visible.
+    """
+    text = text.lstrip("\b")
+    pieces: list[tuple[str, str]] = []
+    code, at = "", 0
+    for found in _SEQUENCE.finditer(text):
+        pieces.append((code, shown(text[at : found.start()])))
+        at = found.end()
+        is_colour = found["final"] == "m" and re.fullmatch(r"[0-9;:]*", found["parameters"])
+        code = (found["parameters"] or "0") if is_colour else ""
+    pieces.append((code, shown(text[at:])))
+    return [piece for piece in pieces if piece[0] or piece[1]]
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# ── Start-up noise ────────────────────────────────────────────────────────────
+
+_NOISE = re.compile(
+    r"""^(?:
+        \d{4}-\d\d-\d\d\ \d\d:\d\d:\d\d\.\d+:\ (?:
+            I\ \S+\.cc:\d+\]                                          # TensorFlow's and XLA's information
+          | [EW]\ \S+\.cc:\d+\]\ .*(?:
+                register\ cu\w+\ factory | TF-TRT | computation\ placer | cuInit | cuda\ drivers | CUDA_ERROR_NO_DEVICE
+            )
+        )
+      | [IWE]\d{4}\ \d\d:\d\d:\d\d[\d.]*\ +\d+\ \S+\.cc:\d+\]\ .*(?:    # the same before logging is set up
+            register\ cu\w+\ factory | TF-TRT | computation\ placer | cpu_feature_guard | oneDNN | cuInit
+        )
+      | WARNING:\ All\ log\ messages\ before\ absl::InitializeLog\(\)
+      | To\ enable\ the\ following\ instructions:.*rebuild\ TensorFlow
+    )""",
+    re.VERBOSE,
+)
+
+
+def is_noise(line: LogLine) -> bool:
+    """Is it one of the lines with which TensorFlow greets everybody?"""
+    return line.stream == "stderr" and _NOISE.match(line.text) is not None
+
+
+# ── Which lines to show ───────────────────────────────────────────────────────
+
+_FOLD_WITHIN_S = 2.0
+_FOLD_WITHIN_LINES = 100
+
+
+@dataclass
+class Shared:
+    """A line and the ranks that printed it."""
+
+    line: LogLine
+    ranks: list[int]
+
+
+def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
+    """Those lines that `--logs` asks for; what was sent to the notebook on purpose is always among them."""
+    if logs == "all":
+        return in_lines(found)
+    rank = 0 if logs == "rank0" else None
+    return in_lines(line for line in found if line.rank == rank or line.stream == "message")
+
+
+def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
+    """The same with messages of several lines cut into these."""
+    cut: list[LogLine] = []
+    for line in found:
+        if line.stream == "message" and "\n" in line.text:
+            cut += [line._replace(text=part.removesuffix("\r")) for part in line.text.rstrip("\n").split("\n")]
+        else:
+            cut.append(line)
+    return cut
+
+
+def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
+    """Lines whose end has not been printed yet, such as progress bars; of a few ranks only."""
+    found: list[LogLine] = []
+    for rank in record.ranks:
+        if rank.partial_stdout or rank.partial_stderr:
+            found += rank.lines_with_partial()[len(rank.tail) :]
+        if len(found) >= most:
+            break
+    return [line for line in visible(found, record.logs) if line.text.strip()][:most]
+
+
+# ── Folding ───────────────────────────────────────────────────────────────────
+
+# lines.js folds by the same rules; tests/views/folding.json holds both to them.
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
+# What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.
+_RANKS_OWN = re.compile(
+    r"(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b", re.IGNORECASE
+)
+
+Block = list[LogLine]
+
+
+class _Traceback:
+    """A traceback of one rank, built line by line; the first `whole` of `lines` certainly belong to it."""
+
+    def __init__(self, line: LogLine) -> None:
+        self.lines = [line]
+        self.whole = 1
+        self._in_frames = True
+        self._chained = False
+
+    def take(self, line: LogLine) -> bool:
+        """Take the line if it may belong to the traceback; returns whether it did."""
+        text = line.text
+        if self._in_frames:
+            self._in_frames = text.startswith(" ")
+            self.lines.append(line)
+            self.whole = len(self.lines)
+        elif text.startswith(_TRACEBACK) and self._chained:
+            self._in_frames, self._chained = True, False
+            self.lines.append(line)
+        elif text.startswith(_CHAINED) and not self.lines[-1].text:
+            self._chained = True
+            self.lines.append(line)
+        elif not text and (self._chained or len(self.lines) == self.whole):
+            self.lines.append(line)
+        else:
+            return False
+        return True
+
+
+class Blocks:
+    """Collects the lines of each traceback into one block, also if other ranks have printed in between.
+
+    take() returns complete blocks: a line by itself, or a whole traceback once it has ended. It returns nothing while a
+    line may belong to an unfinished traceback.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Traceback] = {}
+
+    def __bool__(self) -> bool:
+        """Whether lines are kept back."""
+        return bool(self._open)
+
+    def take(self, line: LogLine) -> list[Block]:
+        begun = self._open.get(line.rank)
+        complete: list[Block] = []
+        if begun is not None and begun.lines[0].stream == line.stream:
+            if begun.take(line):
+                return []
+            complete = self._end(line.rank)
+        if line.text.startswith(_TRACEBACK) and line.rank not in self._open:
+            self._open[line.rank] = _Traceback(line)
+            return complete
+        return [*complete, [line]]
+
+    def rest(self) -> list[Block]:
+        """The lines that were kept back, complete tracebacks or not."""
+        return [block for rank in list(self._open) for block in self._end(rank)]
+
+    def _end(self, rank: int) -> list[Block]:
+        ended = self._open.pop(rank)
+        return [ended.lines[: ended.whole], *([line] for line in ended.lines[ended.whole :])]
+
+
+def folded(lines: Iterable[LogLine]) -> list[Shared]:
+    """The lines in order, those that several ranks printed at about the same time only once."""
+    blocks = Blocks()
+    return folded_blocks([*(block for line in lines for block in blocks.take(line)), *blocks.rest()])
+
+
+def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
+    """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
+
+    Ranks print in turn and in bursts (A B, then A B again), so a block joins the first equal one after the last block
+    of its own rank. This keeps the order of each rank.
+    """
+    found: list[tuple[Block, str, list[int]]] = []
+    last_of: dict[int, int] = {}
+    for block in blocks:
+        line, text = block[0], _compared(block)
+        begin = max(last_of.get(line.rank, -1) + 1, len(found) - _FOLD_WITHIN_LINES)
+        for at in range(begin, len(found)):
+            (other, *_), other_text, ranks = found[at]
+            if text == other_text and line.stream == other.stream and line.time - other.time < _FOLD_WITHIN_S and text:
+                ranks.append(line.rank)
+                break
+        else:
+            at = len(found)
+            found.append((block, text, [line.rank]))
+        last_of[line.rank] = at
+    return [Shared(line, ranks) for block, _, ranks in found for line in block]
+
+
+def _compared(block: Block) -> str:
+    """The text that must be equal in blocks that are folded into one."""
+    if len(block) == 1:
+        return block[0].text
+    return _RANKS_OWN.sub(r"\1\2\3\4", "\n".join(line.text for line in block))

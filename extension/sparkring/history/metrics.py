@@ -1,0 +1,580 @@
+"""What ranks measured, as a table by epoch (or by step) and as curves, and how far they have come."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from sparkring.history.events import Metrics
+from sparkring.history.record import RunRecord
+
+CURVE_POINTS = 100
+RANK_LINES = 8  # of more ranks a band is drawn
+STILL_THERE = 0.9  # a rank that reports so far into a curve counts to its end
+MARKED_PLACES = 100  # on the whole of the axis
+
+
+class Spread(NamedTuple):
+    """One metric over the ranks that reported it."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        """Did ranks report values that are not the same in the digits that are shown?"""
+        return abs(self.high - self.low) > 1e-4 * max(abs(self.high), abs(self.low))
+
+
+class Row(NamedTuple):
+    """An epoch or a step, as one `attempt` made it, which counts restarts.
+
+    `lap` counts from 1 how often the counting began anew within the attempt (several fits). `turn` counts from 1 how
+    often the epoch or step was made, 0 for one that was made once. `by_rank` has the values by name and rank, `time`
+    is that of the last report.
+    """
+
+    attempt: int
+    lap: int
+    at: int
+    by_rank: dict[str, dict[int, float]]
+    turn: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Table:
+    """The last value of each metric in each epoch, or step where no epochs were reported.
+
+    It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
+    `laps`: the counting began anew without a restart. `reached` is the epoch or step of a rank's last report of
+    a metric, by attempt, lap, name and rank.
+    """
+
+    by: Literal["epoch", "step"]
+    names: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    laps: bool = False
+    reached: dict[tuple[int, int, str, int], int] = field(default_factory=dict)
+
+    def label(self, row: Row) -> str:
+        """What to call a row: `3`, or `2nd 3` where that was made more than once."""
+        return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
+
+    def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
+        """The last `count` rows, each with its metrics over the ranks."""
+        first = max(0, len(self.rows) - count)
+        return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
+
+    def last(self) -> dict[str, Spread]:
+        """The last value of each metric, over the ranks."""
+        at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
+        found = dict(self._spreads({*at.values()}))
+        return {name: found[at[name]][name] for name in self.names}
+
+    def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
+        """The metrics of the rows with these numbers.
+
+        Ranks may report at different steps: between two reports of a rank, the earlier one counts.
+        """
+        lap = (0, 0)
+        known: dict[str, dict[int, float]] = {}
+        for number, row in enumerate(self.rows):
+            if lap != (row.attempt, row.lap):
+                lap, known = (row.attempt, row.lap), {}
+            for name, values in row.by_rank.items():
+                known.setdefault(name, {}).update(values)
+            if number in wanted:
+                found = {}
+                for name in row.by_rank:
+                    there = [rank for rank in known[name] if self.reached[row.attempt, row.lap, name, rank] >= row.at]
+                    found[name] = spread(known[name][rank] for rank in there)
+                yield number, found
+
+
+class Point(NamedTuple):
+    """A place on a curve."""
+
+    x: float
+    value: Spread
+
+
+class RankLine(NamedTuple):
+    """One rank's values on a curve: pairs of x and value."""
+
+    rank: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over the course of the run; `last` is its last value in the table, which a point may blur.
+
+    `ranks` are there where the ranks' values differ and are few enough to be told apart. `undone` are the means of
+    what a restart went back behind: a line for each attempt that lost some.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    last: float
+    ranks: tuple[RankLine, ...] = ()
+    undone: tuple[tuple[Point, ...], ...] = ()
+
+
+class Mark(NamedTuple):
+    """Something that happened at a place of the curves' horizontal axis."""
+
+    x: float
+    kind: Literal["checkpoint", "restart"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of the slowest rank; `epoch` is counted from 1, whatever number the user's first epoch has.
+
+    `finished` is the number of finished ranks, of `size` ranks.
+    """
+
+    rank: int
+    epoch: int | None
+    epochs: int | None
+    step: int | None
+    steps: int | None
+    fraction: float | None
+    left_s: float | None
+    finished: int = 0
+    size: int = 0
+
+
+# ── By epoch or step ──────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Place:
+    """Where the reports of one rank have come to."""
+
+    attempt: int = 0
+    lap: int = 1
+    at: int | None = None
+    ended: bool = False
+    reports: int = 0
+
+
+_Key = tuple[int, int, int]  # attempt, lap, epoch or step
+_Made = TypeVar("_Made")
+
+
+def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
+    """Remember what was made last of these fields of a record: parts of a view ask anew, and often nothing is new."""
+
+    def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
+        last: list[tuple[list[Any], _Made]] = []
+
+        @functools.wraps(make)
+        def find(record: RunRecord) -> _Made:
+            values = [getattr(record, name) for name in fields]
+            for known, made in last:  # other threads may draw as well
+                if known == values:  # which is quick where they are the same objects
+                    return made
+            made = make(record)
+            last[:] = [(values, made)]
+            return made
+
+        return find
+
+    return remember
+
+
+@remembered("metrics", "attempts", "finished_ranks")
+def table(record: RunRecord) -> Table:
+    """All metrics by epoch; by step, or by number of report, where no epochs were reported."""
+    by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
+    names: dict[str, None] = {}
+    cells: dict[_Key, dict[str, dict[int, float]]] = {}
+    times: dict[_Key, float] = {}
+    reached: dict[tuple[int, int, str, int], int] = {}
+    for key, metrics, values in _shared(record, by):
+        for name in metrics.values:
+            reached[key[0], key[1], name, metrics.rank] = key[2]
+        row = cells.setdefault(key, {})
+        times[key] = metrics.time
+        for name, value in values.items():
+            if name in row:
+                row[name][metrics.rank] = value
+            else:
+                names[name] = None
+                row[name] = {metrics.rank: value}
+    keys = sorted(key for key, row in cells.items() if row)
+    made, so_far = Counter(at for _, _, at in keys), Counter[int]()
+    rows = []
+    for key in keys:
+        attempt, lap, at = key
+        so_far[at] += 1
+        rows.append(Row(attempt, lap, at, cells[key], so_far[at] if made[at] > 1 else 0, times[key]))
+    return Table(by, tuple(names), tuple(rows), any(row.lap > 1 for row in rows), reached)
+
+
+def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
+    """Each report with its place, and those of its values for which no other rank's report is awaited there.
+
+    Ranks that have never reported a metric, and finished ranks, are not waited for.
+    """
+    restarts = _restarts(record)
+    finished = frozenset(record.finished_ranks)
+    reports: list[tuple[_Key, float, Metrics]] = []
+    within: dict[int, tuple[_Key, float]] = {}
+    reached: dict[str, dict[int, tuple[_Key, float]]] = {}
+    for key, metrics in placed(record.metrics, restarts, by):
+        before, step = within.get(metrics.rank, (key, 0.0))
+        if metrics.ends_epoch:
+            step = math.inf
+        elif by == "epoch" and metrics.step is not None:
+            step = metrics.step
+        elif before != key:
+            step = 0.0
+        within[metrics.rank] = key, step
+        reports.append((key, step, metrics))
+        if key[0] == len(restarts) and metrics.rank not in finished:  # the current attempt
+            for name in metrics.values:
+                reached.setdefault(name, {})[metrics.rank] = key, step
+    until = {name: min(ranks.values()) for name, ranks in reached.items()}
+    for key, step, metrics in reports:
+        ahead = key[0] == len(restarts) and [
+            name for name in metrics.values if name in until and (key, step) > until[name]
+        ]
+        yield key, metrics, {n: v for n, v in metrics.values.items() if n not in ahead} if ahead else metrics.values
+
+
+def _restarts(record: RunRecord) -> list[float]:
+    """When attempts began after the first."""
+    return [attempt.started for attempt in record.attempts[1:]]
+
+
+def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
+    """Each report with its attempt, lap and epoch or step; one that names none belongs where its rank is."""
+    places: dict[int, _Place] = {}
+    first = min((m.epoch for m in reports if m.epoch is not None), default=1)
+    for metrics in reports:
+        place = places.get(metrics.rank)
+        if place is None:
+            place = places[metrics.rank] = _Place()
+        attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
+        if attempt != place.attempt:  # all ranks begin anew together, those as well that had not come so far
+            place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
+        place.reports += 1
+        step = place.reports if metrics.step is None else metrics.step
+        at = metrics.epoch if by == "epoch" else step
+        if at is not None:
+            # After an epoch's end a user may still report on it; steps of it are those of another fit.
+            again = at == place.at and place.ended and metrics.step is not None
+            if place.at is not None and (at < place.at or again):
+                place.lap += 1
+            place.at, place.ended = at, metrics.ends_epoch
+        yield (attempt, place.lap, first if place.at is None else place.at), metrics
+
+
+def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
+    """The last value of each metric on each rank that reported any."""
+    found: dict[int, dict[str, float]] = {}
+    for metrics in record.metrics:
+        found.setdefault(metrics.rank, {}).update(metrics.values)
+    return dict(sorted(found.items()))
+
+
+def last(record: RunRecord) -> dict[str, Spread]:
+    """The last value of each metric, over the ranks: the same as in the table and at the end of its curve."""
+    return table(record).last()
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """The mean of some values and what they lie between; not a number if one of them is not."""
+    found = list(values)
+    if len(found) == 1:
+        return Spread(found[0], found[0], found[0])
+    if not math.isfinite(sum(found)):
+        odd = next((value for value in found if not math.isfinite(value)), None)
+        if odd is not None:
+            return Spread(odd, odd, odd)
+    return Spread(math.fsum(found) / len(found), min(found), max(found))
+
+
+# ── Curves ────────────────────────────────────────────────────────────────────
+
+
+class _Measured(NamedTuple):
+    """One metric at a place of the horizontal axis."""
+
+    x: float
+    by_rank: dict[int, float]
+
+
+def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
+    """The curves, those of training and validation (`loss`, `val_loss`) together; none of two points only."""
+    charts: dict[str, list[Curve]] = {}
+    measured, undone = _measured(record, found)
+    last = found.last()
+    for name in sorted(found.names, key=lambda name: name.startswith("val_")):
+        mine = _finite(measured.get(name, ()))
+        if len(mine) > 2:
+            lost = [_finite(part.get(name, ())) for part in undone.values()]
+            curve = _curve(name, mine, [part for part in lost if len(part) > 1], last[name].mean)
+            charts.setdefault(name.removeprefix("val_"), []).append(curve)
+    return list(charts.values())
+
+
+_ByName = dict[str, list[_Measured]]
+
+
+def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
+    """What was measured where; and by attempt, what a later one went back behind."""
+    measured: _ByName = {}
+    undone: dict[int, _ByName] = {}
+    if len(found.rows) <= 2:
+        return _within_epochs(record, found), undone
+    xs, kept = _xs(found), _kept(found)
+    for row, x, keep in zip(found.rows, xs, kept, strict=True):
+        where = measured if keep else undone.setdefault(row.attempt, {})
+        for name, by_rank in row.by_rank.items():
+            where.setdefault(name, []).append(_Measured(x, by_rank))
+    return measured, undone
+
+
+def _xs(found: Table) -> list[int]:
+    """Where each row stands: at its epoch or step, or where these were counted several times, at its own number."""
+    return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
+
+
+def _kept(found: Table) -> list[bool]:
+    """Which rows no later attempt went back behind."""
+    if found.laps or not found.rows[-1].attempt:
+        return [True] * len(found.rows)
+    kept, lowest = [], math.inf
+    for row, later in zip(found.rows[::-1], (None, *found.rows[:0:-1]), strict=True):
+        if later is not None and later.attempt != row.attempt:
+            lowest = min(lowest, later.at)  # the first epoch or step of that attempt
+        kept.append(row.at < lowest)
+    return kept[::-1]
+
+
+def _within_epochs(record: RunRecord, found: Table) -> _ByName:
+    """Few epochs: within them, step by step. What is measured once per epoch has no curve then."""
+    values: dict[str, dict[float, dict[int, float]]] = {}
+    for x, metrics, reported in _steps(record, found):
+        for name, value in reported.items():
+            values.setdefault(name, {}).setdefault(x, {})[metrics.rank] = value
+    return {name: [_Measured(x, by_rank) for x, by_rank in sorted(places.items())] for name, places in values.items()}
+
+
+def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
+    """The reports that name a step: its place in all epochs together, the report, and its values in the table."""
+    before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
+    for place, metrics, values in _shared(record, found.by):
+        if metrics.step is not None and place in before:
+            yield before[place] * (metrics.steps or 0) + metrics.step, metrics, values
+
+
+def curve_axis(found: Table) -> str:
+    """What the curves' horizontal axis counts."""
+    if len(found.rows) <= 2:
+        return "step"
+    return f"{found.by}s in all" if found.laps else found.by
+
+
+def _finite(measured: Iterable[_Measured]) -> list[_Measured]:
+    return [each for each in measured if math.isfinite(sum(each.by_rank.values()))]
+
+
+def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]], last: float) -> Curve:
+    points, by_rank = _thinned(measured)
+    return Curve(name, points, last, _rank_lines(by_rank), tuple(_thinned(part)[0] for part in undone))
+
+
+_Lines = dict[int, list[tuple[float, float]]]
+
+
+def _rank_lines(by_rank: _Lines) -> tuple[RankLine, ...]:
+    """The ranks' lines, if they can be told apart: several, not too many, and not all the same."""
+    if not 1 < len(by_rank) <= RANK_LINES:
+        return ()
+    at: dict[float, list[float]] = {}
+    for points in by_rank.values():
+        for x, value in points:
+            at.setdefault(x, []).append(value)
+    if not any(spread(values).differs for values in at.values()):
+        return ()
+    return tuple(RankLine(rank, tuple(by_rank[rank])) for rank in sorted(by_rank))
+
+
+def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
+    """At most CURVE_POINTS points, each standing for as many neighbours, whose spread it keeps; and each rank's.
+
+    Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
+    """
+    stride = -(-len(measured) // CURVE_POINTS)
+    last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
+    points: list[Point] = []
+    by_rank: _Lines = {}
+    for begin in range(0, len(measured), stride):
+        some = measured[begin : begin + stride]
+        x, values = some[-1].x, dict[int, list[float]]()
+        for each in some:
+            for rank, number in each.by_rank.items():
+                values.setdefault(rank, []).append(number)
+        for rank, before in by_rank.items():
+            if rank not in values and last[rank] >= min(begin, STILL_THERE * len(measured)):
+                values[rank] = [before[-1][1]]
+        means = {rank: math.fsum(found) / len(found) for rank, found in values.items()}
+        mean = math.fsum(means.values()) / len(means)
+        points.append(Point(x, Spread(mean, min(map(min, values.values())), max(map(max, values.values())))))
+        for rank, number in means.items():
+            by_rank.setdefault(rank, []).append((x, number))
+    return tuple(points), by_rank
+
+
+def marks(record: RunRecord, found: Table) -> list[Mark]:
+    """Where on the curves checkpoints were saved, and where restarts went on."""
+    by_time = _by_time(record, found)
+    if not by_time:
+        return []
+    marked = []
+    for each in record.checkpoints:
+        if each.attempt or not record.attempts:  # else an earlier run saved it
+            exact = found.by == "step" and len(found.rows) > 2 and not found.laps and each.saved.kind == "sparkring"
+            marked.append(Mark(each.saved.step if exact else _x_at(by_time, each.saved.time), "checkpoint"))
+    for attempt in record.attempts[1:]:
+        first = bisect.bisect_left(by_time, (attempt.started, -math.inf))
+        if first < len(by_time):
+            marked.append(Mark(by_time[first][1], "restart"))
+    low, high = min(x for _, x in by_time), max(x for _, x in by_time)
+    within = [mark for mark in marked if low <= mark.x <= high]
+    apart = {(round(MARKED_PLACES * (mark.x - low) / ((high - low) or 1)), mark.kind): mark for mark in within}
+    return sorted(apart.values())
+
+
+def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
+    """Which place of the horizontal axis was reached when."""
+    if len(found.rows) > 2:
+        return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
+    return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
+
+
+def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
+    """The place that was reached at `time`, between two reports in proportion."""
+    after = bisect.bisect_left(by_time, (time, -math.inf))
+    if after in (0, len(by_time)):
+        return by_time[min(after, len(by_time) - 1)][1]
+    (began, low), (ended, high) = by_time[after - 1 : after + 1]
+    return low if high < low else low + (high - low) * (time - began) / ((ended - began) or 1)
+
+
+# ── Progress ──────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Course:
+    """The oldest and the newest report of a rank in its current attempt and lap.
+
+    `oldest_done` and `newest_done` are the completed fractions of the run at these reports, if the totals are known.
+    """
+
+    lap: int
+    oldest: Metrics
+    oldest_done: float | None
+    newest: Metrics
+    newest_done: float | None
+
+    @property
+    def place(self) -> tuple[int, float, float]:
+        """The rank's position, for comparison with other ranks."""
+        at = self.newest
+        return self.lap, at.epoch or 0, math.inf if at.ends_epoch else at.step or 0
+
+
+def progress(record: RunRecord, now: float) -> Progress | None:
+    """The progress of the slowest rank that reports epochs or steps; None if no rank does.
+
+    Finished ranks are left out, unless there are no others.
+    """
+    courses = _courses(record)
+    if not courses:
+        return None
+    finished = [rank.rank for rank in record.taking_part if rank.state == "finished"]
+    going = {rank: course for rank, course in courses.items() if rank not in finished}
+    among = going or courses
+    told = all(course.newest_done is not None for course in among.values())
+    rank, course = min(
+        among.items(), key=lambda item: (item[1].lap, item[1].newest_done or 0.0) if told else item[1].place
+    )
+    at = course.newest
+    epoch = None if at.epoch is None else at.epoch + 1 - first_epoch(record)
+    step = None if at.ends_epoch else at.step
+    known = bool(going) or len(finished) == len(record.taking_part)
+    return Progress(
+        rank,
+        epoch,
+        at.epochs,
+        step,
+        at.steps,
+        course.newest_done if known else None,
+        _left_s(course, now) if known else None,
+        len(finished),
+        len(record.taking_part),
+    )
+
+
+@remembered("metrics", "attempts")
+def _courses(record: RunRecord) -> dict[int, _Course]:
+    """The ranks that report epochs or steps in the current or last attempt."""
+    counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
+    by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
+    first, restarts = first_epoch(record), _restarts(record)
+    found: dict[int, _Course] = {}
+    for (attempt, lap, _), metrics in placed(counting, restarts, by):
+        if attempt != len(restarts):
+            continue
+        done, course = _done(metrics, first), found.get(metrics.rank)
+        if course is not None and course.lap == lap and (course.newest_done or 0.0) <= (done or 0.0):
+            course.newest, course.newest_done = metrics, done
+        else:
+            found[metrics.rank] = _Course(lap, metrics, done, metrics, done)
+    return found
+
+
+def first_epoch(record: RunRecord) -> int:
+    """The number of the first epoch as the user counts."""
+    return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
+
+
+def _done(metrics: Metrics, first: int) -> float | None:
+    """The share of the whole that is done, where the totals are known."""
+    within = 0.0
+    if metrics.ends_epoch:
+        within = 1.0
+    elif metrics.step and metrics.steps:
+        within = min(1.0, metrics.step / metrics.steps)
+    if metrics.epoch is not None and metrics.epochs:
+        return min(1.0, max(0.0, (metrics.epoch - first + within) / metrics.epochs))
+    if metrics.epoch is None and metrics.steps and metrics.step is not None:
+        return within
+    return None
+
+
+def _left_s(course: _Course, now: float) -> float | None:
+    if course.newest_done is None or course.oldest_done is None or course.newest_done >= 1:
+        return None
+    took, made = course.newest.time - course.oldest.time, course.newest_done - course.oldest_done
+    if took < 1 or made <= 0:
+        return None  # too early to tell
+    left = took / made * (1 - course.newest_done) - (now - course.newest.time)
+    return left if left > 0 else None  # it takes longer than it did so far
+
+
+def _ordinal(count: int) -> str:
+    suffix = "th" if count % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count}{suffix}"

@@ -1,0 +1,472 @@
+"""What data the ranks read, how far they are in it, and which of them waits for it or is done before the others."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from sparkring.history.describe import counted, duration, first_line, rank_list, rank_numbers, size
+from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
+from sparkring.history.lines import plain
+from sparkring.history.record import RankRecord, Reading, RunRecord
+
+STARVED = 0.5  # of its time a rank waits for data
+STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
+JUDGED_AFTER_S = 1.0  # of an epoch: the first batch always has to be waited for
+EARLY_S = 2.0  # before the others: less is only that some have been heard of and others not yet
+RANKS_ALONE, BLOCKS = 32, 16  # more ranks are shown in so many blocks of neighbours
+NAMED = 3  # data sets that are shown rank by rank
+UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
+_NAME_CHARACTERS = 40  # of a file, in a picture
+_NOTES_SHOWN = 4
+_COLUMNS = 8
+_DATA_LISTED = 2  # in a list of runs
+_RANKS_CHARACTERS = 60
+
+Mark = Literal["", "starves", "early"]
+State = Literal["read", "reading", "to come"]
+
+
+class RankReading(NamedTuple):
+    """One rank and its last reader of a data set; `mark` says what is wrong, and `note` says it in words."""
+
+    rank: int
+    read: DataRead | None
+    mark: Mark = ""
+    note: str = ""
+    plan: DataPlanned | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of its epoch that it has read; None if its length is not known."""
+        if self.read is None:
+            return None
+        for done, planned in ((self.read.rows, self.read.rows_planned), (self.read.steps, self.read.steps_planned)):
+            if planned:
+                return min(1.0, done / planned)
+        return None
+
+    @property
+    def waiting(self) -> float | None:
+        """The part of its epoch's time so far that it has waited for data; None before that says anything."""
+        if self.read is None or self.read.elapsed_s < JUDGED_AFTER_S:
+            return None
+        return min(1.0, self.read.waited_s / self.read.elapsed_s)
+
+    def rate(self, what: Literal["rows", "size_bytes"]) -> float | None:
+        """Rows or bytes a second, over its epoch."""
+        if self.read is None or not self.read.elapsed_s:
+            return None
+        return float(getattr(self.read, what)) / self.read.elapsed_s
+
+    @property
+    def epoch(self) -> int:
+        """The one that it reads, from 1; 0 before the first."""
+        return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
+
+    @property
+    def read_of_plan(self) -> DataRead | None:
+        """How far it is in the epoch that its plan is of; None if nothing of that has been told yet."""
+        if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
+            return None
+        return self.read if self.read.time >= self.plan.time else None  # an epoch can be begun anew
+
+    @property
+    def begun(self) -> int:
+        """The rows of its epoch that were read before its reader was made."""
+        return self.plan.begun if self.plan is not None and self.plan.epoch == self.epoch else 0
+
+    @property
+    def rows_planned(self) -> int | None:
+        """The rows of its epoch; None if they are not known."""
+        if self.plan is not None and self.plan.epoch == self.epoch:
+            return self.plan.rows - self.plan.begun
+        return None if self.read is None else self.read.rows_planned
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that some ranks read: what it is called and filtered by is the same on all of them."""
+
+    opened: DataOpened
+    ranks: tuple[RankReading, ...]
+    versions: tuple[tuple[str, tuple[int, ...]], ...]  # of the files, and the ranks that found them so
+
+
+class Line(NamedTuple):
+    """A line of the table: one rank, or neighbours together. Texts are as they are shown."""
+
+    ranks: tuple[int, ...]
+    epoch: str
+    fraction: float | None
+    rows: str
+    rows_per_s: str
+    bytes_per_s: str
+    waiting: str
+    place: str
+    mark: Mark
+    notes: str  # of a block with the ranks that they are about, of one rank without
+
+
+def data_sets(record: RunRecord, now: float) -> list[DataSet]:
+    """The data sets of a run, in the order in which they were first opened."""
+    found: dict[tuple[str, str, str], dict[int, Reading]] = {}
+    for rank in record.ranks:
+        for reading in rank.readings:
+            opened = reading.opened
+            # A rank's later reader of the same data takes the place of its earlier one: an evaluation in every epoch.
+            found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
+    return [_data_set(record, readings, record.ended or now) for readings in found.values()]
+
+
+def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> DataSet:
+    versions: dict[str, list[int]] = {}
+    for rank, reading in readings.items():
+        versions.setdefault(reading.opened.version, []).append(rank)
+    ranks = [RankReading(rank, reading.now, plan=reading.plan) for rank, reading in sorted(readings.items())]
+    judge = _Judge(record, ranks, now)
+    return DataSet(
+        next(iter(readings.values())).opened,
+        tuple(judge.marked(each) for each in ranks),
+        tuple((version, tuple(found)) for version, found in versions.items()),
+    )
+
+
+class _Judge:
+    """Compares each rank with the others; what it needs of these is put in order once, for there may be many."""
+
+    def __init__(self, record: RunRecord, ranks: Sequence[RankReading], now: float) -> None:
+        self._over, self._now = record.outcome is not None, now
+        self._waiting = sorted(each.waiting for each in ranks if each.waiting is not None)
+        self._unfinished = [
+            (each.read.epoch + each.read.done, each.rank)
+            for each in ranks
+            if each.read is not None and _may_read(record.ranks[each.rank], self._over)
+        ]
+        self._behind: dict[int, list[int]] = {}
+
+    def marked(self, mine: RankReading) -> RankReading:
+        read = mine.read
+        if read is not None and read.done and self._now - read.time >= EARLY_S:
+            behind = self._behind_in(read.epoch)
+            if behind:
+                return mine._replace(mark="early", note=self._early(read, behind))
+        waiting = mine.waiting
+        if waiting is None or waiting <= STARVED_BESIDE_OTHERS:
+            return mine
+        usual = _median_without(self._waiting, waiting)
+        if waiting > STARVED or (usual is not None and waiting > usual + MORE_THAN_OTHERS):
+            beside = "" if usual is None else f"; the others {100 * usual:.0f} %"
+            verb = "starved" if self._over else "starves"
+            note = f"{verb}: waited {100 * waiting:.0f} % of the time for data{beside}"
+            return mine._replace(mark="starves", note=note)
+        return mine
+
+    def _early(self, read: DataRead, behind: list[int]) -> str:
+        since_s = self._now - read.time
+        when = f"{duration(since_s)} before the run ended" if self._over else f"{duration(int(since_s))} ago"
+        verb = "had not" if self._over else "has not" if len(behind) == 1 else "have not"
+        return f"ended its epoch {when}, after {counted(read.steps, 'step')}; {_ranks(behind)} {verb}"
+
+    def _behind_in(self, epoch: int) -> list[int]:
+        """The ranks that have not ended that epoch, and still may."""
+        if epoch not in self._behind:
+            self._behind[epoch] = [rank for reached, rank in self._unfinished if reached <= epoch]
+        return self._behind[epoch]
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float | None:
+    """The median of `ordered` without one `value` that is in it; None if nothing else is."""
+    at, count = bisect.bisect_left(ordered, value), len(ordered) - 1
+    if not count:
+        return None
+    middle = [ordered[k + (k >= at)] for k in ((count - 1) // 2, count // 2)]
+    return sum(middle) / 2
+
+
+def _may_read(rank: RankRecord, over: bool) -> bool:
+    return rank.state != "finished" if over else rank.state == "running"
+
+
+# ── In words ──────────────────────────────────────────────────────────────────
+
+
+def data_words(found: DataSet) -> str:
+    """What was read: `digits.parquet · columns a, b · where x > 3 · 1,797 rows in 2 files, 40.1 kB · version 3f…`."""
+    opened = found.opened
+    counts = [counted(opened.rows, "row")] if opened.rows else []
+    counts += [f"in {counted(opened.files, 'file')}"] if opened.files else []
+    amount = " ".join(counts) + (f"{', ' if counts else ''}{size(opened.size_bytes)}" if opened.size_bytes else "")
+    more = len(opened.columns) - _COLUMNS
+    columns = ", ".join(first_line(name, 40) for name in opened.columns[:_COLUMNS])
+    words = [
+        first_line(opened.name, 120) + ("" if opened.kind == "parquet" else f" ({opened.kind})"),
+        f"columns {columns}{f' and {more:,} more' if more > 0 else ''}" if columns else "",
+        f"where {first_line(opened.where, 200)}" if opened.where else "",
+        amount,
+    ]
+    if len(found.versions) > 1:
+        seen = ", ".join(
+            f"{first_line(version, 20) or '?'} on {_ranks(ranks)}" for version, ranks in found.versions[:4]
+        )
+        words.append(f"ranks found different files: version {seen}")
+    elif opened.version:
+        words.append(f"version {first_line(opened.version, 40)}")
+    return plain(" · ".join(word for word in words if word))
+
+
+def progress_words(record: RunRecord, now: float) -> str:
+    """How the reading goes, of the data set that was last heard of: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    found = max(data_sets(record, now), key=_last_heard, default=None)
+    if found is None or not _last_heard(found):
+        return ""
+    whole = line(found)
+    part = "" if whole.fraction is None else f"{100 * whole.fraction:.0f} % of "
+    words = [f"{part}{first_line(_short(found.opened.name), 40)} read"]
+    words += [f"{whole.rows_per_s} rows/s"] if whole.rows_per_s else []
+    for mark, one, several in (("starves", "starves", "starve"), ("early", "is done early", "are done early")):
+        marked = [each.rank for each in found.ranks if each.mark == mark]
+        if marked:
+            words.append(f"{_ranks(marked)} {one if len(marked) == 1 else several}")
+    return plain(", ".join(words))
+
+
+def notes(found: DataSet) -> str:
+    """What is wrong with the reading, rank by rank; of many ranks in short; '' if nothing is."""
+    told = [each for each in found.ranks if each.note]
+    if len(told) <= _NOTES_SHOWN:
+        return "; ".join(f"rank {each.rank} {each.note}" for each in told)
+    kinds = [("starves", "waited long for data"), ("early", "ended the epoch before others")]
+    marked = [(what, [each.rank for each in told if each.mark == mark]) for mark, what in kinds]
+    return "; ".join(f"{_ranks(ranks)} {what}" for what, ranks in marked if ranks)
+
+
+def closing_words(record: RunRecord, now: float) -> list[str]:
+    """A line for each data set of a run: what it was, and what was wrong with the reading."""
+    told = []
+    for found in data_sets(record, now)[-NAMED:]:
+        told.append(" · ".join(filter(None, [f"read {data_words(found)}", notes(found)])))
+    return told
+
+
+def balance_words(found: DataSet) -> str:
+    """Who has more to read than others, who is slowest, and how much of it all has been read; or ''."""
+    return plain(" · ".join(filter(None, [_share_words(found), _pace_words(found), _amount_words(found)])))
+
+
+def _share_words(found: DataSet) -> str:
+    """`rank 3 has 12 % more rows than rank 0`: of those that read the same epoch."""
+    epoch = max((each.epoch for each in found.ranks), default=0)
+    same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
+    known = [(rows, rank) for rows, rank in same if rows is not None]
+    if len(known) < 2 or len(known) < len(same):
+        return ""
+    least, most = min(known), max(known, key=lambda each: (each[0], -each[1]))
+    if not least[0]:
+        return f"{_ranks([rank for rows, rank in known if not rows])} with nothing to read" if most[0] else ""
+    if most[0] <= UNEVEN * least[0]:
+        return f"each rank has {least[0]:,}{f' to {most[0]:,}' if most[0] > least[0] else ''} rows"
+    more = 100 * (most[0] / least[0] - 1)
+    return f"rank {most[1]} has {more:,.0f} % more rows than rank {least[1]} ({most[0]:,} and {least[0]:,})"
+
+
+def _pace_words(found: DataSet) -> str:
+    rates = [(rate, each.rank) for each in found.ranks if each.waiting is not None and (rate := each.rate("rows"))]
+    if len(rates) < 2:
+        return ""
+    rates.sort()
+    slowest, rank = rates[0]
+    median = (rates[(len(rates) - 1) // 2][0] + rates[len(rates) // 2][0]) / 2
+    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(median)}"
+
+
+def _amount_words(found: DataSet) -> str:
+    """How much of the files that is; from one epoch to the next ranks may be in either."""
+    opened = found.opened
+    rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
+    if not (opened.rows and opened.size_bytes and rows):
+        return ""
+    part = min(1.0, rows / opened.rows)
+    return f"about {size(part * opened.size_bytes)} of {size(opened.size_bytes)} read in this epoch"
+
+
+def _ranks(found: Sequence[int]) -> str:
+    """`ranks 0–3, 7`, or how many where these are scattered."""
+    named = rank_list(found)
+    return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
+
+
+def named_shortly(names: Sequence[str]) -> str:
+    """`digits, val and 3 more`, as there is room for in a list."""
+    more = f" and {len(names) - _DATA_LISTED} more" if len(names) > _DATA_LISTED else ""
+    return ", ".join(first_line(_short(name), 30) for name in names[:_DATA_LISTED]) + more
+
+
+def _short(name: str) -> str:
+    """The last part of a path."""
+    return name.rstrip("/").rpartition("/")[2] or name
+
+
+def _last_heard(found: DataSet) -> float:
+    return max((each.read.time for each in found.ranks if each.read is not None), default=0.0)
+
+
+# ── As a table ────────────────────────────────────────────────────────────────
+
+
+def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
+    """A line for each rank; for blocks of neighbours where there are more than `alone`."""
+    ranks = found.ranks
+    length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
+    some = [replace(found, ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
+    return [line(each) for each in some]
+
+
+def line(found: DataSet) -> Line:
+    """All ranks in one line: what they have read and how fast together, and what their waiting lies between."""
+    ranks = found.ranks
+    reads = [each.read for each in ranks if each.read is not None]
+    planned = [read.rows_planned for read in reads if read.rows_planned is not None]
+    fractions = [each.fraction for each in ranks if each.fraction is not None]
+    rows = f"{sum(read.rows for read in reads):,}" if reads else ""
+    if planned and len(planned) == len(ranks):
+        rows += f" of {sum(planned):,}"
+    marks = [each.mark for each in ranks if each.mark]
+    return Line(
+        tuple(each.rank for each in ranks),
+        _span([read.epoch for read in reads], str),
+        sum(fractions) / len(fractions) if fractions else None,
+        rows,
+        _rate([each.rate("rows") for each in ranks], _rows),
+        _rate([each.rate("size_bytes") for each in ranks], size),
+        _span([each.waiting for each in ranks if each.waiting is not None], lambda part: f"{100 * part:.0f}", " %"),
+        first_line(reads[0].place, 120) if len(ranks) == 1 and reads else "",
+        "starves" if "starves" in marks else marks[0] if marks else "",
+        ranks[0].note if len(ranks) == 1 else notes(found),
+    )
+
+
+def _rate(rates: Iterable[float | None], write: Callable[[float], str]) -> str:
+    known = [rate for rate in rates if rate is not None]
+    return write(sum(known)) if known else ""
+
+
+def _rows(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _span(values: Sequence[float], write: Callable[[float], str], unit: str = "") -> str:
+    if not values:
+        return ""
+    low, high = write(min(values)), write(max(values))
+    return (low if low == high else f"{low}–{high}") + unit
+
+
+def label(found: Line) -> str:
+    """The ranks of a line: `3`, `0–7`."""
+    return rank_numbers(found.ranks)
+
+
+# ── As a picture ──────────────────────────────────────────────────────────────
+
+
+class Block(NamedTuple):
+    """Row groups that a rank reads one after another and that are in one state; edges are parts of its epoch's rows."""
+
+    state: State
+    begin: float
+    end: float
+    words: str
+
+
+class Strip(NamedTuple):
+    """What a rank has read of an epoch, is reading and will read, in its order; `at` is how far it is, if known."""
+
+    blocks: tuple[Block, ...]
+    at: float | None
+    words: str
+
+
+def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
+    """A rank's epoch in about so many blocks at most; None where it is not known what it reads.
+
+    `over`: the run has ended, and what was to come does not come.
+    """
+    plan, read = mine.plan, mine.read_of_plan
+    if plan is None or plan.epoch < mine.epoch or not plan.rows:
+        return None
+    ends = list(itertools.accumulate(map(operator.attrgetter("rows"), plan.pieces)))
+    counts = [0, *itertools.accumulate(map(operator.attrgetter("groups"), plan.pieces))]
+    done, reading = _reach(plan, read)
+    first_unread = bisect.bisect_right(ends, done)
+    edges = (0, first_unread, max(first_unread, min(len(ends), bisect.bisect_left(ends, reading) + 1)), len(ends))
+    said = state_words(over)
+    least = ends[-1] // most
+    names, noun = dict(plan.names), "file" if plan.pieces[0].row_group < 0 else "row group"
+    blocks: list[Block] = []
+    told: list[str] = []
+    for state, first, last in zip(said, edges, edges[1:], strict=False):
+        count = counts[last] - counts[first]
+        told += [f"{counted(count, noun) if not told else f'{count:,}'} {said[state]}"] if count else []
+        while first < last:
+            begin = ends[first - 1] if first else 0
+            after = min(last, bisect.bisect_left(ends, begin + least, first) + 1)
+            more = counts[after] - counts[first] - 1
+            words = f"{_piece_words(plan.pieces[first], names)}{f' and {more:,} more' if more else ''}: "
+            words += f"{counted(ends[after - 1] - begin, 'row')}, {said[state]}"
+            blocks.append(Block(state, begin / ends[-1], ends[after - 1] / ends[-1], words))
+            first = after
+    whole = f"rank {mine.rank}, epoch {plan.epoch}: {', '.join(told)}"
+    known = read is None or read.rows_planned is not None
+    at = None if (read is not None and read.done) or not known else _position(plan, read) / ends[-1]
+    return Strip(tuple(blocks), at, whole)
+
+
+def state_words(over: bool) -> dict[State, str]:
+    """What the states are called, while the run goes on and afterwards."""
+    if over:
+        return {"read": "read", "reading": "begun", "to come": "not read"}
+    return {"read": "read", "reading": "being read", "to come": "to come"}
+
+
+def _position(plan: DataPlanned, read: DataRead | None) -> int:
+    return min(plan.rows, plan.begun + (read.rows if read else 0))
+
+
+def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
+    """How many rows of the plan have been read, and up to which one it reads now."""
+    if read is not None and read.done:
+        return plan.rows, 0
+    if read is not None and read.rows_planned is None:
+        return 0, plan.rows
+    at = _position(plan, read)
+    if not plan.window:
+        return at, at + 1
+    begin = at // plan.window * plan.window
+    return begin, begin + plan.window
+
+
+def _piece_words(piece: Piece, names: dict[int, str]) -> str:
+    name = _file_name(names[piece.file]) if piece.file in names else f"file {piece.file + 1:,}"
+    return name if piece.row_group < 0 else f"{name}, row group {piece.row_group + 1:,}"
+
+
+@functools.lru_cache(maxsize=10_000)
+def _file_name(name: str) -> str:
+    return plain(first_line(name, _NAME_CHARACTERS))
+
+
+def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
+    """So many ranks at most: those that are marked, the slowest, and the first ones."""
+    if len(found.ranks) <= most:
+        return found.ranks
+    marked = [each for each in found.ranks if each.mark]
+    slowest = sorted((each for each in found.ranks if each.read), key=lambda each: each.rate("rows") or 0.0)
+    order = dict.fromkeys(each.rank for each in (*marked[: most // 2], *slowest[: most // 4], *found.ranks))
+    chosen = set(itertools.islice(order, most))
+    return tuple(each for each in found.ranks if each.rank in chosen)

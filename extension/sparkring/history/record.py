@@ -1,0 +1,557 @@
+"""A run's record: what is known of it so far, as a pure fold over its events.
+
+Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
+Its size is bounded. It keeps the last lines that ranks print, while the log files hold everything, and displays up to
+DISPLAYS_KEPT and DISPLAY_BYTES.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from sparkring.history.events import (
+    AttemptEnded,
+    AttemptStarted,
+    CapturedName,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointRemoved,
+    CheckpointRestored,
+    CheckpointSaved,
+    DataOpened,
+    DataPlanned,
+    DataRead,
+    Displayed,
+    Event,
+    Failure,
+    GpuUsed,
+    MemberJoined,
+    Message,
+    Metrics,
+    Notice,
+    Outcome,
+    Output,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankStarted,
+    RankStopped,
+    RunFinished,
+    RunStarted,
+    StackTaken,
+    Stream,
+    TimelinePart,
+    TimelineSaved,
+)
+from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
+
+TAIL_LINES = 200  # kept per rank
+RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
+METRICS_KEPT = 5_000
+NOTICES_KEPT = 50
+EPOCHS_KEPT = 100  # of each reader of a rank
+PLANS_KEPT = 3  # of a rank's readers, those that were told last
+CHECKPOINTS_KEPT = 1_000
+TIMELINES_KEPT = 20
+ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
+LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
+PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
+STACK_HOLDS_S = 1.0  # else a rank that prints all the time would never stand anywhere
+
+RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
+
+
+class LogLine(NamedTuple):
+    """One line that a rank printed; `stream` is "message" for what it sent to the notebook on purpose."""
+
+    time: float
+    rank: int
+    stream: Stream | Literal["message"]
+    text: str
+
+
+CheckpointState = Literal["committed", "damaged", "removed"]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was saved in this run, or that it went back to, and what has become of it.
+
+    `attempt` is the one that saved it, 0 for an earlier run; `reason` says why it is no longer good.
+    """
+
+    saved: CheckpointSaved
+    attempt: int
+    state: CheckpointState = "committed"
+    reason: str = ""
+
+
+class Attempt(NamedTuple):
+    """One start of the ranks of a run that may lose some.
+
+    `checkpoint` and `step` are what it was to go on from, `restored` when the first rank had gone back to it (Unix
+    seconds, 0 for not yet). `failure` and the rest tell what ended it, if something did before the run was over.
+    """
+
+    number: int
+    started: float
+    size: int
+    checkpoint: str = ""
+    step: int = 0
+    restored: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    failed_rank: int | None = None
+    host: str = ""
+    failure: Failure | None = None
+    last_lines: tuple[LogLine, ...] = ()
+
+
+class Reading(NamedTuple):
+    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
+
+    opened: DataOpened
+    now: DataRead | None = None
+    ended: tuple[DataRead, ...] = ()
+    plan: DataPlanned | None = None
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank. `partial` is the last line of each stream while its end has not been printed yet.
+
+    `stack` is the last one taken; a rank that is heard of later than STACK_HOLDS_S after it has moved on, and
+    so has none. "idle" is a rank that the cell does not run on.
+    """
+
+    rank: int
+    state: RankState = "starting"
+    host: str = ""
+    pid: int = 0
+    line_count: int = 0
+    size_bytes: int = 0
+    tail: tuple[LogLine, ...] = ()
+    partial_stdout: bytes = b""
+    partial_stderr: bytes = b""
+    last_heard: float = 0.0
+    metrics: Metrics | None = None
+    value: str = ""
+    failure: Failure | None = None
+    stack: StackTaken | None = None
+    gpus: tuple[GpuUsed, ...] = ()  # the last that was heard of each
+    readings: tuple[Reading, ...] = ()
+    displays_left_out: int = 0
+
+    def lines_with_partial(self) -> tuple[LogLine, ...]:
+        """The last lines, those that have not ended yet included."""
+        pending: list[LogLine] = []
+        streams: tuple[tuple[Stream, bytes], ...] = (
+            ("stdout", self.partial_stdout),
+            ("stderr", self.partial_stderr),
+        )
+        for stream, data in streams:
+            if data:
+                pending.append(LogLine(self.last_heard, self.rank, stream, as_shown(data)))
+        return self.tail + tuple(pending)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run. `recent_count` counts all lines that ever went through `recent`; `part` as RunStarted's `ranks`."""
+
+    run_id: str = ""
+    title: str = ""
+    code: str = ""
+    size: int = 0
+    where: str = "local"
+    framework: str = ""
+    logs: str = "all"
+    part: tuple[int, ...] = ()
+    warm: bool = False
+    started: float = 0.0
+    checkpoint_dir: str = ""
+    captured: tuple[CapturedName, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    running_since: float = 0.0
+    ended: float = 0.0
+    attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
+    checkpoints: tuple[Checkpoint, ...] = ()
+    timelines: tuple[TimelineSaved, ...] = ()  # of the attempts, in their order
+    joined: int = 0
+    ranks: tuple[RankRecord, ...] = ()
+    recent: tuple[LogLine, ...] = ()
+    recent_count: int = 0
+    displays: tuple[Displayed, ...] = ()  # those that were not left out, in order of arrival
+    metrics: tuple[Metrics, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    outcome: Outcome | None = None
+    message: str = ""
+    failed_rank: int | None = None
+    log_folder: str = ""
+
+    @property
+    def taking_part(self) -> tuple[RankRecord, ...]:
+        """The ranks that the cell runs on."""
+        return tuple(self.ranks[rank] for rank in self.part) if self.part else self.ranks
+
+    @property
+    def finished_ranks(self) -> tuple[int, ...]:
+        """The ranks that have finished the cell."""
+        return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the rank that ended the run failed, if one did."""
+        return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
+
+
+def replay(events: Iterable[Event], record: RunRecord | None = None) -> RunRecord:
+    """The record after all of `events`."""
+    record = record or RunRecord()
+    for event in events:
+        record = apply(record, event)
+    return record
+
+
+def apply(record: RunRecord, event: Event) -> RunRecord:
+    """The record after `event`; neither argument is changed."""
+    after = _after(record, event)
+    return _without_old_notices(record, event, after) if any(notice.until for notice in record.notices) else after
+
+
+def _after(record: RunRecord, event: Event) -> RunRecord:
+    match event:
+        case RunStarted():
+            return replace(
+                record,
+                part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
+                warm=event.warm,
+                checkpoint_dir=event.checkpoint_dir,
+                captured=event.captured,
+                versions=event.versions,
+                run_id=event.run_id,
+                title=event.title,
+                code=event.code,
+                size=event.size,
+                where=event.where,
+                framework=event.framework,
+                logs=event.logs,
+                started=event.time,
+                running_since=event.time if event.warm else 0.0,
+                ranks=_at_the_start(event.size, event.ranks, event.time if event.warm else 0.0),
+            )
+        case AttemptStarted():
+            return _begun(record, event)
+        case AttemptEnded():
+            return _lost(record, event)
+        case MemberJoined():
+            return replace(record, joined=record.joined + 1)
+        case RankStarted():
+            since = record.running_since or event.time
+            rank = record.ranks[event.rank]
+            started = replace(
+                rank,
+                state="idle" if rank.state == "idle" else "running",
+                host=event.host,
+                pid=event.pid,
+                last_heard=event.time,
+            )
+            return replace(_with_rank(record, started), running_since=since)
+        case Output():
+            return _printed(record, event)
+        case Displayed():
+            return _displayed(record, event)
+        case Message():
+            line = LogLine(event.time, event.rank, "message", event.text)
+            return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
+        case Metrics():
+            told = replace(_heard(record.ranks[event.rank], event.time), metrics=event)
+            kept = (*record.metrics, event)
+            return replace(_with_rank(record, told), metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+        case GpuUsed():
+            rank = record.ranks[event.rank]
+            known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
+            return _with_rank(record, replace(rank, gpus=tuple(known.values())))
+        case DataOpened():
+            rank = _heard(record.ranks[event.rank], event.time)
+            return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
+        case DataPlanned():
+            return _with_rank(record, _planned(_heard(record.ranks[event.rank], event.time), event))
+        case DataRead():
+            return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
+        case CheckpointSaved():
+            return _saved(_with_rank(record, _heard(record.ranks[event.rank], event.time)), event)
+        case CheckpointFailed():
+            text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"
+            return replace(record, notices=(*record.notices, Notice(event.time, text))[-NOTICES_KEPT:])
+        case CheckpointDamaged() | CheckpointRemoved():
+            return _changed(record, event)
+        case CheckpointRestored():
+            return _restored(record, event)
+        case TimelineSaved():
+            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case TimelinePart():
+            return record  # a file of its own has it
+        case RankFinished():
+            rank = record.ranks[event.rank]
+            done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
+            return _with_rank(record, done)
+        case RankFailed():
+            lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
+            return _with_rank(record, lost)
+        case RankStopped():
+            return _with_rank(record, replace(record.ranks[event.rank], state="stopped", last_heard=event.time))
+        case RankExited():
+            return _exited(record, event)
+        case StackTaken():
+            return _with_rank(record, replace(record.ranks[event.rank], stack=event))
+        case Notice():
+            return replace(record, notices=(*record.notices, event)[-NOTICES_KEPT:])
+        case RunFinished():
+            return replace(
+                _all_ended(record),
+                outcome=event.outcome,
+                message=event.message,
+                failed_rank=event.failed_rank,
+                ended=event.time,
+            )
+
+
+def _without_old_notices(before: RunRecord, event: Event, after: RunRecord) -> RunRecord:
+    """The record with those notices that are still true."""
+    # A rank that is ended in a stall writes a traceback: it has not gone on, and the notice says why the run was ended.
+    ends = isinstance(event, RankFailed | RankStopped) or (isinstance(event, Output) and event.stream == "stderr")
+    ranks = zip(before.ranks, after.ranks, strict=False)
+    is_over = {
+        "up": all(rank.state != "starting" for rank in after.taking_part),
+        "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
+    }
+    kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
+    return after if len(kept) == len(after.notices) else replace(after, notices=kept)
+
+
+def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
+    """The metrics without every other step of the older half, rather than without the beginning of a curve.
+
+    Of all ranks the same steps go, so that they can be compared in those that stay.
+    """
+    older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
+    places = _places(older)
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+    # Where the halves meet, some ranks' reports of a step may lie in the newer one, and stay.
+    split = {*_places(newer[: 2 * len({each.rank for each in older})])}
+    kept = (
+        each
+        for each, place in zip(older, places, strict=True)
+        if numbers[place] % 2 == 0 or each.ends_epoch or place in split
+    )
+    return (*kept, *newer)[-METRICS_KEPT:]
+
+
+def _places(metrics: Sequence[Metrics]) -> list[tuple[int | None, int]]:
+    """The epoch and step of each report, or where it names no step, the how-manieth of its rank it is."""
+    counted: dict[int, int] = {}
+    places = []
+    for each in metrics:
+        counted[each.rank] = counted.get(each.rank, 0) + 1
+        places.append((each.epoch, counted[each.rank] if each.step is None else each.step))
+    return places
+
+
+def as_shown(line: bytes) -> str:
+    """A line as a terminal would leave it: after the last carriage return, bad bytes as \\xNN."""
+    line = line.rstrip(b"\r")
+    line = line[line.rfind(b"\r") + 1 :]
+    text = line.decode("utf-8", "backslashreplace")
+    return text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " … (cut)"
+
+
+def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> tuple[RankRecord, ...]:
+    """The ranks as the cell finds them; those of a warm gang are up and have nothing to do but the cell."""
+    found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
+    return tuple(
+        replace(found, rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
+    )
+
+
+def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
+    """New ranks, on whom nothing of the last ones lies but how much they printed."""
+    ranks = tuple(
+        replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
+        for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
+    )
+    attempt = Attempt(event.number, event.time, event.size, event.checkpoint, event.step)
+    return replace(
+        record, size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
+    )
+
+
+def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
+    """What ended the attempt that goes on now."""
+    ended = record.attempts[-1]._replace(ended=event.time, reason=event.reason, failed_rank=event.failed_rank)
+    if event.failed_rank is not None:
+        rank = record.ranks[event.failed_rank]
+        lines = rank.lines_with_partial()[-ATTEMPT_LINES:]
+        ended = ended._replace(host=rank.host, failure=rank.failure, last_lines=lines)
+    return replace(record, attempts=(*record.attempts[:-1], ended))
+
+
+def _saved(record: RunRecord, event: CheckpointSaved) -> RunRecord:
+    found = Checkpoint(event, len(record.attempts))
+    others = tuple(
+        each._replace(saved=replace(each.saved, best=False))
+        if event.best and each.saved.best and _beside(each.saved, event)
+        else each
+        for each in record.checkpoints
+        if (each.saved.folder, each.saved.name) != (event.folder, event.name)  # ModelCheckpoint may write over one
+    )
+    return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
+
+
+def _beside(one: CheckpointSaved, other: CheckpointSaved) -> bool:
+    return (one.folder, one.kind) == (other.folder, other.kind)
+
+
+def _changed(record: RunRecord, event: CheckpointDamaged | CheckpointRemoved) -> RunRecord:
+    """What has become of a checkpoint; of one that an earlier run saved, only damage is worth knowing."""
+    state: CheckpointState = "damaged" if isinstance(event, CheckpointDamaged) else "removed"
+    reason = event.reason if isinstance(event, CheckpointDamaged) else ""
+    known = {(each.saved.folder, each.saved.name) for each in record.checkpoints}
+    if isinstance(event, CheckpointDamaged) and (event.folder, event.name) not in known:
+        saved = CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
+        record = replace(record, checkpoints=(Checkpoint(saved, 0), *record.checkpoints)[:CHECKPOINTS_KEPT])
+    found = tuple(
+        each._replace(state=state, reason=reason)
+        if (each.saved.folder, each.saved.name) == (event.folder, event.name)
+        else each
+        for each in record.checkpoints
+    )
+    return replace(record, checkpoints=found)
+
+
+def _restored(record: RunRecord, event: CheckpointRestored) -> RunRecord:
+    record = _with_rank(record, _heard(record.ranks[event.rank], event.time))
+    if not record.attempts or record.attempts[-1].restored:
+        return record
+    now = record.attempts[-1]._replace(restored=event.time, checkpoint=event.name, step=event.step)
+    return replace(record, attempts=(*record.attempts[:-1], now))
+
+
+def _heard(rank: RankRecord, time: float) -> RankRecord:
+    """The rank after a sign of life; in a saved run how far it has read may stand later than it was told."""
+    moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
+    return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
+
+
+def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
+    ranks = (*record.ranks[: changed.rank], changed, *record.ranks[changed.rank + 1 :])
+    return replace(record, ranks=ranks)
+
+
+def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
+    """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
+    rank = replace(
+        rank,
+        tail=(*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:],
+        line_count=rank.line_count + count,
+    )
+    record = _with_rank(record, rank)
+    if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
+        lines = [line for line in lines if line.stream == "message"]
+        count = len(lines)
+    return replace(record, recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
+
+
+def _printed(record: RunRecord, event: Output) -> RunRecord:
+    rank = record.ranks[event.rank]
+    partial = rank.partial_stdout if event.stream == "stdout" else rank.partial_stderr
+    data = partial + event.data
+    end = data.rfind(b"\n") + 1
+    whole, rest = data[:end], data[end:]
+    if len(rest) > PARTIAL_BYTES:
+        whole, rest = data + b"\n", b""
+    count = whole.count(b"\n")
+    # Only lines that can be kept are decoded; a burst is mostly counted.
+    kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
+    lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
+    rank = replace(
+        _heard(rank, event.time),
+        partial_stdout=rest if event.stream == "stdout" else rank.partial_stdout,
+        partial_stderr=rest if event.stream == "stderr" else rank.partial_stderr,
+        size_bytes=rank.size_bytes + len(event.data),
+    )
+    return _with_lines(record, rank, lines, count)
+
+
+def bounded(record: RunRecord, event: Displayed) -> Displayed:
+    """The display as the record will keep it: without its data if the rank has reached its limits."""
+    event = replace(event, attempt=len(record.attempts) or 1)
+    others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
+    full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
+    return replace(event, data=b"") if full else event
+
+
+def _takes_place(new: Displayed, old: Displayed) -> bool:
+    same_rank = (old.rank, old.attempt) == (new.rank, new.attempt)
+    return same_rank and (new.clears or old.number == new.number)
+
+
+def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
+    """Add the display, or replace the one that it updates; count it as left out if it has no data."""
+    rank = _heard(record.ranks[event.rank], event.time)
+    if not event.data:
+        return _with_rank(record, replace(rank, displays_left_out=rank.displays_left_out + 1))
+    at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
+    if at is not None:
+        displays = (*record.displays[:at], event, *record.displays[at + 1 :])
+    else:
+        displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
+    return replace(_with_rank(record, rank), displays=displays)
+
+
+def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
+    """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
+    readings = tuple(
+        each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
+    )
+    told = sorted((each.plan.time, each.plan.reader) for each in readings if each.plan is not None)
+    gone = {reader for _, reader in told[:-PLANS_KEPT]}
+    return replace(
+        rank, readings=tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in readings)
+    )
+
+
+def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:
+    def after(reading: Reading) -> Reading:
+        if reading.opened.reader != event.reader:
+            return reading
+        ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
+        return reading._replace(now=event, ended=ended)
+
+    return replace(rank, readings=tuple(after(reading) for reading in rank.readings))
+
+
+def _exited(record: RunRecord, event: RankExited) -> RunRecord:
+    rank = record.ranks[event.rank]
+    stopped = rank.state in ("starting", "running", "idle")
+    rank = replace(rank, state="stopped" if stopped else rank.state, last_heard=event.time)
+    return _with_last_lines(record, rank)
+
+
+def _all_ended(record: RunRecord) -> RunRecord:
+    """Mark all ranks as stopped: a rank that had to be killed sends no event of its own."""
+    for rank in record.ranks:
+        if rank.partial_stdout or rank.partial_stderr:
+            record = _with_last_lines(record, rank)
+    ranks = tuple(
+        replace(rank, state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
+    )
+    return replace(record, ranks=ranks)
+
+
+def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
+    """Take the lines that have not ended yet for whole ones."""
+    last = list(rank.lines_with_partial()[len(rank.tail) :])
+    return _with_lines(record, replace(rank, partial_stdout=b"", partial_stderr=b""), last, len(last))

@@ -1,0 +1,389 @@
+"""Saved runs: a folder each, with its events as JSON lines and one log file per rank.
+
+    RUNS/2026-11-20_14-03-22_a1b2c3/
+        events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
+                     second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
+        rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
+        timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
+        tensorboard/     the metrics, once TensorBoard was asked for
+
+The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from sparkring.errors import LaunchError
+from sparkring.history.events import (
+    AttemptStarted,
+    DataOpened,
+    DataPlanned,
+    DataRead,
+    Displayed,
+    DisplayType,
+    Event,
+    GpuUsed,
+    Metrics,
+    Notice,
+    Output,
+    RunFinished,
+    RunStarted,
+    TimelinePart,
+    TimelineSaved,
+    from_json,
+    to_json,
+)
+from sparkring.history.horovod_timeline import Arriving
+from sparkring.history.record import RunRecord, replay
+
+KEEP = 100
+NEWEST = 20  # these are kept, whatever they are
+QUICK_S = 1.0
+SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
+PROGRESS_EVERY_S = 5.0
+EVENTS = "events.jsonl"
+DISPLAYS = "displays"
+_SUFFIXES: dict[DisplayType, str] = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+    "text/html": "html",
+    "text/markdown": "md",
+    "text/latex": "tex",
+}
+LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
+DATA_LINES = 200
+ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
+
+
+def home() -> Path:
+    """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
+    import platformdirs  # which executors, where this module is imported with the runner, need not have
+
+    root = os.environ.get("SPARKRING_HOME")
+    return (Path(root) if root else platformdirs.user_data_path("sparkring", appauthor=False)) / "runs"
+
+
+class RunFolder:
+    """Writes one run. A full disk ends the writing, not the run: the first write that fails is told once."""
+
+    def __init__(self, run_id: str) -> None:
+        self.path = home() / run_id
+        try:
+            home().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.mkdir(mode=0o700)
+            self._events = (self.path / EVENTS).open("a", encoding="utf-8")
+        except OSError as error:
+            raise LaunchError(
+                f"the run's record cannot be kept in {self.path}: {error.strerror or error}. "
+                "Set SPARKRING_HOME to a folder that can be written to."
+            ) from error
+        self._logs: dict[int, IO[bytes]] = {}
+        self._sizes: dict[int, int] = {}
+        self._later: dict[tuple[object, ...], Event] = {}  # of what soon changes, the last that was heard
+        self._due = 0.0
+        self._timeline: tuple[int, Arriving] | None = None  # of which attempt
+        self._broken: str | None = None
+        self._told = False
+
+    def write(self, event: Event) -> Notice | None:
+        """Save one event; a Notice when saving has just had to end."""
+        if self._broken is None:
+            try:
+                self._write(event)
+            except OSError as error:
+                self._broken = error.strerror or str(error)
+        if self._broken is None or self._told:
+            return None
+        self._told = True
+        return Notice(
+            event.time,
+            f"this run's record and logs end here: {self._broken} ({self.path}). The run goes on; "
+            "free some space, or point SPARKRING_HOME elsewhere.",
+        )
+
+    def flush(self) -> None:
+        """Make what was written visible to other processes."""
+        try:
+            for file in self._files():
+                file.flush()
+        except OSError as error:
+            self._broken = self._broken or error.strerror or str(error)
+
+    def close(self) -> None:
+        try:
+            if self._broken is None:
+                self._catch_up()
+        except OSError:
+            pass  # the files below say so, too
+        for file in self._files():
+            try:
+                file.close()
+            except OSError:
+                pass  # told by write() or flush()
+
+    def take_timeline(self, part: TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
+        """Save a piece of an attempt's timeline, and say when it was the last, or cannot be kept."""
+        found: list[TimelineSaved | Notice] = []
+        if self._timeline is not None and self._timeline[0] != attempt:
+            found += self.end_timeline(part.time)
+        try:
+            if self._timeline is None:
+                if part.last and not Arriving.holds_any(part.data):
+                    return [Notice(part.time, "there is no timeline: Horovod begins one at hvd.init(), on rank 0.")]
+                self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
+            self._timeline[1].add(part.data)
+        except OSError as error:
+            problem = f"the timeline could not be kept in {self.path}: {error.strerror or error}"
+            found.append(Notice(part.time, problem))
+            part = replace(part, last=True)
+        if part.last:
+            found += self.end_timeline(part.time, whole=True, cut=part.cut)
+        return found
+
+    def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
+        """Close the timeline that is being saved, if there is one, and say what is in it."""
+        if self._timeline is None:
+            return []
+        (attempt, arriving), self._timeline = self._timeline, None
+        try:
+            return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
+        except OSError as error:
+            return [Notice(time, f"the timeline could not be kept in {self.path}: {error.strerror or error}")]
+
+    def _files(self) -> list[IO[Any]]:
+        return [*self._logs.values(), self._events]
+
+    def _write(self, event: Event) -> None:
+        match event:
+            case DataRead(done=True):
+                self._later.pop((DataRead, event.rank, event.reader), None)
+                self._append(event)
+            case DataRead():
+                self._later[DataRead, event.rank, event.reader] = event
+            case DataPlanned():
+                self._later[DataPlanned, event.rank, event.reader] = event
+            case GpuUsed():
+                self._later[GpuUsed, event.rank, event.address] = event
+            case RunFinished():
+                self._catch_up()
+                self._append(event)
+            case _:
+                self._append(event)
+        if self._later and event.time >= self._due:
+            self._catch_up()
+            self._due = event.time + PROGRESS_EVERY_S
+
+    def _catch_up(self) -> None:
+        for event in self._later.values():
+            self._append(event)
+        self._later.clear()
+
+    def _append(self, event: Event) -> None:
+        found = to_json(event)
+        if isinstance(event, Output):
+            log = self._logs.get(event.rank)
+            if log is None:
+                log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
+            start = self._sizes.get(event.rank, 0)
+            log.write(event.data)
+            self._sizes[event.rank] = start + len(event.data)
+            found["start"], found["size"] = start, len(event.data)
+        if isinstance(event, Displayed) and event.data:
+            found["file"] = display_name(event)
+            (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
+            (self.path / DISPLAYS / found["file"]).write_bytes(event.data)
+        self._events.write(json.dumps(found) + "\n")
+
+
+def new_id() -> str:
+    """A run's name: its start in local time, then five digits of the second's fraction and one against clashes.
+
+    So names sort by time, also those of runs that take less than a second.
+    """
+    now = time.time()
+    fraction = int(now % 1 * 0x10_0000)
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S', time.localtime(now))}_{fraction:05x}{secrets.token_hex(1)[0]}"
+
+
+def log_name(rank: int) -> str:
+    """The name of a rank's log file in a run's folder."""
+    return f"rank-{rank}.log"
+
+
+def display_name(display: Displayed) -> str:
+    """The name of a display's file in the folder DISPLAYS of a run."""
+    attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
+    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES[display.mime_type]}"
+
+
+def timeline_name(attempt: int) -> str:
+    """The name of an attempt's timeline in a run's folder."""
+    return "timeline.json" if attempt == 1 else f"timeline-{attempt}.json"
+
+
+def log(path: Path, rank: int) -> str:
+    """Everything that a rank wrote to stdout and stderr, in order of arrival; bad bytes as \\xNN."""
+    file = path / log_name(rank)
+    return file.read_bytes().decode("utf-8", "backslashreplace") if file.exists() else ""
+
+
+def saved() -> list[Path]:
+    """The folders of all saved runs, newest first."""
+    try:
+        return sorted((path for path in home().iterdir() if (path / EVENTS).is_file()), reverse=True)
+    except OSError:
+        return []
+
+
+def find(name: str) -> Path | None:
+    """The saved run called `name`: its id, the beginning of it, its end, or its title; '' is the newest."""
+    every = saved()
+    if not name:
+        return every[0] if every else None
+    by_id = (path for path in every if is_named(name, path.name))
+    return next(by_id, None) or next((path for path in every if first(path).title == name), None)
+
+
+def is_named(name: str, run_id: str) -> bool:
+    """Whether `name` stands for the run: its id, the beginning of it, or its end."""
+    return run_id.startswith(name) or run_id.endswith(name)
+
+
+def load(path: Path) -> RunRecord:
+    """The whole record of a saved run; what was cut off at its end is passed over."""
+    return replace(replay(_events(path)), log_folder=str(path))
+
+
+def _events(path: Path) -> Iterator[Event]:
+    logs: dict[int, IO[bytes]] = {}
+    try:
+        for found in _lines(path):
+            if found["type"] == "Output":
+                rank = found["rank"]
+                if rank not in logs:
+                    whole = path / log_name(rank)
+                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # the disk was full
+                logs[rank].seek(found["start"])
+                found["data"] = logs[rank].read(found["size"])
+            if found["type"] == Displayed.__name__:
+                shown = path / DISPLAYS / Path(found.get("file", "")).name
+                found["data"] = shown.read_bytes() if shown.is_file() else b""
+            yield from_json(found)
+    finally:
+        for file in logs.values():
+            file.close()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with (path / EVENTS).open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                return  # the driver was killed while it wrote this line
+            yield found
+
+
+def restarts(path: Path) -> list[float]:
+    """When the attempts of a saved run began after the first."""
+    began = (from_json(found) for found in _lines(path) if found["type"] == AttemptStarted.__name__)
+    return [event.time for event in began][1:]
+
+
+def measured(path: Path) -> Iterator[Metrics]:
+    """All that the ranks of a saved run reported, in order of arrival."""
+    for found in _lines(path):
+        if found["type"] == Metrics.__name__:
+            event = from_json(found)
+            assert isinstance(event, Metrics)
+            yield event
+
+
+def first(path: Path) -> RunStarted:
+    """How a saved run began."""
+    for found in _lines(path):
+        event = from_json(found)
+        if isinstance(event, RunStarted):
+            return event
+        break
+    return RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
+
+
+def data(path: Path) -> list[str]:
+    """What data a saved run has read, by the names under which it was opened; a long run's beginning is looked at."""
+    with (path / EVENTS).open("rb") as file:
+        seen = file.read(LOOKED_THROUGH_BYTES)
+    begin = f'{{"type": "{DataOpened.__name__}",'.encode()
+    found: dict[str, None] = {}
+    at = seen.find(begin)
+    for _ in range(DATA_LINES):
+        end = seen.find(b"\n", at)
+        if at < 0 or end < 0:
+            break
+        found[json.loads(seen[at:end])["name"]] = None
+        at = seen.find(begin, end)
+    return list(found)
+
+
+def last(path: Path) -> RunFinished | None:
+    """How a saved run ended; None while it runs, or when its driver was killed."""
+    with (path / EVENTS).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        tail = file.read().splitlines()
+    for line in reversed(tail[-2:]):
+        try:
+            found = json.loads(line)
+            if found["type"] != RunFinished.__name__:
+                return None
+            event = from_json(found)
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off, or of another version
+        return event if isinstance(event, RunFinished) else None
+    return None
+
+
+def prune(keep: int = KEEP, slack: int = 0) -> None:
+    """Remove runs until `keep` are left, and none that may still be going on; `slack` more may gather first.
+
+    Quick cells of warm gangs go first: a hundred of them must not wash away yesterday's training.
+    """
+    try:
+        if len(os.listdir(home())) <= keep + slack:
+            return
+    except OSError:
+        return
+    every = saved()
+    left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
+    quick = [path for path in oldest_first if _was_quick(path)]
+    for path in (*quick, *(path for path in oldest_first if path not in quick)):
+        if left <= keep:
+            return
+        try:
+            age_s = time.time() - (path / EVENTS).stat().st_mtime
+            if last(path) is not None or age_s > ABANDONED_AFTER_S:
+                shutil.rmtree(path)
+                left -= 1
+        except OSError:
+            pass  # another kernel prunes as well
+
+
+def _was_quick(path: Path) -> bool:
+    try:
+        begun, ended = first(path), last(path)
+    except OSError:  # gone: another run, or kernel, prunes as well
+        return False
+    return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S

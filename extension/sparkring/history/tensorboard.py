@@ -1,0 +1,131 @@
+"""A saved run's metrics as TensorBoard's event files: one series for each rank, and one for their mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sparkring.errors import DataError, OptionsError
+from sparkring.history import run_store
+from sparkring.history.events import Metrics
+from sparkring.history.metrics import placed
+
+FOLDER = "tensorboard"
+
+
+def environment() -> dict[str, str]:
+    """What TensorBoard's process needs to start: where it is, and what stands in for what it lacks."""
+    found = {}
+    beside = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH
+        found["TENSORBOARD_BINARY"] = str(beside)
+    if importlib.util.find_spec("pkg_resources") is None:
+        folder = str(Path(__file__).parents[1] / "compat" / "beside_tensorboard")
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+    return found
+
+
+class Scalar(NamedTuple):
+    """One point of a curve; `series` is its folder, `time` is in Unix seconds."""
+
+    series: str
+    tag: str
+    step: int
+    time: float
+    value: float
+
+
+def write_event_files(run: Path) -> Path:
+    """Write the metrics of the saved run in the folder `run`, whole or not at all; returns where they are.
+
+    OptionsError if TensorBoard is not installed, DataError if there are no metrics or they cannot be written.
+    """
+    try:
+        import tensorboard  # noqa: F401 - it is what this is for
+    except ImportError as error:
+        raise OptionsError(
+            f"TensorBoard cannot be imported ({error}). Install it where this notebook runs: %pip install tensorboard"
+        ) from error
+    found = scalars(run_store.measured(run), run_store.restarts(run))
+    if not found:
+        raise DataError(
+            f"run {run.name} has no metrics: Keras' fit reports them by itself, other code with sparkring.log(loss=…)."
+        )
+    folder, new = run / FOLDER, run / f"{FOLDER}.{secrets.token_hex(4)}"
+    try:
+        _write(new, found)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    except OSError as error:
+        raise DataError(f"TensorBoard's files cannot be written in {folder}: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
+    """Every number that was reported, and the means where all ranks that report have reported one.
+
+    What came at the end of an epoch is under `epoch/`, by epoch; the rest by step, counted on from epoch to epoch where
+    its steps are known. When the counting began anew (several fits, a restart), that is a series of its own.
+    """
+    every = list(reports)
+    by = "epoch" if any(report.epoch is not None for report in every) else "step"
+    found: list[Scalar] = []
+    means: dict[tuple[int, str, int], list[Scalar]] = {}
+    for (attempt, lap, at), report in placed(every, restarts, by):
+        lap += attempt
+        ends = by == "epoch" and (report.ends_epoch or report.step is None)
+        step = at if ends or by == "step" else _step(report)
+        for name, value in report.values.items():
+            tag = f"epoch/{name}" if ends else name
+            each = Scalar(_series(f"rank-{report.rank}", lap), tag, step, report.time, float(value))
+            found.append(each)
+            means.setdefault((lap, tag, step), []).append(each)
+    ranks = len({each.rank for each in every})
+    found += [
+        Scalar(_series("mean", lap), tag, step, max(each.time for each in those), _mean(those))
+        for (lap, tag, step), those in means.items()
+        if ranks > 1 and len({each.series for each in those}) == ranks
+    ]
+    return found
+
+
+def _step(report: Metrics) -> int:
+    """The step, counted from the first epoch on where that can be told."""
+    assert report.step is not None
+    return report.step + max(0, (report.epoch or 1) - 1) * (report.steps or 0)
+
+
+def _series(name: str, lap: int) -> str:
+    return name if lap == 1 else f"{name}-again-{lap - 1}"
+
+
+def _mean(those: list[Scalar]) -> float:
+    last = {each.series: each.value for each in those}  # of each rank
+    return math.fsum(last.values()) / len(last) if all(map(math.isfinite, last.values())) else math.nan
+
+
+def _write(folder: Path, found: list[Scalar]) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    by_series: dict[str, list[Scalar]] = {}
+    for each in found:
+        by_series.setdefault(each.series, []).append(each)
+    for series, those in by_series.items():
+        writer = EventFileWriter(str(folder / series))
+        try:
+            for each in those:
+                value = Summary.Value(tag=each.tag, simple_value=each.value)
+                writer.add_event(Event(wall_time=each.time, step=each.step, summary=Summary(value=[value])))
+        finally:
+            writer.close()

@@ -1,0 +1,69 @@
+"""What the ranks' last expressions were, as a notebook shows values: equal ones once, with their ranks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparkring.history.describe import rank_list
+from sparkring.history.lines import plain
+
+ENTRIES = 20
+CHARACTERS = 4_000  # of each entry
+
+Write = Callable[[object], str]
+
+
+def told(values: Mapping[int, object], write: Write = repr) -> str:
+    """`ranks 0–3: 0.9731`, one entry for each text that `write` makes of a value; empty if all values are None.
+
+    A text of several lines begins on a line of its own, so that its columns stay below each other.
+    """
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        if values[rank] is not None:
+            by_text.setdefault(_written(values[rank], write), []).append(rank)
+    entries = list(by_text.items())
+    shown = [_entry(text, ranks) for text, ranks in entries[:ENTRIES]]
+    rest = [rank for _, ranks in entries[ENTRIES:] for rank in ranks]
+    if rest:
+        shown.append(f"… and {len(entries) - ENTRIES:,} more values ({rank_list(rest)})")
+    return "\n".join(shown)
+
+
+def like(printer: Any) -> Write:
+    """Write values as this printer of IPython (a RepresentationPrinter) does, with all that is set on it."""
+
+    def write(value: object) -> str:
+        stream = io.StringIO()
+        inner = type(printer)(
+            stream,
+            printer.verbose,
+            printer.max_width,
+            printer.newline,
+            printer.singleton_pprinters,
+            printer.type_pprinters,
+            printer.deferred_pprinters,
+            printer.max_seq_length,
+        )
+        inner.pretty(value)
+        inner.flush()
+        return stream.getvalue()
+
+    return write
+
+
+def _entry(text: str, ranks: list[int]) -> str:
+    return f"{rank_list(ranks)}:" + ("\n" if "\n" in text else " ") + text
+
+
+def _written(value: object, write: Write) -> str:
+    """A value's text, fit to be shown; its type where it has none."""
+    try:
+        text = write(value)
+    except Exception as error:  # what a class's repr may raise is anyone's guess
+        kind = type(value)
+        return f"<{kind.__module__}.{kind.__qualname__}, whose repr() raises {type(error).__name__}>"
+    cut = f"… ({len(text):,} characters)" if len(text) > CHARACTERS else ""
+    return "\n".join(plain(line) for line in text[:CHARACTERS].split("\n")) + cut

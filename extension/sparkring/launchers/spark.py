@@ -1,0 +1,246 @@
+"""Members as tasks of one Spark barrier stage, which runs in a thread of its own.
+
+Spark starts the tasks together and carries bytes; everything else goes over the members' own
+connections. The user's session is used as it is and never stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import math
+import pkgutil
+import py_compile
+import re
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sparkring
+from sparkring.errors import LaunchError, MemberLost, SlotsError
+from sparkring.launchers.base import Wanted
+from sparkring.spark.java_errors import REASONS, last_before_java, line_with
+from sparkring.spark.python import SET_PYTHON, executed_by_this_python, executors_python
+from sparkring.spark.session import LOOPBACK
+from sparkring.spark.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
+from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+COUNT_EVERY_S = 1.0
+PORT_SETTING = "spark.sparkring.driver.port"
+
+
+class SparkLauncher:
+    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs.
+
+    With data, task i is given its partition i.
+    """
+
+    where = "spark"
+    slow_after_s = 2.0
+    give_up_after_s = 300.0
+
+    def __init__(self, session: SparkSession, wanted: Wanted) -> None:
+        size, data = wanted.size, wanted.data
+        self._size = size
+        self._data = data
+        if data is not None:
+            if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
+                raise LaunchError("--data needs Spark 3.5 or newer, whose mapInArrow() knows barrier stages.")
+            self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
+        self._context = session.sparkContext
+        self._environment = wanted.environment
+        self._stage = Stage(self._context, wanted.title, size, stays=wanted.stays)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._python = str(self._context.pythonExec)  # the executors', as far as it is known
+        self._ended = False
+        self._count_at = time.monotonic() + COUNT_EVERY_S
+        self._starving: set[int] = set()
+        self._warned_of: set[int] = set()
+        check_gpus(self._context, size, wanted.gpus or 0)
+        check(self._context, size, data, here=wanted.here)
+        self._gpus = wanted.gpus
+        self.pins_gpus = wanted.gpus == 0 or gpus_per(self._context, "task") > 0
+        setting = self._context.getConf().get
+        local = self._context.master.startswith("local")
+        self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
+        self.bind_host = LOOPBACK if local else str(setting("spark.driver.bindAddress", self.host))
+        self.port = int(setting(PORT_SETTING, "0") or 0)
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        from pyspark import InheritableThread
+
+        running.add(self._stage)
+        schema = None if self._data is None else self._data.schema()
+        with_nvml = gpus_per(self._context, "task") > 0
+        task = _task(ticket, self._environment, self._gpus, size, schema, with_nvml=with_nvml)
+        self._thread = InheritableThread(target=self._run, args=(size, task), name="sparkring-stage", daemon=True)
+        self._thread.start()
+
+    def _run(self, size: int, task: Callable[..., Any]) -> None:
+        try:
+            self._context.setJobGroup(self._stage.group, f"sparkring: {self._stage.title}", interruptOnCancel=True)
+            with executed_by_this_python(self._context):
+                if self._data is None:
+                    stage = self._context.parallelize(range(size), size).barrier().mapPartitions(task)
+                    stage._jrdd  # noqa: B018 - records which Python is to run it
+                else:
+                    stage = self._data.stage(size, task)
+            stage.collect()
+        except Exception as error:  # whatever Spark says is told by problem()
+            self._error = error
+            if _lacks(str(error)):
+                self._python = executors_python(self._context)
+        finally:
+            self._ended = True
+
+    def problem(self, wait_s: float = 0.0) -> LaunchError | None:
+        if self._thread is not None and wait_s > 0:
+            self._thread.join(wait_s)
+        if not self._ended:
+            return self._too_few()
+        if self._error is None:
+            # With nothing gone wrong it ends after the ranks, or without any.
+            return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
+        text = str(self._error)
+        if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
+            here = ".".join(map(str, sys.version_info[:2]))
+            return LaunchError(
+                f"Spark's executors run {self._python}, which is another Python than this notebook's {sys.executable} "
+                f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
+            )
+        if _lacks(text):
+            return LaunchError(
+                f"Spark's executors run {self._python}, which has no {_lacks(text)}; this notebook runs "
+                f"{sys.executable}. {SET_PYTHON}"
+            )
+        if "RuntimeError: sparkring: " in text:
+            return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
+        if self._data is not None and "SPARK-24820" in text:
+            return LaunchError(
+                f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
+                f"Spark runs in no barrier stage: make it `{self._data.name}.repartition({self._size})`, or let -n do "
+                "that, with another number of ranks."
+            )
+        if isinstance(self._error, LaunchError):
+            return self._error
+        _, failed, reason = text.partition("finished unsuccessfully.\n")
+        said = last_before_java(reason) if failed else line_with(text, *REASONS)
+        return LaunchError(f"Spark ended the barrier stage: {said}")
+
+    def _too_few(self) -> LaunchError | None:
+        """An executor that is lost after the stage was submitted leaves it waiting for slots without a word."""
+        now = time.monotonic()
+        if self._data is not None or now < self._count_at:
+            return None
+        self._count_at = now + COUNT_EVERY_S
+        try:
+            total = slots(self._context).total
+        except Exception:  # py4j's many ways of saying that the session has been stopped
+            return None
+        if total >= self._size:
+            return None
+        return SlotsError(
+            f"Spark has {total} task slots left, and {self._size} ranks are to run: an executor was lost."
+        )
+
+    def waits_for(self) -> str:
+        found = slots(self._context, apart_from=self._stage.ids())
+        if not found.busy:
+            first = f"makes what `{self._data.name}` comes from, and then starts" if self._data else "is starting"
+            return f"Spark {first} the tasks"
+        held = "; ".join(found.holders)
+        return (
+            f"Spark starts a barrier stage when all its slots are free; {found.busy} of {found.total} are busy: {held}"
+        )
+
+    def warning(self) -> str:
+        """A Spark job of the user's may wait behind the gang for slots that it will not get."""
+        if self._ended:
+            return ""
+        try:
+            found, mine = slots(self._context), self._stage.ids()
+            behind = {} if found.free else waiting(self._context, mine)
+        except Exception:  # py4j's many ways of saying that the session has been stopped
+            return ""
+        # Seen twice: a stage that has just been submitted has no tasks yet.
+        starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
+        if not starving:
+            return ""
+        self._warned_of |= starving
+        jobs = ", ".join(f"stage {stage} ({behind[stage]})" for stage in sorted(starving))
+        return (
+            f"Spark's {jobs} waits for task slots: the {self._stage.title} holds {self._size} of {found.total}. "
+            "Interrupt the job and stop the gang (%gang stop), or start a session with more slots than the gang needs."
+        )
+
+    def stop(self, grace_s: float) -> None:
+        running.discard(self._stage)
+        if self._thread is None:
+            return
+        self._thread.join(grace_s)
+        if self._thread.is_alive():
+            try:
+                self._context.cancelJobGroup(self._stage.group)
+            except Exception:  # py4j's many ways of saying that the session has been stopped
+                pass
+            self._thread.join(10.0)
+
+
+def _lacks(text: str) -> str:
+    """The package that Spark's own worker did not find when it started the task; '' if that was not the error."""
+    found = re.search(r"ModuleNotFoundError: No module named '(pyarrow|pandas|numpy|pyspark|py4j)\b", text)
+    return found[1] if found else ""
+
+
+@functools.cache
+def _archive(with_nvml: bool) -> bytes:
+    """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
+
+    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version. pynvml, which
+    is as large as all the rest, goes along where there are GPUs.
+    """
+    import cloudpickle
+
+    roots = [Path(str(package.__file__)).parent for package in (sparkring, cloudpickle)]
+    files = [(path, path.relative_to(root.parent)) for root in roots for path in sorted(root.rglob("*.py"))]
+    if with_nvml:
+        import pynvml
+
+        path = Path(pynvml.__file__)
+        files.append((path, Path(path.name)))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
+        compiled = str(Path(folder, "module.pyc"))
+        for path, name in files:
+            py_compile.compile(
+                str(path),
+                compiled,
+                dfile=str(name),
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
+            archive.write(compiled, f"{name}c")
+    return buffer.getvalue()
+
+
+def _task(
+    ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
+) -> Callable[..., Any]:
+    """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
+    source = pkgutil.get_data("sparkring.worker", "spark_task.py")
+    assert source is not None
+    namespace: dict[str, Any] = {"__name__": "sparkring_task"}
+    exec(compile(source, "sparkring_task.py", "exec"), namespace)
+    make: Callable[..., Callable[..., Any]] = namespace["task_for"]
+    return make(_archive(with_nvml), BOOT, ticket._asdict(), environment, gpus, size, schema, ROWS_END)

@@ -1,0 +1,1 @@
+"""One run from its options to its outcome: preparation, supervision, restarts, warm gangs, background runs."""

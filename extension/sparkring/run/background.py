@@ -1,0 +1,159 @@
+"""Runs that the notebook does not wait for, each carried out in a thread of ours.
+
+The kernel's interrupt belongs to the main thread: it ends what the notebook runs, and leaves these alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from sparkring.errors import StillRunning
+from sparkring.history import describe, run_store
+from sparkring.history.record import RunRecord
+from sparkring.run.recorder import Recorder
+from sparkring.run.result import RunResult
+from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.runtime.kernel import current_cell, tell
+from sparkring.runtime.storage import Location
+
+
+class BackgroundRun:
+    """A run that goes on while the notebook is free.
+
+    `result(timeout_s)` waits for what the run brings: its RunResult, or what it raises (KeyboardInterrupt if it was
+    stopped); `done`: whether it is over; `stop()` ends it; `show()`, or the object itself in a cell, shows its panel
+    again; `record`: the RunRecord as it is now; `run_id`: its name in %runs and %logs.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], RunResult],
+        recorder: Recorder,
+        interrupts: Interrupts,
+        directory: Location | None = None,
+    ) -> None:
+        self.run_id = recorder.record.run_id
+        self._directory = directory
+        self._recorder = recorder
+        self._interrupts = interrupts
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        self._asked = False
+        self._started_in = current_cell()
+        self._over = threading.Event()
+        # The interpreter does not wait for it at its exit, where stop_all() is called.
+        self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
+        _going[self.run_id] = self
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def record(self) -> RunRecord:
+        return self._recorder.record
+
+    def result(self, timeout_s: float | None = None) -> RunResult:
+        """What the run has brought, once it is over; StillRunning if that takes longer than `timeout_s`."""
+        self._asked = True
+        try:
+            over = self._over.wait(timeout_s)
+        except KeyboardInterrupt:
+            raise interrupted(f"the run goes on: .stop() or `%runs --stop {self.run_id}` ends it") from None
+        if not over:
+            raise StillRunning(f"run {self.run_id} is not over after {timeout_s:g} s, and goes on: {self}")
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def stop(self, *, wait: bool = True) -> None:
+        """End the run as Stop does; returns when nothing of it is left, or at once if it is not to `wait`."""
+        self._interrupts.request()
+        if wait:
+            self._thread.join()
+
+    def saves_in(self, directory: Location) -> bool:
+        """Whether that is where its checkpoints go."""
+        mine = self._directory
+        return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
+
+    def show(self) -> None:
+        """Show the run's panel again, in the current cell: the first one may have been cleared."""
+        self._recorder.show_again()
+
+    def __repr__(self) -> str:
+        return f"BackgroundRun({self.run_id}: {describe.closing(self.record, time.time())})"
+
+    def _ipython_display_(self) -> None:
+        """Show the panel, except in the cell that has started the run and already shows it."""
+        if current_cell() != self._started_in:
+            self.show()
+        raise NotImplementedError  # IPython then shows the text form
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's Out[]: what the panel above it does not show."""
+        if len(printer.stack) > 1 or self._error is not None:
+            printer.text(repr(self))
+        elif self._result is not None:
+            self._result._repr_pretty_(printer, cycle)
+        else:
+            # It will stand there when the run is long over.
+            printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
+
+    def _carry_out(self, work: Callable[[], RunResult]) -> None:
+        """In a thread of its own."""
+        try:
+            self._result = work()
+        except BaseException as error:  # raised again by result()
+            _empty_frames(error)
+            self._error = error
+        finally:
+            del work
+            _going.pop(self.run_id, None)
+            self._over.set()
+        if self._error is not None and not self._asked and not isinstance(self._error, KeyboardInterrupt):
+            said = f"{type(self._error).__name__}: {describe.first_line(str(self._error))}"
+            tell(f"run {self.run_id} ({self.record.title}) in the background: {said} (.result() raises it)")
+
+
+def _empty_frames(error: BaseException | None) -> None:
+    """Have the error and those before it hold nothing: in their frames lies all that was sent to the ranks."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+_going: dict[str, BackgroundRun] = {}  # by id, the last started comes last
+
+# A forked process must not end, at its exit, what belongs to this one.
+os.register_at_fork(after_in_child=_going.clear)
+
+
+def going() -> list[BackgroundRun]:
+    """The runs of this process that go on in the background, the last started first."""
+    return list(_going.values())[::-1]
+
+
+def find(name: str) -> BackgroundRun | None:
+    """The one called `name`: by its id, the beginning or the end of that, or its title."""
+    found = going()
+    by_id = (each for each in found if run_store.is_named(name, each.run_id))
+    return next(by_id, None) or next((each for each in found if each.record.title == name), None)
+
+
+@atexit.register
+def stop_all() -> None:
+    """End them all; returns when nothing is left of them."""
+    found = going()
+    for each in found:
+        each.stop(wait=False)
+    for each in found:
+        each.stop()

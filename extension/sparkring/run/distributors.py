@@ -1,0 +1,160 @@
+"""TorchDistributor and MirroredStrategyRunner, on rings of ranks.
+
+Each chooses the ranks and the framework, and calls the runner. The API is that of the public documentation of
+pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+# Modules that only the driver has are imported in run(): a rank may import a module of the user's that imports these
+# classes.
+from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.scripts import read_script
+from sparkring.errors import OptionsError
+from sparkring.run.options import Options
+from sparkring.worker.rank.script import run_script
+from sparkring.worker.rank.strategy import call_mirrored
+
+_TITLE_LENGTH = 60
+
+
+class TorchDistributor:
+    """Runs a function or a script on several ranks for torch.distributed, with torchrun's environment.
+
+    num_processes: the number of ranks. local_mode: processes on this machine; else Spark barrier tasks. use_gpu: a GPU
+    for each rank; on Spark, the GPUs of its task. If there are no GPUs at all, the ranks run on CPUs, and the run says
+    so; too few GPUs are a LaunchError. use_gpu=False hides the GPUs.
+
+    The API is that of the class in pyspark's public documentation.
+    """
+
+    def __init__(self, num_processes: int = 1, local_mode: bool = True, use_gpu: bool = True) -> None:
+        self.num_processes = _at_least_one("num_processes", num_processes)
+        self.local_mode = local_mode
+        self.use_gpu = use_gpu
+
+    def run(self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Call a function with these arguments on every rank; returns what rank 0 returned.
+
+        A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
+        returned. RunFailed says which rank failed and why; OptionsError.
+        """
+        from sparkring.run.runner import run_function
+
+        if callable(train_object):
+            check_call(train_object, args, kwargs)
+            options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
+            return run_function(train_object, args, kwargs, options, framework="torch", notice=notice).value
+        if not isinstance(train_object, str | os.PathLike):
+            raise OptionsError(
+                f"TorchDistributor.run() takes a function or the path of a script, not {type(train_object).__name__}."
+            )
+        written = os.fspath(train_object)
+        if kwargs:
+            raise OptionsError(
+                f"TorchDistributor.run({written!r}): pass the script's arguments as strings, as in "
+                f'run("train.py", "--lr=0.1"), and no keywords ({", ".join(kwargs)}).'
+            )
+        try:
+            script = read_script(written)
+        except OptionsError as error:
+            raise OptionsError(f"TorchDistributor.run({written!r}): {error}.") from None
+        arguments = [str(argument) for argument in args]
+        title = shlex.join([os.path.basename(written), *arguments])[:_TITLE_LENGTH]
+        options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
+        return run_function(
+            run_script,
+            (script, arguments),
+            {},
+            replace(options, name=title),
+            framework="torch",
+            code=script.source,
+            notice=notice,
+        ).value
+
+
+class MirroredStrategyRunner:
+    """Runs a function on the workers of one TensorFlow cluster, within a MultiWorkerMirroredStrategy.
+
+    num_slots: the number of ranks, or of GPUs if Spark gives several to a task. local_mode: processes on this machine;
+    else Spark barrier tasks. use_gpu: as for TorchDistributor. gpu_resource_name: Spark's name for GPUs, which can only
+    be "gpu". use_custom_strategy: the function makes its own strategy.
+
+    The API is that of the class in spark-tensorflow-distributor's public documentation.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        local_mode: bool = False,
+        use_gpu: bool = True,
+        gpu_resource_name: str | None = "gpu",
+        use_custom_strategy: bool = False,
+    ) -> None:
+        if gpu_resource_name not in ("gpu", None):
+            raise OptionsError(
+                f"gpu_resource_name={gpu_resource_name!r}: the only name is 'gpu', as in "
+                "spark.task.resource.gpu.amount."
+            )
+        self._num_slots = _at_least_one("num_slots", num_slots)
+        self._local_mode = local_mode
+        self._use_gpu = use_gpu
+        self._use_custom_strategy = use_custom_strategy
+
+    def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; returns what rank 0 returned.
+
+        RunFailed says which rank failed and why; OptionsError.
+        """
+        from sparkring.run.runner import run_function
+
+        if not callable(train_fn):
+            raise OptionsError(f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}.")
+        check_call(train_fn, (), kwargs)
+        options, notice = _options(self._num_slots, self._local_mode, self._use_gpu, several=True)
+        return run_function(
+            call_mirrored,
+            (train_fn, self._use_custom_strategy),
+            kwargs,
+            replace(options, name=name_of(train_fn)),
+            framework="tensorflow",
+            code=source_of(train_fn),
+            notice=notice,
+        ).value
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise OptionsError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    return number
+
+
+def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
+    """The ranks to start, and a notice about GPUs or ''; `several`: `count` counts GPUs if tasks have several."""
+    from sparkring.launchers import gpus_of_a_rank
+    from sparkring.runtime.kernel import tell
+
+    np = -count if local_mode else count
+    if not use_gpu:
+        return Options(np=np, gpus=0), ""
+    each = gpus_of_a_rank(np, tell)
+    if not each:
+        why = "this machine has no GPUs" if local_mode else "Spark gives no GPUs to its tasks"
+        return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"
+    if several and each > 1:
+        np = math.ceil(count / each)
+    # On Spark a rank always has the GPUs of its task.
+    return Options(np=np, gpus=1 if local_mode else None), ""

@@ -1,0 +1,96 @@
+"""What a run and a warm gang are asked to be: plain data, and the rules by which options go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkring.errors import OptionsError
+
+Logs = Literal["all", "rank0", "callbacks"]
+LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
+RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
+
+    `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
+    `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
+    `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
+    although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
+    many. `background`: the notebook does not wait for it. `timeline`: have Horovod record what it does, from its start;
+    so the ranks are new ones.
+    """
+
+    np: int = -1
+    timeout_s: float | None = None
+    push: tuple[str, ...] = ()
+    pull: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    gpus: int | None = None
+    logs: Logs = "all"
+    autolog: bool = True
+    name: str = ""
+    dry_run: bool = False
+    quiet: bool = False
+    stall_s: float = 30.0
+    data: str = ""
+    checkpoint_dir: str = ""
+    max_restarts: int = 0
+    least: int = 0
+    fresh: bool = False
+    resume: bool = False
+    background: bool = False
+    timeline: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of ranks asked for; 0 means every slot."""
+        return abs(self.np)
+
+    @property
+    def survives(self) -> bool:
+        """Whether the run keeps what it has reached, or starts again, and so needs ranks of its own."""
+        return bool(self.checkpoint_dir or self.max_restarts)
+
+
+def timeline(who: str, horovod: bool, asked: bool) -> bool:
+    """Whether to record a timeline; OptionsError if there is none to record."""
+    if asked and not horovod:
+        raise OptionsError(f"{who}: --timeline is Horovod's own, on ranks that start with it: %%horovod --timeline.")
+    return asked
+
+
+def restarts(asked: int | None, checkpoint_dir: str) -> int:
+    """How often to start lost ranks again, if `asked` does not say."""
+    return asked if asked is not None else RESTARTS if checkpoint_dir else 0
+
+
+def checked(who: str, found: Options) -> Options:
+    """The options, if they go together. OptionsError says which do not."""
+    if (found.fresh or found.resume) and not found.checkpoint_dir:
+        raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
+    if found.background and found.dry_run:
+        raise OptionsError(f"{who}: --dry-run starts nothing, so there is nothing for --background: choose one.")
+    if found.fresh and found.resume:
+        raise OptionsError(f"{who}: --fresh begins anew, --resume goes on: choose one.")
+    if found.least and not found.max_restarts:
+        raise OptionsError(f"{who}: --min-np {found.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
+    if found.least > found.size > 0:
+        raise OptionsError(f"{who}: --min-np {found.least} is more than the {found.size} ranks of -n {found.np}.")
+    if found.least and found.data:
+        raise OptionsError(f"{who}: --min-np and --data do not go together: each partition needs its rank.")
+    return found
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """What a warm gang is to be; `np` as in Options, `framework` is what %%ranks cells use."""
+
+    np: int
+    framework: str
+    idle_s: float
+    env: tuple[tuple[str, str], ...]
+    gpus: int | None = None

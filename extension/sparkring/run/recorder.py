@@ -1,0 +1,63 @@
+"""Where a run's events go: into its record, into its folder, and before the user's eyes."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+
+from sparkring.history import events, record, run_store
+from sparkring.history.events import Event
+from sparkring.history.record import RunRecord
+from sparkring.views import Quiet, View
+
+
+class Recorder:
+    """Folds events into the record, saves them, and keeps the view up to date."""
+
+    def __init__(self, view: View, started: events.RunStarted) -> None:
+        self._view = view
+        self._folder = run_store.RunFolder(started.run_id)
+        self.record = RunRecord(log_folder=str(self._folder.path))
+        self.add([started])
+
+    def add(self, found: Iterable[Event]) -> None:
+        for event in found:
+            if isinstance(event, events.Displayed):
+                event = record.bounded(self.record, event)
+            if isinstance(event, events.TimelinePart):
+                self.add(self._folder.take_timeline(event, len(self.record.attempts) or 1))
+                continue
+            self.record = record.apply(self.record, event)
+            notice = self._folder.write(event)
+            if notice is not None:
+                self.record = record.apply(self.record, notice)
+        self._folder.flush()
+        self._show(self._view.refresh)
+
+    def _show(self, show: Callable[[RunRecord], None]) -> None:
+        """Show the record. A display that fails must not cost a training run: it is told, and given up."""
+        try:
+            show(self.record)
+        except Exception as error:  # whatever a front end may raise
+            self._view = Quiet()
+            text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
+            self.notice(text)
+            warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
+
+    def notice(self, text: str, until: events.Until = "") -> None:
+        self.add([events.Notice(time.time(), text, until)])
+
+    def show_again(self) -> None:
+        """Show the run also in the current cell."""
+        self._show(self._view.again)
+
+    def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
+        try:
+            self.add(self._folder.end_timeline(time.time()))
+            self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
+        finally:
+            self._folder.close()
+        self._show(self._view.close)
+        run_store.prune(slack=run_store.SLACK)
+        return self.record

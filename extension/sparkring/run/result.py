@@ -1,0 +1,95 @@
+"""What a run brought back: values of ranks, names that were pulled, the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparkring.errors import SparkringError
+from sparkring.gang.execution import Turn, Value
+from sparkring.history import describe, run_store
+from sparkring.history import values as value_texts
+from sparkring.history.record import RunRecord
+
+
+class RunResult:
+    """What a run brought back.
+
+    `value`: rank 0's last expression (or what the function returned there); `values`: that of each
+    rank, in rank order, `by_rank` the same as a dict; `pulled`: the names of --pull, from rank 0;
+    `record`: the RunRecord; `logs(rank)`: everything that the rank printed; `problems`: what could not
+    be brought back, and why. Of a run on some ranks (%%ranks), `values` holds theirs, and the first of
+    them stands for rank 0.
+    """
+
+    def __init__(
+        self, values: dict[int, Any], pulled: dict[str, Any], record: RunRecord, problems: tuple[str, ...] = ()
+    ) -> None:
+        self.by_rank = values
+        self.pulled = pulled
+        self.record = record
+        self.problems = problems
+
+    @property
+    def value(self) -> Any:
+        return next(iter(self.values), None)
+
+    @property
+    def values(self) -> list[Any]:
+        return [self.by_rank.get(rank.rank) for rank in self.record.taking_part]
+
+    def logs(self, rank: int = 0) -> str:
+        """Everything that `rank` wrote to stdout and stderr, in order of arrival; bad bytes as \\xNN."""
+        if not 0 <= rank < self.record.size:
+            raise IndexError(f"there is no rank {rank}: this run had ranks 0 to {self.record.size - 1}")
+        return run_store.log(Path(self.record.log_folder), rank)
+
+    def __repr__(self) -> str:
+        took = describe.duration(self.record.ended - self.record.started)
+        shown = next((rank.value for rank in self.record.taking_part), "")
+        value = f", value={shown}" if shown else ""
+        return f"RunResult({describe.ranks(self.record)}, {self.record.outcome} in {took}{value})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's Out[]: the ranks' values, where this is the whole that is shown."""
+        whole = len(printer.stack) <= 1
+        printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
+
+
+class Brought(NamedTuple):
+    """What a turn brought: the values by rank, the pulled names, and what could not be brought back."""
+
+    values: dict[int, Any]
+    pulled: dict[str, Any]
+    problems: list[str]
+
+
+def bring_back(turn: Turn) -> Brought:
+    """Unpack what the ranks sent."""
+    found = Brought({}, {}, [f"rank {turn.ranks[0]} has no variable `{name}` to pull" for name in turn.missing])
+    for rank, named in sorted(turn.values.items()):
+        for name, packed in named.items():
+            try:
+                value = _unpacked(packed)
+            except SparkringError as error:
+                found.problems.append(f"{f'`{name}`' if name else 'the value'} of rank {rank} {error}")
+                continue
+            if name:
+                found.pulled[name] = value
+            else:
+                found.values[rank] = value
+    return found
+
+
+def _unpacked(packed: Value) -> Any:
+    import cloudpickle
+
+    if packed.error:
+        raise SparkringError(f"is a {packed.type_name}, which cannot be pickled ({packed.error})")
+    try:
+        # From a peer that has proved the gang's secret, and so is as trusted as this process.
+        return cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
+    except Exception as error:  # whatever the value's class does when it is rebuilt
+        raise SparkringError(
+            f"is a {packed.type_name}, which cannot be rebuilt here ({type(error).__name__}: {error})"
+        ) from error

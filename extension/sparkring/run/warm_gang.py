@@ -1,0 +1,331 @@
+"""Warm gangs: they stay up between cells. One at most on this machine, one at most on Spark.
+
+While no cell runs on it, a thread of its own listens to the gang: a rank that dies, a driver that goes idle for too
+long or a Spark job that starves behind it does not wait for the next cell to be noticed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from sparkring.capture.remote_names import Held
+from sparkring.errors import LaunchError, OptionsError
+from sparkring.gang.gang import Gang
+from sparkring.history import describe, events
+from sparkring.history.events import Event
+from sparkring.history.record import RunRecord, replay
+from sparkring.launchers import open_launcher
+from sparkring.launchers.base import Wanted
+from sparkring.run.options import GangOptions
+from sparkring.run.recorder import Recorder
+from sparkring.run.supervisor import STACKS_WAIT_S, what_it_waits_for
+from sparkring.runtime.interrupts import Interrupts, interrupted
+
+LISTEN_S = 1.0
+LEAVE_S = 2.0
+WARN_EVERY_S = 2.0
+SETTLE_S = 0.5  # after a death, wait this long for others of the same cause
+STOPPED = "it was stopped"
+KEPT_BYTES = 500_000  # of what each rank prints between cells
+EVENT_BYTES = 100  # beside its text
+
+Tell = Callable[[str], None]
+
+
+class WarmGang:
+    """A gang that stays up, and what its ranks hold of the notebook's names.
+
+    `ended` says why it is no more; '' while it is there.
+    """
+
+    def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
+        self.wanted = wanted
+        self.gang = gang
+        self.held = Held()
+        self.ended = ""
+        self.started = self.used = time.time()
+        self.cells = 0
+        self.news: list[str] = []  # for the next cell's notices
+        self._tell = tell
+        self._kept = _Kept()
+        self._mine = threading.Lock()  # whoever polls the gang
+        self._resting = threading.Event()
+        self._resting.set()
+        self._listener = threading.Thread(target=self._listen, name="sparkring-warm", daemon=True)
+        self._listener.start()
+
+    @property
+    def where(self) -> str:
+        """`local` or `spark`."""
+        return _where(self.wanted.np)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended without having been asked to."""
+        return bool(self.ended) and self.ended != STOPPED
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell runs on it."""
+        return not self._resting.is_set()
+
+    def describe(self) -> str:
+        """`warm gang of 4 ranks on this machine`."""
+        place = "this machine" if self.where == "local" else "Spark"
+        return f"warm gang of {describe.rank_count(self.gang.size)} on {place}"
+
+    @contextlib.contextmanager
+    def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
+        """The gang, for a cell; `recorder` is told what happened since the last one."""
+        self._resting.clear()
+        self.gang.wake()
+        with self._mine:
+            before = self.gang.turn
+            try:
+                if self.ended:
+                    raise LaunchError(
+                        f"the {self.describe()} is gone: {self.ended}. Run the cell again for a fresh one."
+                    )
+                if recorder is not None:
+                    for text in self.news:
+                        recorder.notice(text)
+                    recorder.add(self._kept.taken())
+                    self.news.clear()
+                    self.cells += 1
+                yield self.gang
+            finally:
+                self.used = time.time()
+                turn = self.gang.turn
+                stuck = turn.running if turn is not None else []
+                if self.gang.closed:
+                    late = (
+                        f"{describe.rank_list(stuck)} did not come back from the last cell"
+                        if stuck
+                        else "it was closed"
+                    )
+                    self.ended = self.ended or _why(self.gang) or late
+                elif stuck:
+                    self._end("its last cell ended in the middle")
+                elif turn is not None and turn is not before:
+                    self.held.bound(turn.request.sent, turn.loaded)
+                    self.held.bound(turn.names, turn.ranks)
+                self._resting.set()
+
+    def stacks(self) -> RunRecord:
+        """Where every rank stands now, as a record without a run."""
+        with Interrupts(), self.take() as gang:
+            asked = time.time()
+            started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
+            found = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
+            gang.ask_for_stacks()
+            until = time.monotonic() + STACKS_WAIT_S
+            while time.monotonic() < until and any(rank.stack is None for rank in found.ranks):
+                heard = gang.poll(0.1)
+                self._keep(heard)
+                found = replay(heard, found)
+        return found
+
+    def stop(self) -> None:
+        """End the ranks, and release everything; returns when nothing is left."""
+        with contextlib.suppress(LaunchError), self.take() as gang:  # it may be gone already
+            gang.leave()
+            until = time.monotonic() + LEAVE_S
+            while not gang.gone and time.monotonic() < until:
+                gang.poll(0.1)
+            self._end(STOPPED)
+        self._listener.join()
+
+    def _free(self) -> bool:
+        return not (self.busy or self.ended)
+
+    def _end(self, why: str) -> None:
+        self.ended = why
+        self.gang.close()
+
+    def _listen(self) -> None:
+        """In a thread: take what comes between cells."""
+        warn_at = time.monotonic() + WARN_EVERY_S
+        while not self.ended:
+            self._resting.wait()
+            with self._mine:
+                if not self._free():
+                    continue
+                self._keep(self.gang.poll(LISTEN_S))
+                if self.gang.deaths:
+                    self._settle()
+                    problem = self.gang.launcher.problem()
+                    self._lost(_why(self.gang) + (f" ({problem})" if problem else ""))
+                elif time.time() - self.used > self.wanted.idle_s:
+                    self._lost(f"no cell ran on it for {describe.duration(round(self.wanted.idle_s))}")
+            if time.monotonic() > warn_at and self._free():
+                warn_at = time.monotonic() + WARN_EVERY_S
+                warning = self.gang.launcher.warning()
+                if warning:
+                    self._tell(warning)
+
+    def _settle(self) -> None:
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until and not self.gang.gone:
+            self._keep(self.gang.poll(0.1))
+
+    def _lost(self, why: str) -> None:
+        self._end(why)
+        self._tell(f"the {self.describe()} is gone, and with it what the cells had bound there: {why}")
+
+    def _keep(self, found: list[Event]) -> None:
+        """Keep what ranks print between cells for the next one."""
+        self._kept.add(found)
+        text = "the ranks printed more between cells than is kept: the beginning of it is lost"
+        if self._kept.lossy and text not in self.news:
+            self.news.append(text)
+
+
+class _Kept:
+    """What ranks have printed and told; of a flood, the end, so that the one rank's does not wash away another's."""
+
+    def __init__(self) -> None:
+        self.lossy = False
+        self._by_rank: dict[int, deque[Event]] = {}
+        self._bytes: Counter[int] = Counter()
+
+    def add(self, found: list[Event]) -> None:
+        for event in found:
+            if isinstance(event, events.Output | events.Message | events.Metrics):
+                if isinstance(event, events.Output) and len(event.data) > KEPT_BYTES:
+                    event = replace(event, data=event.data[-KEPT_BYTES:])
+                    self.lossy = True
+                kept = self._by_rank.setdefault(event.rank, deque())
+                kept.append(event)
+                self._bytes[event.rank] += _bytes(event)
+                while self._bytes[event.rank] > KEPT_BYTES and len(kept) > 1:
+                    self._bytes[event.rank] -= _bytes(kept.popleft())
+                    self.lossy = True
+
+    def taken(self) -> list[Event]:
+        """All of it, in its order; nothing is kept then."""
+        found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
+        self.lossy = False
+        self._by_rank.clear()
+        self._bytes.clear()
+        return found
+
+
+def _bytes(event: Event) -> int:
+    """About what it takes to keep an event."""
+    text = event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.Message) else ""
+    return EVENT_BYTES + len(text)
+
+
+_gangs: list[WarmGang] = []  # the last started comes last
+
+
+# A forked process must not end, at its exit, what belongs to this one.
+os.register_at_fork(after_in_child=_gangs.clear)
+
+
+def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
+    """Start a warm gang and wait until its ranks are up.
+
+    `say` is told of what happens meanwhile, `tell` later of what happens between cells. LaunchError if it cannot be;
+    OptionsError if there is one at this place.
+    """
+    there = _at(wanted.np)
+    if there is not None and not there.ended:
+        raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
+    size = abs(wanted.np)
+    title = f"warm gang of {size}"
+    launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), title, wanted.gpus, stays=True), say)
+    gang = Gang(launcher, size)
+    with Interrupts() as interrupts:
+        try:
+            gang.start()
+            _wait_until_up(gang, interrupts, say)
+        except BaseException:  # raised again: nothing of it must stay
+            gang.close()
+            raise
+        if there is not None:
+            _gangs.remove(there)
+        if not _gangs:
+            atexit.register(stop)
+        _gangs.append(WarmGang(wanted, gang, tell))
+    return _gangs[-1]
+
+
+def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
+    began, joined, told = time.monotonic(), 0, False
+    while not gang.up:
+        joined += sum(isinstance(event, events.MemberJoined) for event in gang.poll(0.1))
+        if interrupts.seen:
+            raise interrupted("before the ranks were up")
+        if not told and time.monotonic() - began > gang.launcher.slow_after_s:
+            told = True
+            say(what_it_waits_for(gang, joined))
+
+
+def default_np() -> int | None:
+    """What a cell without -n means: the np of the gang that was started last; None if there is none."""
+    return _gangs[-1].wanted.np if _gangs else None
+
+
+def find(np: int, say: Tell) -> WarmGang | None:
+    """The warm gang for a cell with this `np`; one that was lost is replaced by a fresh one. None if there is none."""
+    found = _at(np)
+    if found is None or found.wanted.np != np or found.busy:
+        return None
+    if found.ended:
+        place = _gangs.index(found)
+        try:
+            fresh = start(found.wanted, say, found._tell)
+        except LaunchError as error:
+            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which is gone.)") from error
+        _gangs.remove(fresh)
+        _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
+        fresh.news.append(f"a fresh gang: the one before is gone, with what the cells had bound on it: {found.ended}")
+        return fresh
+    return found
+
+
+def every() -> list[WarmGang]:
+    """The warm gangs, also those that have been lost."""
+    return list(_gangs)
+
+
+def stop(where: str = "") -> list[WarmGang]:
+    """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there.
+
+    An interrupt meanwhile is raised when they have ended.
+    """
+    found = [gang for gang in _gangs if where in ("", gang.where)]
+    with Interrupts() as interrupts:
+        for gang in found:
+            gang.stop()
+            _gangs.remove(gang)
+        if not _gangs:
+            atexit.unregister(stop)
+    if interrupts.seen:
+        raise interrupted("when the gang had been stopped")
+    return found
+
+
+def _at(np: int) -> WarmGang | None:
+    return next((gang for gang in _gangs if gang.where == _where(np)), None)
+
+
+def _where(np: int) -> str:
+    return "local" if np < 0 else "spark"
+
+
+def _why(gang: Gang) -> str:
+    """Which ranks have died, and of what."""
+    by_summary: dict[str, list[int]] = {}
+    for rank, failure in gang.deaths.items():
+        said = failure.summary + (f" ({failure.advice})" if failure.kind == "lost" and failure.advice else "")
+        by_summary.setdefault(said, []).append(rank)
+    return "; ".join(f"{describe.rank_list(ranks)}: {said}" for said, ranks in by_summary.items())

@@ -1,0 +1,1 @@
+"""What ranks and the driver share: the world, reports, storage, interrupts, and the point to resume from."""

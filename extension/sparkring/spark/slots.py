@@ -1,0 +1,165 @@
+"""Spark's task slots: how many there are, who holds them, and whether a barrier stage would get those it needs."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from sparkring.errors import LaunchError, SlotsError
+from sparkring.spark.session import made_here, or_here
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from sparkring.spark.partitions import Data
+
+# Executors register a moment after the session is up; slots are asked for again until then.
+SETTLE_S = 1.2
+
+
+class Slots(NamedTuple):
+    """How many tasks Spark can run at once, and how many run now; `holders` says for whom.
+
+    The GPUs are those that Spark itself hands out; tasks that share one have a fraction of it.
+    """
+
+    total: int
+    busy: int
+    master: str
+    hosts: list[str]
+    holders: list[str]
+    gpus_per_task: float
+    gpus_per_executor: float
+
+    @property
+    def free(self) -> int:
+        return self.total - self.busy
+
+
+class Stage:
+    """One of our barrier stages, as long as it may run: what it is for, and how many slots it holds.
+
+    `stays`: it does not end by itself.
+    """
+
+    def __init__(self, context: SparkContext, title: str, size: int, *, stays: bool) -> None:
+        self.context = context
+        self.title = title
+        self.size = size
+        self.stays = stays
+        self.group = f"sparkring-{uuid.uuid4().hex[:12]}"
+
+    def ids(self) -> set[int]:
+        """What Spark calls it; with what it comes from, these may be several."""
+        tracker = self.context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
+        return {stage for job in jobs if job is not None for stage in job.stageIds}
+
+
+running: set[Stage] = set()
+
+
+def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
+    """What Spark can run at once in this session, and what it runs now, but for the stages `apart_from`."""
+    assert context._jsc is not None
+    jvm_context = context._jsc.sc()
+    profile = jvm_context.resourceProfileManager().defaultResourceProfile()
+    total = int(jvm_context.maxNumConcurrentTasks(profile))
+    tracker = context.statusTracker()
+    ours = {stage: one.title for one in list(running) for stage in one.ids()}
+    holders, busy = [], 0
+    for stage in tracker.getActiveStageIds():
+        info = tracker.getStageInfo(stage)
+        if info is not None and info.numActiveTasks and stage not in apart_from:
+            busy += info.numActiveTasks
+            holders.append(f"{ours.get(stage) or f'stage {stage} ({info.name})'}: {info.numActiveTasks}")
+    iterator = jvm_context.getExecutorMemoryStatus().keysIterator()
+    hosts = []
+    while iterator.hasNext():
+        hosts.append(str(iterator.next()).rpartition(":")[0])
+    per_task, per_executor = gpus_per(context, "task"), gpus_per(context, "executor")
+    return Slots(total, min(busy, total), context.master, hosts, holders, per_task, per_executor)
+
+
+def current_slots() -> Slots | None:
+    """The slots of the session that the notebook has; None if it has none."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    return None if context is None or context._jsc is None else slots(context)
+
+
+def gpus_per(context: SparkContext, holder: Literal["task", "executor"]) -> float:
+    """How many GPUs Spark gives to each task or executor."""
+    if _on_driver_alone(context):
+        return 0.0  # whatever the settings say
+    return float(context.getConf().get(f"spark.{holder}.resource.gpu.amount", "0") or 0)
+
+
+def _on_driver_alone(context: SparkContext) -> bool:
+    return re.match(r"local(\[|$)", context.master) is not None
+
+
+def check_gpus(context: SparkContext, size: int, each: int) -> None:
+    """LaunchError if Spark does not give `each` GPUs to a task."""
+    held = gpus_per(context, "task")
+    if held >= each:
+        return
+    advice = (
+        f"Spark gives none in this mode: use -n -{size} for processes on this machine, with its GPUs."
+        if _on_driver_alone(context)
+        else f"Start the session with spark.task.resource.gpu.amount={each}, spark.executor.resource.gpu.amount (that, "
+        "times the tasks that run in an executor at once) and, where the cluster does not know its GPUs yet, "
+        f"spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
+    )
+    raise LaunchError(
+        f"needs {each} GPU{'s' if each > 1 else ''} for each task, {held:g} given by Spark ({context.master}). {advice}"
+    )
+
+
+def check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
+    """Everything that would make the barrier stage wait in vain, found before it is submitted."""
+    setting = context.getConf().get
+    if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        raise LaunchError(
+            "Spark's dynamic allocation is on, and barrier stages cannot run under it: start the session with "
+            "spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+        )
+    deadline = time.monotonic() + SETTLE_S
+    found = slots(context)
+    while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = slots(context)
+    gangs = [one for one in list(running) if one.stays and one.context is context]
+    held = sum(one.size for one in gangs)
+    if held and found.total - held < size <= found.total:
+        raise SlotsError(
+            f"needs {size} task slots; of {found.total} the {gangs[0].title} holds {held}. Run on it (leave out -n, "
+            f"or -n {held}), or stop it (%gang stop){or_here(size, here)}."
+        )
+    if found.total < size and data is not None:
+        raise SlotsError(
+            f"{size} partitions of `{data.name}` need {size} task slots, {found.total} in all, {found.busy} busy "
+            f"({context.master}). Use -n {max(found.total, 1)}, or add executors or cores."
+        )
+    if found.total < size:
+        more = (
+            "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and makes a larger one"
+            if made_here(context)
+            else "add executors or cores (executors that are just starting count in a moment)"
+        )
+        fewer = f"Use -n {found.total}, {'' if here else 'or '}" if found.total else "There are no executors: "
+        raise SlotsError(
+            f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). "
+            f"{fewer}{more}{or_here(size, here)}."
+        )
+
+
+def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
+    """The stages but `mine` that could run tasks, and run none; with what Spark calls them."""
+    tracker = context.statusTracker()
+    found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
+    return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

@@ -1,0 +1,1 @@
+"""How the driver, members and ranks talk: the channel, and the ticket that a member starts with."""

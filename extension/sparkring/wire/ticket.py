@@ -1,0 +1,47 @@
+"""What a launcher hands to a member: the way home, and what the member needs to become a rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# How a member's Python is started: the ticket comes on stdin, so that the secret never stands in
+# argv or in an environment, and stdin stays open as the thread by which the member's life hangs.
+# '' (the working folder) leaves sys.path meanwhile: a json.py beside the notebook is not ours to run.
+BOOT = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
+    "ticket = json.loads(sys.stdin.buffer.readline()); "
+    "sys.path[:0] = ticket['first']; sys.path += ticket['last']; "
+    "from sparkring.worker.member.member import main; main(ticket)"
+)
+
+# Follows the last row: a stream that breaks off must not pass for a short partition.
+ROWS_END = b"end of rows"
+# The key of Spark's own schema in the metadata of the Arrow schema.
+SPARK_SCHEMA = b"sparkring.spark"
+
+
+class Ticket(NamedTuple):
+    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
+
+    `prefix` is sys.prefix of the notebook's Python. `gpus` are the addresses of the GPUs that the rank has for itself.
+    From a Spark task: `context` is what its BarrierTaskContext holds, packed by worker/spark_task.py, and `rows` the
+    open descriptor from which its rank reads the rows of its partition, or -1.
+    """
+
+    member: int
+    host: str
+    port: int
+    secret: str
+    first: list[str]
+    last: list[str]
+    prefix: str = ""
+    cleanup: str = ""
+    gpus: Sequence[str] = ()
+    context: str = ""
+    rows: int = -1
+
+    def line(self) -> bytes:
+        """The ticket as one line of JSON."""
+        return json.dumps(self._asdict()).encode() + b"\n"

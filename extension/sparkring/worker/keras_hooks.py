@@ -1,0 +1,207 @@
+"""What Keras does, told without a change to the user's code: metrics of `model.fit`, and checkpoints of its callbacks.
+
+Every fit gets one more callback; what ModelCheckpoint and BackupAndRestore write is told when it is written. Keras is
+not imported for this: the modules of Model and the callbacks are patched when the user's code has imported them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import importlib
+import os
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sparkring.runtime import report
+from sparkring.worker.rank.imports import when_imported
+
+# Where Model is defined: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12, Keras 3.
+_MODULES = (
+    "keras.src.engine.training",
+    "tf_keras.src.engine.training",
+    "keras.engine.training",
+    "keras.src.models.model",
+    # Where the callbacks are: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12.
+    "keras.src.callbacks",
+    "tf_keras.src.callbacks",
+    "keras.callbacks",
+)
+_BATCH_EVERY_S = 0.2
+
+
+def install() -> None:
+    """Report the metrics of every `fit` from now on; calling it again changes nothing."""
+    for name in _MODULES:
+        when_imported(name, _patch)
+
+
+def _patch(module: types.ModuleType) -> None:
+    if hasattr(module, "Model"):
+        _report_fits(module)
+    if hasattr(module, "ModelCheckpoint") and hasattr(module, "BackupAndRestore"):
+        _tell_model_checkpoints(module.ModelCheckpoint)
+        _tell_backups(module.BackupAndRestore)
+
+
+def _report_fits(module: types.ModuleType) -> None:
+    import inspect
+
+    model = module.Model
+    if hasattr(model.fit, "_sparkring"):
+        return
+    fit, signature = model.fit, inspect.signature(model.fit)
+
+    @functools.wraps(fit)
+    def fit_and_report(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return fit(*args, **kwargs)  # let Keras say what is wrong with the call
+        callbacks: Any = bound.arguments.get("callbacks")
+        if hasattr(callbacks, "append"):
+            callbacks = callbacks if not isinstance(callbacks, list) else list(callbacks)
+        elif callbacks is None or isinstance(callbacks, (tuple, set)):
+            callbacks = list(callbacks or ())
+        else:
+            callbacks = [callbacks]
+        callbacks.append(_callback(module))
+        bound.arguments["callbacks"] = callbacks
+        return fit(*bound.args, **bound.kwargs)
+
+    fit_and_report._sparkring = True  # type: ignore[attr-defined]
+    model.fit = fit_and_report
+
+
+def _callback(module: types.ModuleType) -> Any:
+    """A reporting callback for the Keras that `module` belongs to."""
+    base = importlib.import_module(
+        "tf_keras.callbacks" if module.__name__.startswith("tf_keras") else "keras.callbacks"
+    ).Callback
+
+    class ReportMetrics(base):  # type: ignore[misc, valid-type]
+        """Reports each epoch, and the running values at most five times a second."""
+
+        # Keras then hands over tensors as they are; they are read only when they are sent.
+        _supports_tf_logs = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._epoch = 0
+            self._last = 0.0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._epoch = epoch + 1
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now = time.monotonic()
+            if now - self._last >= _BATCH_EVERY_S:
+                self._last = now
+                report.log(
+                    step=batch + 1,
+                    epoch=self._epoch,
+                    steps=self.params.get("steps"),
+                    epochs=self.params.get("epochs"),
+                    **report.numbers(logs),
+                )
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            report.log_epoch(epoch + 1, self.params.get("epochs"), report.numbers(logs))
+
+    return ReportMetrics()
+
+
+def _tell_model_checkpoints(kind: Any) -> None:
+    """What a ModelCheckpoint writes, with the epoch's metrics."""
+
+    def note(callback: Any, took_s: float, filepath: Any = None) -> None:
+        callback._sparkring_wrote = (os.fspath(filepath), took_s)
+
+    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
+        path, took_s = callback.__dict__.pop("_sparkring_wrote")  # KeyError if it was not good enough to be written
+        if _writes(callback.model):
+            folder, name = os.path.split(path.rstrip("/"))
+            _tell_saved(
+                folder=folder or ".",
+                name=name,
+                step=int(epoch) + 1,
+                size_bytes=_size_bytes(path),
+                took_s=took_s,
+                metrics=report.numbers(logs),
+                best=bool(callback.save_best_only),
+                kind="keras",
+            )
+
+    _tell_after(kind, "_save_handler", note)
+    _tell_after(kind, "_save_model", tell)
+
+
+def _tell_backups(kind: Any) -> None:
+    """What a BackupAndRestore writes, and that it keeps the last only, and none when fit() is done."""
+
+    def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
+        if _writes(callback.model):
+            path = callback._training_state.write_checkpoint_manager.latest_checkpoint
+            folder = os.fspath(callback.backup_dir)
+            remove(callback)
+            callback._sparkring_wrote = (folder, os.path.relpath(path, folder))
+            _tell_saved(
+                folder=folder,
+                name=callback._sparkring_wrote[1],
+                step=int(epoch) + 1,
+                size_bytes=_size_bytes(path),
+                took_s=took_s,
+                kind="tensorflow",
+            )
+
+    def remove(callback: Any) -> None:
+        folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))
+        if name:
+            report.tell("checkpoint", {"event": "removed", "told": {"folder": folder, "name": name}})
+
+    def ended(callback: Any, took_s: float, logs: Any = None) -> None:
+        if callback.delete_checkpoint:
+            remove(callback)
+
+    _tell_after(kind, "_backup", tell)
+    _tell_after(kind, "on_train_end", ended)
+
+
+def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
+    """Have `tell(callback, seconds, …)` called after a method; what goes wrong there is not the training's business."""
+    method = kind.__dict__.get(name)
+    if method is None or hasattr(method, "_sparkring"):
+        return
+
+    @functools.wraps(method)
+    def do_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        result = method(self, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            tell(self, time.monotonic() - began, *args, **kwargs)
+        return result
+
+    do_and_tell._sparkring = True  # type: ignore[attr-defined]
+    setattr(kind, name, do_and_tell)
+
+
+def _tell_saved(**told: Any) -> None:
+    report.tell("checkpoint", {"event": "saved", "told": {**told, "blocked_s": told["took_s"]}})
+
+
+def _writes(model: Any) -> bool:
+    """Is it this rank that writes? Under a strategy of several workers, others write to a folder that goes again."""
+    extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
+    return bool(getattr(extended, "should_checkpoint", True))
+
+
+def _size_bytes(path: str) -> int:
+    """Of a file, a folder, or the files that TensorFlow calls by one name; 0 where only TensorFlow can look."""
+    files = [path] if os.path.isfile(path) else glob.glob(f"{glob.escape(path)}.index")
+    files += glob.glob(f"{glob.escape(path)}.data-*")
+    for folder, _, names in os.walk(path):
+        files += [os.path.join(folder, name) for name in names]
+    return sum(os.path.getsize(file) for file in files)

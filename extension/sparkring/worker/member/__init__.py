@@ -1,0 +1,1 @@
+"""The process that starts one rank, owns its output, and ends it."""

@@ -1,0 +1,391 @@
+"""A member: the process that starts one rank, owns its output, and is the rank's way home.
+
+    driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
+                                                  ▲──── stdout, stderr (pipes) ────┘
+
+The member holds no thread and no lock: one loop over what can be read. It reads the rank's pipes at
+the file-descriptor level, so C++ output and a segfault's last words arrive; before it passes on that
+the rank has finished or failed, it empties those pipes, so the output comes first. Its own life hangs
+on its parent's: when the driver's end of stdin closes, the parent changes, or the connection breaks,
+the rank and everything that the rank started are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from sparkring.wire.channel import ChannelClosed, Connection, dial, pair
+from sparkring.wire.ticket import Ticket
+from sparkring.worker.member import process
+from sparkring.worker.member.gpus import Meter
+from sparkring.worker.member.network import free_port, interface_of
+from sparkring.worker.member.pipe import Pipe
+from sparkring.worker.member.timeline import TimelineFile
+
+GATHER_S = 0.004  # after some output, wait this long for more: a frame per line would be slow
+PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
+TICK_S = 0.5
+BEAT_EVERY_S = 2.0
+DRAIN_LIMIT_S = 2.0
+DRAIN_READS = 16  # something that the rank started may go on writing without end
+
+
+class RankProcess(NamedTuple):
+    """A rank that was just forked, and the member's ends of what leads to it."""
+
+    pid: int
+    channel: Connection
+    stdout: int
+    stderr: int
+    stacks: int
+
+
+class Member:
+    """One rank's supervisor."""
+
+    def __init__(self, ticket: Ticket, rank: RankProcess, parent: int) -> None:
+        self.parent = parent
+        self.cleanup = ticket.cleanup
+        self.oom_before = process.out_of_memory_kills()
+        self.rank_pid = rank.pid
+        self.to_rank = rank.channel
+        self.stack_fd = rank.stacks
+        self.pipes = {fd: Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
+        self.timeline: TimelineFile | None = None
+        self.wait_status: int | None = None
+        self.peak_memory_bytes = 0
+        self.kill_at: float | None = None
+        self.last_beat = time.monotonic()
+        self.gpus = Meter()
+        self.paused_until = 0.0
+        self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
+        self.home.send("hello", self.introduction(ticket))
+
+    def introduction(self, ticket: Ticket) -> dict[str, Any]:
+        address = self.home.local_host()
+        return {
+            "member": ticket.member,
+            "gpus": ticket.gpus,
+            "pid": self.rank_pid,
+            "host": socket.gethostname(),
+            "address": address,
+            "interface": interface_of(address),
+            "port": free_port(address),
+            "python": sys.executable,
+            "packages": None if sys.prefix == ticket.prefix else _packages(),
+        }
+
+    def run(self) -> None:
+        """Serve until the rank and everything it started are gone."""
+        wake_r, wake_w = os.pipe()
+        os.set_blocking(wake_r, False)
+        os.set_blocking(wake_w, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(signal.SIGKILL, 0.0))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        control = selectors.DefaultSelector()
+        everything = selectors.DefaultSelector()
+        for selector in (control, everything):
+            selector.register(wake_r, selectors.EVENT_READ, "wake")
+            selector.register(0, selectors.EVENT_READ, "parent")
+            selector.register(self.home, selectors.EVENT_READ, "home")
+            selector.register(self.to_rank, selectors.EVENT_READ, "rank")
+        for fd in self.pipes:
+            everything.register(fd, selectors.EVENT_READ, "output")
+        self.selectors = (control, everything)
+        self.reap()
+        while self.wait_status is None:
+            now = time.monotonic()
+            paused = self.paused_until > now
+            selector = control if paused else everything
+            for key, _ in selector.select(self.pause(now)):
+                match key.data:
+                    case "wake":
+                        os.read(wake_r, 512)
+                        self.reap()
+                    case "parent":
+                        if not os.read(0, 512):
+                            self.abandon()
+                    case "home":
+                        self.from_home()
+                    case "rank":
+                        self.from_rank()
+                    case "output" if key.fd in self.pipes:  # "rank", just before, may have read it to its end
+                        self.forward(self.pipes[key.fd])
+            self.tick()
+        self.finish()
+
+    def pause(self, now: float) -> float:
+        """How long to sleep when nothing can be read."""
+        wait = TICK_S
+        if self.paused_until > now:
+            wait = min(wait, self.paused_until - now)
+        if any(pipe.rest for pipe in self.pipes.values()):
+            wait = min(wait, PARTIAL_AFTER_S / 2)
+        if self.kill_at is not None:
+            wait = min(wait, max(0.0, self.kill_at - now))
+        return wait
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if os.getppid() != self.parent:
+            self.abandon()
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            process.kill_family(self.rank_pid)
+        for pipe in self.pipes.values():
+            if pipe.rest and now - pipe.rest_since > PARTIAL_AFTER_S:
+                self.send_output(pipe, pipe.take_rest())
+        if now - self.last_beat > BEAT_EVERY_S:
+            self.last_beat = now
+            self.tell("beat")
+            for gpu in self.gpus.changes():
+                self.tell("gpu", gpu._asdict())
+
+    # ── to and from the driver ────────────────────────────────────────────────
+
+    def tell(self, kind: str, fields: dict[str, Any] | None = None, parts: tuple[bytes, ...] = ()) -> None:
+        try:
+            self.home.send(kind, fields, parts)
+        except ChannelClosed:
+            self.abandon()
+
+    def from_home(self) -> None:
+        try:
+            head = self.home.receive_head()
+            if head.kind == "stop":
+                self.stop(head.fields["signal"], head.fields["grace_s"])
+            elif head.kind == "interrupt":
+                process.signal_group(self.rank_pid, signal.SIGINT)
+            elif head.kind == "stacks":
+                self.tell("stack", self.take_stack())
+            elif head.kind == "timeline":
+                self.record_timeline(head.fields["variable"], head.fields["wanted"])
+            else:
+                if head.kind == "world":
+                    self.gpus = Meter(head.fields["world"]["gpus"])
+                self.pass_to_rank(head)
+        except ChannelClosed:
+            self.abandon()
+
+    def record_timeline(self, variable: str, wanted: bool) -> None:
+        """Give the rank a file for its framework's timeline, of which the driver gets what is in it in the end."""
+        if self.timeline is None:
+            self.timeline = TimelineFile(self.cleanup, wanted=wanted)
+        try:
+            self.to_rank.send("environment", {"variables": {variable: self.timeline.path}})
+        except ChannelClosed:
+            if not self.rank_has_ended():
+                raise
+
+    def pass_to_rank(self, head: Any) -> None:
+        try:
+            self.home.pass_on(head, self.to_rank)
+        except ChannelClosed:
+            if not self.rank_has_ended():
+                raise
+
+    def from_rank(self) -> None:
+        try:
+            head = self.to_rank.receive_head()
+        except ChannelClosed:
+            for selector in self.selectors:
+                selector.unregister(self.to_rank)
+            self.reap()
+            return
+        if head.kind in ("done", "failed"):
+            for pipe in list(self.pipes.values()):
+                self.forward(pipe, all_of_it=True)
+        try:
+            self.to_rank.pass_on(head, self.home)
+        except ChannelClosed:
+            if not self.rank_has_ended():
+                self.abandon()
+
+    # ── the rank's output ─────────────────────────────────────────────────────
+
+    def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
+        """Send on what the rank has written; False once the stream has ended."""
+        for _ in range(DRAIN_READS if all_of_it else 1):
+            data, ended = pipe.read()
+            self.send_output(pipe, data)
+            if not data:
+                break
+        if all_of_it or ended:
+            self.send_output(pipe, pipe.take_rest())
+        if ended and pipe.fd in self.pipes:
+            del self.pipes[pipe.fd]
+            self.selectors[1].unregister(pipe.fd)
+            os.close(pipe.fd)
+        return not ended
+
+    def send_output(self, pipe: Pipe, data: bytes) -> None:
+        if data:
+            self.paused_until = time.monotonic() + GATHER_S
+            self.tell("output", {"stream": pipe.stream}, (data,))
+
+    # ── the rank's life ───────────────────────────────────────────────────────
+
+    def stop(self, with_signal: int, grace_s: float) -> None:
+        """Signal the rank's process group; what is left after `grace_s` is killed."""
+        if self.wait_status is None:
+            process.signal_group(self.rank_pid, with_signal)
+            self.kill_at = time.monotonic() + grace_s
+
+    def reap(self) -> None:
+        """Take note of ended children: the rank, or what was handed to us when its parent ended."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.rank_pid:
+                self.wait_status = status
+                unit = 1 if sys.platform == "darwin" else 1024
+                self.peak_memory_bytes = usage.ru_maxrss * unit
+
+    def rank_has_ended(self) -> bool:
+        """Which end of the relay broke? A rank whose end is closed is dead, or will be in a moment."""
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while self.wait_status is None and time.monotonic() < deadline:
+            self.reap()
+            time.sleep(0.005)
+        return self.wait_status is not None
+
+    def abandon(self) -> None:
+        """Nobody is left to report to: end everything at once."""
+        process.kill_family(self.rank_pid)
+        process.reap_all()
+        self.clean_up()
+        os._exit(1)
+
+    def clean_up(self) -> None:
+        """Remove what is of no use to anybody else."""
+        if self.timeline is not None:
+            self.timeline.remove()
+        _remove(self.cleanup)
+
+    def finish(self) -> None:
+        """The rank is gone: end what it left behind, send its last output, and say how it ended."""
+        process.kill_family(self.rank_pid)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        for pipe in list(self.pipes.values()):
+            while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:
+                time.sleep(0.002)
+        if self.timeline is not None:
+            for fields, data in self.timeline.parts():
+                self.tell("timeline", fields, (data,))
+            self.timeline.remove()
+        status = self.wait_status or 0
+        killed = process.out_of_memory_kills() > self.oom_before
+        self.tell(
+            "exited",
+            {
+                "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                "out_of_memory": killed,
+                "peak_memory_bytes": self.peak_memory_bytes,
+            },
+        )
+        self.home.close()
+
+    def take_stack(self) -> dict[str, Any]:
+        """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
+        state = process.state(self.rank_pid)
+        if not state.startswith("frozen"):
+            try:
+                os.kill(self.rank_pid, signal.SIGUSR2)
+            except OSError:
+                return {"state": "gone", "text": ""}
+        text, quiet_since = b"", time.monotonic()
+        while time.monotonic() - quiet_since < (0.03 if text else 0.3):
+            try:
+                more = os.read(self.stack_fd, 65536)
+                if not more:
+                    break  # it has just ended
+                text += more
+                quiet_since = time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.005)
+            if state.startswith("frozen"):
+                break
+        return {"state": state, "text": text.decode("utf-8", "replace")}
+
+
+def _packages() -> dict[str, str]:
+    """The installed packages, which the driver checks if this is another Python than the notebook's."""
+    from sparkring.capture import versions  # takes some 30 ms, so not for the notebook's own Python
+
+    return versions.installed()
+
+
+def _fork_rank(ticket: Ticket) -> RankProcess:
+    """Fork the rank. In the child this does not return: the process runs the rank and exits."""
+    out_r, out_w = os.pipe()
+    err_r, err_w = os.pipe()
+    stack_r, stack_w = os.pipe()
+    ours, theirs = pair()
+    member = os.getpid()
+    # A question for its stack, before the rank can answer one, must not end it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    pid = os.fork()
+    if pid:
+        theirs.release()
+        for fd in (out_w, err_w, stack_w, *([ticket.rows] if ticket.rows >= 0 else [])):
+            os.close(fd)
+        os.set_blocking(stack_r, False)
+        return RankProcess(pid, ours, out_r, err_r, stack_r)
+    os.setsid()
+    process.die_with_parent(member)
+    ours.release()
+    for fd in (out_r, err_r, stack_r):
+        os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out_w, 1), (err_w, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    if ticket.rows >= 0:
+        os.set_inheritable(ticket.rows, False)
+    from sparkring.worker.rank import rank
+
+    # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
+    sys.exit(rank.main(theirs, stack_w, ticket.context, ticket.rows))
+
+
+def main(found: dict[str, Any]) -> None:
+    """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
+    ticket, parent = Ticket(**found), os.getppid()
+    process.adopt_orphans()
+    rank = _fork_rank(ticket)  # first of all: it can import what it needs while we dial
+    code = 1
+    member = None
+    try:
+        member = Member(ticket, rank, parent)
+        member.run()
+        code = 0
+    except (ChannelClosed, OSError) as error:
+        print(f"sparkring: member {ticket.member}: {error}", file=sys.stderr, flush=True)
+    finally:
+        process.kill_family(rank.pid)
+        process.reap_all()
+        if member is not None:
+            member.clean_up()
+        _remove(ticket.cleanup)
+    os._exit(code)  # nothing is left to tidy up, and the driver waits for this
+
+
+def _remove(folder: str) -> None:
+    if folder:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,285 @@
+"""Implements display(), plt.show() and displayHTML() on ranks.
+
+The text form is printed to the rank's stdout, so the log has it in order; the richest form that a notebook can show is
+sent to the driver. IPython's own display functions do the same if IPython is installed. Nothing is imported for this:
+IPython, matplotlib and tqdm are patched when the cell imports them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import sys
+import types
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from sparkring.runtime.report import DISPLAY_BYTES, DISPLAY_TEXT_CHARACTERS
+from sparkring.worker.rank.imports import when_imported
+
+Send = Callable[[dict[str, Any], bytes], None]
+
+# The forms that can be shown, in order of preference, and IPython's method for each.
+_METHODS = {
+    "text/html": "_repr_html_",
+    "image/png": "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "image/gif": "",  # of an IPython.display.Image
+    "image/webp": "",
+    "image/svg+xml": "_repr_svg_",
+    "text/markdown": "_repr_markdown_",
+    "text/latex": "_repr_latex_",
+}
+# Pictures in bytes; a bundle may hold them as base64 text.
+_BINARY = frozenset(kind for kind in _METHODS if kind.startswith("image/") and kind != "image/svg+xml")
+_BACKEND = "module://sparkring.worker.rank.figures"
+
+_send: Send | None = None
+_shown = 0  # in this request
+_numbers: dict[str, int] = {}  # of the displays that have an id
+_clears = False  # whether the next display replaces all before it
+
+
+def connect(send: Send) -> None:
+    """Send what is displayed from now on through `send(fields, data)`; called once on each rank."""
+    global _send
+    _send = send
+    when_imported("IPython.core.display_functions", _replace_ipythons)
+    when_imported("tqdm.notebook", _print_bars)
+
+
+def draw_figures() -> None:
+    """Make matplotlib pass its figures to display() once the cell imports it, unless the user chose a backend.
+
+    Processes that the rank starts cannot display; they get a backend that only draws into files.
+    """
+    chosen = os.environ.get("MPLBACKEND", "")
+    if not chosen or chosen.startswith("module://"):
+        os.environ["MPLBACKEND"] = "Agg"
+        when_imported("matplotlib", _use_our_backend)
+
+
+def begin() -> None:
+    """Begin a request: count displays from 1, and close figures of earlier requests."""
+    global _shown, _clears
+    _shown, _clears = 0, False
+    _numbers.clear()
+    figures = sys.modules.get("sparkring.worker.rank.figures")
+    if figures is not None:
+        figures.forget()
+
+
+def finish() -> None:
+    """The cell has ended: show the figures that are still open, as a notebook does.
+
+    An error in drawing one is printed, and does not fail the run.
+    """
+    figures = sys.modules.get("sparkring.worker.rank.figures")
+    if figures is not None:
+        try:
+            figures.show()
+        except Exception:  # drawing may raise anything
+            import traceback
+
+            _print(traceback.format_exc())
+
+
+# ── What the cell calls ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DisplayHandle:
+    """What display(…, display_id=…) returns: later calls change what was shown."""
+
+    def __init__(self, display_id: str) -> None:
+        self.display_id = display_id
+
+    def display(self, value: object, **options: Any) -> None:
+        """Show a value under this id."""
+        display(value, display_id=self.display_id, **options)
+
+    def update(self, value: object, **options: Any) -> None:
+        """Replace what is shown under this id."""
+        update_display(value, display_id=self.display_id, **options)
+
+
+def display(
+    *values: Any,
+    include: Collection[str] | None = None,
+    exclude: Collection[str] | None = None,
+    raw: bool = False,
+    display_id: str | bool | None = None,
+    update: bool = False,
+    clear: bool = False,
+    **_: Any,
+) -> DisplayHandle | None:
+    """Show values in the notebook, with this rank's number; the arguments are those of IPython's display()."""
+    if clear:
+        clear_output()
+    handle = DisplayHandle(f"display-{len(_numbers)}") if display_id is True else None
+    if isinstance(display_id, str):
+        handle = DisplayHandle(display_id)
+    for value in values:
+        if not raw and hasattr(type(value), "_ipython_display_"):
+            value._ipython_display_()
+            continue
+        found = dict(value) if raw else _bundle(value, include)
+        kept = {
+            kind: data
+            for kind, data in found.items()
+            if kind == "text/plain" or ((not include or kind in include) and kind not in (exclude or ()))
+        }
+        _show(kept, handle.display_id if handle else None, update=update)
+    return handle
+
+
+def update_display(value: object, *, display_id: str, **options: Any) -> None:
+    """Replace what was shown with this `display_id`."""
+    display(value, display_id=display_id, update=True, **options)
+
+
+def clear_output(wait: bool = False) -> None:
+    """Clear this rank's displays when it shows the next one."""
+    global _clears
+    _clears = True
+
+
+def publish_display_data(data: Mapping[str, Any], *_: Any, transient: Any = None, **options: Any) -> None:
+    """Show a bundle of forms, by MIME type."""
+    display_id = (transient or {}).get("display_id")
+    display(data, raw=True, display_id=display_id, update=bool(options.get("update")))
+
+
+def display_html(html: str) -> None:
+    """Databricks' displayHTML()."""
+    display({"text/html": html, "text/plain": "<HTML>"}, raw=True)
+
+
+# ── The forms of a value ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
+    """The forms of a value by MIME type, without those that raise."""
+    found: dict[str, Any] = {"text/plain": _repr(value)}
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    if figure is not None and isinstance(value, figure):
+        found["image/png"] = png(value)
+        return found
+    bundle = _call(value, "_repr_mimebundle_", include=include, exclude=None)
+    if isinstance(bundle, Mapping):
+        found.update(bundle)
+    for kind, method in _METHODS.items():
+        if method and kind not in found:
+            data = _call(value, method)
+            if data is not None:
+                found[kind] = data
+                if not _has_scripts(found):
+                    break  # later forms would not be chosen
+    return found
+
+
+def png(figure: Any) -> bytes:
+    """A matplotlib figure as the notebook's inline backend draws it."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=figure.dpi, bbox_inches="tight")
+    return picture.getvalue()
+
+
+def _call(value: object, method: str, **arguments: Any) -> Any:
+    found = getattr(type(value), method, None)
+    if found is None:
+        return None
+    try:
+        data = found(value, **arguments)
+    except Exception:  # the user's own method; the text form is left
+        return None
+    return data[0] if isinstance(data, tuple) and data else data  # the second is metadata
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # the user's own __repr__
+        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+
+
+def _has_scripts(bundle: Mapping[str, Any]) -> bool:
+    """Whether its HTML needs scripts, which the notebook does not run."""
+    return "<script" in str(bundle.get("text/html", "")).lower()
+
+
+def _richest(bundle: Mapping[str, Any]) -> tuple[str, bytes] | None:
+    """The form to show: a picture rather than HTML that needs scripts."""
+    kinds = [kind for kind in _METHODS if bundle.get(kind)]
+    if _has_scripts(bundle):
+        kinds = [*kinds[1:], "text/html"]
+    for kind in kinds:
+        data = bundle[kind]
+        if kind in _BINARY and isinstance(data, str):
+            try:
+                return kind, base64.b64decode(data)
+            except binascii.Error:
+                continue
+        return kind, bytes(data) if isinstance(data, (bytes, bytearray, memoryview)) else str(data).encode()
+    return None
+
+
+def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) -> None:
+    global _shown, _clears
+    text = str(bundle.get("text/plain", "")) or f"<{', '.join(bundle)}>"
+    found = _richest(bundle)
+    if found is None or not update:  # an update is not printed in the log again
+        _print(text)
+    if found is None or _send is None:
+        return
+    known = _numbers.get(display_id) if display_id is not None and update else None
+    if known is None:
+        known = _shown = _shown + 1
+        if display_id is not None:
+            _numbers[display_id] = known
+    kind, data = found
+    fields = {
+        "number": known,
+        "mime_type": kind,
+        "text": text[:DISPLAY_TEXT_CHARACTERS],
+        "size_bytes": len(data),
+        "clears": _clears,
+    }
+    _clears = False
+    _send(fields, data if len(data) <= DISPLAY_BYTES else b"")
+
+
+def _print(text: str) -> None:
+    if sys.stdout is not None:
+        try:
+            print(text, flush=True)
+        except (OSError, ValueError):
+            pass  # the user closed the stream
+
+
+# ── Others' ways to show something ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _replace_ipythons(module: Any) -> None:
+    """Replace IPython's functions, which only print on a rank, where IPython has no shell."""
+    for ours in (display, update_display, clear_output, publish_display_data):
+        setattr(module, ours.__name__, ours)
+
+
+def _use_our_backend(module: Any) -> None:
+    if os.environ.get("MPLBACKEND") == "Agg":  # else the cell chose a backend before it imported matplotlib
+        module.rcParams["backend"] = _BACKEND
+
+
+def _print_bars(module: types.ModuleType) -> None:
+    """Replace tqdm's bars for notebooks, which are widgets and need a kernel, by those for terminals."""
+    std: Any = module.std_tqdm
+
+    class tqdm_notebook(std):  # type: ignore[misc]
+        """tqdm's bar as text."""
+
+        def __init__(self, *arguments: Any, display: bool = True, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+
+    module.__dict__.update(tqdm_notebook=tqdm_notebook, tqdm=tqdm_notebook)

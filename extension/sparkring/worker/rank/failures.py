@@ -1,0 +1,225 @@
+"""An exception on a rank, as data that the driver can show: no class of the user's need travel."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+from sparkring.capture import submodules
+from sparkring.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointStorageError,
+    OptionsError,
+    PathError,
+    SparkringError,
+)
+from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
+from sparkring.worker.rank import script
+
+if TYPE_CHECKING:
+    from sparkring.history.events import FailureCause
+
+CONTEXT_LINES = 2
+MOST_FRAMES = 50
+
+# What a rank raises when another one has gone: an echo, not the cause.
+_ECHOES = (
+    "HorovodInternalError",
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Connection refused",
+    "Broken pipe",
+    "gloo",
+    "ProcessGroupGloo",
+    "ncclRemoteError",
+    "Timed out waiting for clients",
+    "Horovod has been shut down",
+)
+
+_NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
+_NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[.\w]*' on <module '__main__'")  # pickle's
+_SCOPES = {"globals", "locals", "vars"}
+# Exceptions that the same code raises again, on any ranks.
+_CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
+
+# pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
+_INTERRUPTED = "REPLACED BY KeyboardInterrupt"
+
+
+def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
+    """The fields of an events.Failure, as JSON values; `cell` is the file name of the cell that is being run."""
+    if _INTERRUPTED in _text_of(error):
+        error = KeyboardInterrupt().with_traceback(error.__traceback__)
+    name = type(error).__qualname__
+    text = _text_of(error)
+    if isinstance(error, SystemExit):
+        said = "" if error.code is None else repr(error.code)
+        summary, kind = f"called sys.exit({said})", "exit"
+    elif isinstance(error, KeyboardInterrupt):
+        summary, kind = "interrupted", "exception"
+    else:
+        summary, kind = (f"{name}: {text}" if text else name), "exception"
+    frames = _frames(error, cell)
+    return {
+        "kind": kind,
+        "summary": summary,
+        "frames": frames,
+        "traceback": _traceback(error),
+        "advice": _advice(error),
+        "interrupt": isinstance(error, KeyboardInterrupt),
+        "follows": any(map(_is_echo, _chain(error))),
+        "error": f"{type(error).__module__}.{name}",
+        "cause": _cause(error),
+    }
+
+
+def _is_echo(error: BaseException) -> bool:
+    told = f"{type(error).__qualname__}: {_text_of(error)}"
+    return any(mark in told for mark in _ECHOES)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception and those that led to it: one raised in a handler may follow from the one that is handled."""
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and all(each is not other for other in found):
+        found.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return found
+
+
+def _cause(error: BaseException) -> FailureCause:
+    if isinstance(error, CheckpointDamagedError):
+        return "damaged"
+    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else ""
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the user's own __str__
+        return f"(its text cannot be had: {type(second).__name__})"
+
+
+def _traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without the frames that are ours; of an interrupt, only where the cell was."""
+    try:
+        parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
+        _leave_out_ours(parts, error)
+        if isinstance(error, KeyboardInterrupt):
+            cells = [frame for frame in parts.stack if is_cell(frame.filename)]
+            parts.stack = traceback.StackSummary.from_list(cells or parts.stack)
+            parts.__context__ = None
+        return "".join(parts.format())
+    except Exception:  # an exception may be too odd to format
+        return f"{type(error).__qualname__}\n"
+
+
+def _skip_ours(error: BaseException) -> Any:
+    """The traceback from the first frame that is not in this package's worker."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith("sparkring.worker"):
+        tb = tb.tb_next
+    return tb
+
+
+def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseException) -> None:
+    """Remove the frames of sparkring from a traceback and from those chained to it."""
+    for each in _chain(error):
+        if parts is None:
+            return
+        kept = [frame for frame in parts.stack if not _is_ours(frame.filename, each)]
+        parts.stack = traceback.StackSummary.from_list(kept)
+        parts = parts.__cause__ or parts.__context__
+
+
+def _is_ours(filename: str, error: BaseException) -> bool:
+    """Whether a frame lies between a cell and the script that it runs, or in the code that raised sparkring's error."""
+    worker = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
+    if isinstance(error, SparkringError):
+        return filename.startswith(os.path.join(os.path.dirname(worker), ""))
+    return os.path.dirname(filename) == worker
+
+
+def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
+    found = []
+    for frame, line in traceback.walk_tb(_skip_ours(error)):
+        filename = frame.f_code.co_filename
+        if _is_ours(filename, error):
+            continue
+        in_cell = is_cell(filename) or "ipykernel_" in filename or filename.startswith("<ipython-input")
+        source = []
+        if in_cell or filename in script.files:
+            for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
+                text = linecache.getline(filename, number)
+                if text.strip():
+                    source.append({"number": number, "text": text.rstrip("\n")})
+        found.append(
+            {
+                "filename": _as_told(filename, cell),
+                "line": line,
+                "function": frame.f_code.co_name,
+                "in_cell": in_cell,
+                "source": source,
+            }
+        )
+    return found[-MOST_FRAMES:]
+
+
+def _as_told(filename: str, cell: str) -> str:
+    """The current cell is CELL_NAME to the driver, whatever number it has on this rank."""
+    if filename == cell:
+        return CELL_NAME
+    return EARLIER_CELL if is_cell(filename) else filename
+
+
+def _advice(error: BaseException) -> str:
+    """The next step, where the error is one that people meet when they start."""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package == "horovod":
+            return "Horovod is not installed for this rank's Python: run `sparkring-build-horovod --install` there."
+        if package in ("tensorflow", "torch", "petastorm", "keras"):
+            return f"Install it for this rank's Python: `pip install {package}`."
+        return (
+            f"`{package}` is not installed for this rank's Python; a module of your own must lie beside "
+            "the notebook, on sys.path, or be shipped with spark.sparkContext.addPyFile()."
+        )
+    if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
+        return "A TFRecord file is damaged. Where tfrecords() reads it, `for batch in tfrecords(…): pass` names it."
+    if isinstance(error, MemoryError):
+        return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
+    if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
+        name = f"{error.obj.__name__}.{error.name}"
+        if name in submodules.missing:
+            return f"The notebook has imported `{name}`, but this rank could not import it: {submodules.missing[name]}."
+    if unknown := _unknown_name(error):
+        return (
+            f"`{unknown}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
+        )
+    if isinstance(error, ImportError) and "horovod" in str(error).lower():
+        return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
+    return ""
+
+
+def _unknown_name(error: BaseException) -> str:
+    """The name that is missing in the rank's `__main__`; '' if the error is another one."""
+    if isinstance(error, NameError):
+        found = _NOT_DEFINED.search(str(error))  # pandas does not set its `name`
+        return error.name or (found[1] if found else "")
+    if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
+        return error.name or ""
+    if isinstance(error, AttributeError) and (found := _NOT_IN_MAIN.search(str(error))):
+        return found[1]
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        mine = [frame for frame in frames if frame.f_globals.get("__name__") == "__main__"]
+        if mine and not _SCOPES.isdisjoint(mine[-1].f_code.co_names) and error.args[0].isidentifier():
+            return error.args[0]
+    return ""

@@ -1,0 +1,110 @@
+"""Runs a script on a rank as IPython's %run does, with `__main__`, sys.argv and sys.path set for it."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkring.capture.scripts import Script
+
+files: set[str] = set()  # file names of scripts in tracebacks
+
+
+def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
+    """Run a script; the names that it binds are in the rank's `__main__` afterwards.
+
+    sys.exit() and sys.exit(0) end it as a success; another code raises SystemExit.
+    """
+    from sparkring.capture.names import IMPLICIT
+
+    cell = vars(sys.modules["__main__"])
+    for name, source in script.parts:
+        files.add(name)
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    try:
+        if script.inside:
+            with _program(script, arguments), _borrowed(cell, script):
+                _run_inside(script, cell)
+        else:
+            module = types.ModuleType(script.name)
+            with _program(script, arguments), _in_place(module):
+                try:
+                    exec(_code(script, module), vars(module))
+                finally:
+                    cell.update({name: value for name, value in vars(module).items() if name not in IMPLICIT})
+    except SystemExit as error:
+        if error.code not in (None, 0) and not script.any_exit:
+            raise
+
+
+def _code(script: Script, module: types.ModuleType) -> types.CodeType:
+    """The code to run as `module`, whose `__file__` and the like are set."""
+    if not script.module:
+        module.__file__ = script.path
+        ((name, source),) = script.parts
+        return compile(source, name, "exec", dont_inherit=True)
+    import importlib.util
+
+    spec = importlib.util.find_spec(script.module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{script.module}.__main__")
+    code: Any = getattr(spec.loader, "get_code", lambda name: None)(spec.name) if spec is not None else None
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"No module named {script.module!r} that can be run", name=script.module)
+    module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
+    sys.argv[0] = spec.origin or script.module
+    return code  # type: ignore[no-any-return]
+
+
+def _run_inside(script: Script, cell: dict[str, Any]) -> None:
+    from sparkring.worker.rank.rank import run_cell
+
+    for name, source in script.parts:
+        run_cell(source, cell, name)
+
+
+@contextlib.contextmanager
+def _program(script: Script, arguments: Sequence[str]) -> Iterator[None]:
+    """Set sys.argv for the script, and put its folder first on sys.path, while the script runs."""
+    folder = os.path.dirname(script.path)
+    before = sys.argv
+    sys.argv = [script.written, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.argv = before
+        with contextlib.suppress(ValueError):  # the script may have removed it
+            sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def _in_place(module: types.ModuleType) -> Iterator[None]:
+    """Put `module` into sys.modules while it runs, so that pickle finds what it defines."""
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[module.__name__]
+        else:
+            sys.modules[module.__name__] = before
+
+
+@contextlib.contextmanager
+def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
+    """Give the cell the script's `__name__` and `__file__` while it runs."""
+    before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
+    cell.update(__name__=script.name, __file__=script.path)
+    try:
+        yield
+    finally:
+        cell.pop("__file__")
+        cell.update(before)

@@ -1,0 +1,92 @@
+"""What `!` and `%` lines of a cell become on a rank: a small get_ipython()."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from sparkring.errors import OptionsError
+
+if TYPE_CHECKING:
+    from sparkring.capture.scripts import Script
+
+# Magics that make sense on a rank. The driver refuses others before the launch.
+LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
+
+scripts: dict[str, Script] = {}  # received with cells, by the text after %run
+
+
+class Shell:
+    """Answers the calls that IPython's input transformer writes into a cell."""
+
+    def system(self, command: str) -> None:
+        """`!command`: run by the shell; its output is the rank's, CalledProcessError is not raised."""
+        sys.stdout.flush()
+        subprocess.run(self._expand(command), shell=True, check=False)
+
+    def getoutput(self, command: str) -> list[str]:
+        """`x = !command`: the lines that it printed."""
+        done = subprocess.run(
+            self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return done.stdout.decode("utf-8", "replace").splitlines()
+
+    def run_line_magic(self, name: str, line: str, **_: Any) -> Any:
+        """`%name line`, for the magics in LINE_MAGICS."""
+        if name == "run":
+            return self._run(line)
+        line = self._expand(line).strip()
+        if name == "cd":
+            os.chdir(os.path.expanduser(line or "~"))
+        elif name == "pwd":
+            return os.getcwd()
+        elif name in ("env", "set_env"):
+            key, equals, value = line.partition("=") if "=" in line else line.partition(" ")
+            if not key:
+                return dict(os.environ)
+            if not equals:
+                return os.environ.get(key)
+            os.environ[key.strip()] = value.strip()
+        elif name == "time":
+            return self._time(line)
+        elif name == "pip":
+            subprocess.run([sys.executable, "-m", "pip", *line.split()], check=False)
+        # The others set up the notebook's own display and mean nothing on a rank.
+        return None
+
+    def _run(self, line: str) -> None:
+        if line not in scripts:
+            raise OptionsError(
+                f"%run {line}: the script was not sent with the cell. Write the %run line in the cell itself."
+            )
+        from sparkring.capture.scripts import split_arguments
+        from sparkring.worker.rank.script import run_script
+
+        found = scripts[line]
+        run_script(found, split_arguments(self._expand(found.arguments), patterns=found.patterns))
+
+    def _time(self, line: str) -> Any:
+        namespace = sys.modules["__main__"].__dict__
+        start, cpu = time.perf_counter(), time.process_time()
+        try:
+            try:
+                code = compile(line, "<%time>", "eval")
+            except SyntaxError:
+                code = compile(line, "<%time>", "exec")
+            return eval(code, namespace)
+        finally:
+            print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
+
+    def _expand(self, text: str) -> str:
+        """`{name}` and `$name` of the cell, as IPython expands them; `$$` stands for a dollar sign."""
+        from sparkring.worker.rank.expand import expand
+
+        return expand(text, sys.modules["__main__"].__dict__)
+
+
+def get_ipython() -> Shell:
+    """The rank's stand-in for IPython's shell."""
+    return Shell()

@@ -1,0 +1,24 @@
+"""Calls a function on a rank within TensorFlow's multi-worker strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from sparkring.runtime.world import world
+
+
+def call_mirrored(train_fn: Callable[..., Any], use_custom_strategy: bool, /, **kwargs: Any) -> Any:
+    """Call `train_fn(**kwargs)` in the scope of a MultiWorkerMirroredStrategy, unless it makes a strategy itself."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and world().gpus:
+        # The rank sees the GPUs of all ranks on its node, and a strategy would use all of them.
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        tf.config.set_visible_devices([gpus[seen.index(gpu)] for gpu in world().gpus], "GPU")
+    if use_custom_strategy:
+        return train_fn(**kwargs)
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        return train_fn(**kwargs)
