@@ -688,8 +688,8 @@ def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
 
 _PRELUDE = """
 import os, signal, sys, textwrap, time
-from sparkring.options import Options
-from sparkring.runner import run_cell
+from sparkring.run.options import Options
+from sparkring.run.runner import run_cell
 
 class View:
     said = 0

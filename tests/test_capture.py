@@ -795,7 +795,7 @@ def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
     path.write_bytes(pack_call(namespace["save"], {"Net": 1, "m": namespace["Net"]()}, namespace).payload)
     code = f"""
     import pathlib
-    from sparkring.packing import unpack_call
+    from sparkring.capture.packing import unpack_call
     function, kwargs = unpack_call(pathlib.Path({str(path)!r}).read_bytes())
     assert kwargs["Net"] == 1 and function(**kwargs) is Net and save is function and "m" not in globals()
     """
@@ -1397,7 +1397,7 @@ def test_calls_share_the_ranks_main(tmp_path: Path) -> None:
     path.write_bytes(pack_call(namespace["train"], {}, namespace).payload)
     code = f"""
     import pathlib
-    from sparkring.packing import unpack_call
+    from sparkring.capture.packing import unpack_call
     function, kwargs = unpack_call(pathlib.Path({str(path)!r}).read_bytes())
     assert function(**kwargs) == 2 and n == 2 and function.__globals__ is globals()
     """

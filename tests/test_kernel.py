@@ -450,7 +450,7 @@ def saved(kernel: Kernel, tmp_path: Path) -> Path:
         from sparkring.checkpointing import folder
         from sparkring.checkpointing.digests import digest_of
         from sparkring.checkpointing.entries import Commit, File, Name
-        from sparkring.storage import locate
+        from sparkring.runtime.storage import locate
         path = pathlib.Path({str(tmp_path)!r}) / "run of today"
         for step in (10, 20, 30):
             name, data = str(Name(step, 1_795_294_802_123, step)), bytes(1000)
@@ -485,8 +485,8 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
     assert "The best by loss (max) is step 10" in kernel.run("%checkpoints store").done().displayed
     assert complete(kernel, "%checkpoints st") == ["store"]
     kernel.run("""
-        from sparkring import runs
-        from sparkring.events import RunStarted
+        from sparkring.history import run_store as runs
+        from sparkring.history.events import RunStarted
         found = runs.RunFolder(runs.new_id())
         found.write(RunStarted(0.0, "id", "t", "c", 1, "local", "plain", "all", checkpoint_dir=str(path)))
         found.close()
@@ -902,7 +902,7 @@ def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_u
     kernel = kernels()
     kernel.run("""
         import os
-        from sparkring.launchers.spark.session import find_java
+        from sparkring.spark.session import find_java
         if find_java():
             os.environ["JAVA_HOME"] = find_java()
         from pyspark.sql import SparkSession
@@ -1151,7 +1151,7 @@ def test_a_job_that_starves_behind_a_gang_is_explained(
     kernel = kernels()
     kernel.run("""
         import os
-        from sparkring.launchers.spark.session import find_java
+        from sparkring.spark.session import find_java
         if find_java():
             os.environ["JAVA_HOME"] = find_java()
         from pyspark.sql import SparkSession

@@ -269,7 +269,7 @@ def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
 # ── The end of the process ────────────────────────────────────────────────────────────────────────────────────────────
 
 STARTED = """
-from sparkring.runner import start_cell
+from sparkring.run.runner import start_cell
 {start}
 def begin(source):
     return start_cell(chr(10) + source, {{}}, Options(np={np}, background=True), framework="plain", title="test",

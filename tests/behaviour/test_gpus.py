@@ -14,7 +14,7 @@ from sparkring.errors import LaunchError
 
 PRELUDE = """
 import json
-from sparkring import runs
+from sparkring.history import run_store as runs
 from sparkring.errors import SparkringError
 from sparkring.launchers import slots_table
 from sparkring.views.html import panel

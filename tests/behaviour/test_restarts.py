@@ -130,8 +130,8 @@ def test_the_time_limit_is_the_runs(local):
 def test_stop_between_attempts(driver):
     """An interrupt in the pause ends the run."""
     script = driver("""
-        from sparkring import attempts
-        attempts.PAUSE_S = 600.0
+        from sparkring.run import restarts
+        restarts.PAUSE_S = 600.0
         def refresh(record, shown=View.refresh):
             shown(view, record)
             if record.attempts and record.attempts[-1].ended:

@@ -399,7 +399,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until, how):
     """Of megabytes the end is kept, and a notice says that the beginning is not."""
     shared_gang.cell(f"""
         import threading, time
-        from sparkring import report
+        from sparkring.runtime import report
         def flood():
             time.sleep(0.3)
             for _ in range(5_000):
@@ -605,9 +605,9 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
 def test_the_end_of_the_session(driver):
     """A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not."""
     text = driver("""
-        from sparkring import warm
+        from sparkring.run import warm_gang as warm
         from sparkring.errors import LaunchError
-        from sparkring.options import GangOptions
+        from sparkring.run.options import GangOptions
         session = spark("local[2]")
         say = lambda text: print("SAID", text, flush=True)
         gang = warm.start(GangOptions(2, "plain", 3600.0, ()), say, say)
@@ -631,8 +631,8 @@ def test_a_session_of_our_own_has_slots_to_spare(driver):
     """The notebook's jobs run beside a gang for which the session was made."""
     text = driver("""
         from pyspark.sql import SparkSession
-        from sparkring import warm
-        from sparkring.options import GangOptions
+        from sparkring.run import warm_gang as warm
+        from sparkring.run.options import GangOptions
         warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
         print("COUNT", SparkSession.getActiveSession().range(10).count())
     """).wait()
@@ -642,9 +642,9 @@ def test_a_session_of_our_own_has_slots_to_spare(driver):
 # ── Drivers that end, and long lives ──────────────────────────────────────────
 
 WARM = """
-from sparkring import warm
-from sparkring.runner import run_cell
-from sparkring.options import GangOptions
+from sparkring.run import warm_gang as warm
+from sparkring.run.runner import run_cell
+from sparkring.run.options import GangOptions
 
 def cell(source, gang, namespace=None):
     code = chr(10) + textwrap.dedent(source).strip()

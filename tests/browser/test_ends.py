@@ -35,8 +35,8 @@ x = 1
 """
 # A run of 1,024 ranks, as its events would have it.
 MANY = """import time
-from sparkring.events import *
-from sparkring.record import RunRecord, replay
+from sparkring.history.events import *
+from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
 
 size, silent, slow = 1024, 77, 500

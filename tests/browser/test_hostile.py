@@ -38,7 +38,7 @@ plt.show()
 DISPLAYED = 20
 # And a run has them everywhere else that somebody's text can get to.
 EVERYWHERE = """from sparkring.history.events import *
-from sparkring.record import RunRecord, replay
+from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
 
 def show(at, said, live):

@@ -493,8 +493,8 @@ def test_the_user_s_matplotlib_is_left_alone(replayed):
 def test_matplotlib_is_imported_for_a_final_figure_only():
     script = """
 import sys
-from sparkring.events import Metrics, RankStarted, RunStarted
-from sparkring.record import replay
+from sparkring.history.events import Metrics, RankStarted, RunStarted
+from sparkring.history.record import replay
 from sparkring.views.html import panel
 begun = [RunStarted(1.0, "id", "t", "c", 1, "local", "plain", "all"), RankStarted(1.0, 0, "h", 5)]
 told = [Metrics(2.0, 0, {"loss": 1 / n}, step=n) for n in range(1, 5)]
