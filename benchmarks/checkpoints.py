@@ -13,9 +13,9 @@ from pathlib import Path
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, script
 
-from sparkring.run import runner
-from sparkring.run.options import Options
-from sparkring.run.runner import RunResult
+from sparkring.engine import runner
+from sparkring.engine.options import Options
+from sparkring.engine.runner import RunResult
 from sparkring.views import Quiet
 
 DISK, NUMPY, TORCH = "the disk alone", "np.save, copied there", "torch.save, copied there"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from sparkring.engine import runner
+from sparkring.engine.options import Options
+from sparkring.engine.runner import RunResult
 from sparkring.history.record import RunRecord
-from sparkring.run import runner
-from sparkring.run.options import Options
-from sparkring.run.runner import RunResult
 from sparkring.views import View
 
 HERE = Path(__file__).parent
@@ -306,7 +306,7 @@ def spark_session() -> Any:
     """One warm session for all that runs on Spark: local[4], on loopback, without the UI."""
     from pyspark.sql import SparkSession
 
-    from sparkring.spark.session import find_java
+    from sparkring.cluster.session import find_java
 
     say("starting Spark …")
     java = find_java()

@@ -15,8 +15,8 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, say, script
 
-from sparkring.run import runner
-from sparkring.run.options import Options
+from sparkring.engine import runner
+from sparkring.engine.options import Options
 from sparkring.views import Quiet
 
 PYARROW = "pyarrow's iter_batches, stacked"

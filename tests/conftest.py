@@ -29,12 +29,12 @@ import psutil
 import pytest
 
 import sparkring
+from sparkring.engine import background, warm_gang
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.options import GangOptions, Options
+from sparkring.engine.result import RunResult
+from sparkring.engine.runner import run_cell, start_cell
 from sparkring.history.record import RunRecord
-from sparkring.run import background, warm_gang
-from sparkring.run.background import BackgroundRun
-from sparkring.run.options import GangOptions, Options
-from sparkring.run.result import RunResult
-from sparkring.run.runner import run_cell, start_cell
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
@@ -287,7 +287,7 @@ class Cluster(NamedTuple):
 
 
 def _java() -> None:
-    from sparkring.spark.session import find_java
+    from sparkring.cluster.session import find_java
 
     home = find_java()
     if home:
@@ -688,8 +688,8 @@ def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
 
 _PRELUDE = """
 import os, signal, sys, textwrap, time
-from sparkring.run.options import Options
-from sparkring.run.runner import run_cell
+from sparkring.engine.options import Options
+from sparkring.engine.runner import run_cell
 
 class View:
     said = 0

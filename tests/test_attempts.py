@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
-from sparkring.run.restarts import cannot_heal, gives_up, pause_after
 
 KILLED = Failure("signal", "killed by SIGKILL")
 WRONG = Failure("exception", "ValueError: no", (CodeFrame("<cell>", 7, "<module>", in_cell=True),))

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
+from sparkring.engine import background
+from sparkring.engine.options import Options
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.result import RunResult
+from sparkring.engine.runner import run
 from sparkring.errors import OptionsError
 from sparkring.history import run_store
 from sparkring.history.events import RunStarted
 from sparkring.history.record import RunRecord
 from sparkring.notebook.parsers import RunsWanted, parse, parse_runs, runs_completions
-from sparkring.run import background
-from sparkring.run.options import Options
-from sparkring.run.recorder import Recorder
-from sparkring.run.result import RunResult
-from sparkring.run.runner import run
 from sparkring.runtime.interrupts import Interrupts, interrupted, when
 from sparkring.views import Quiet
 from sparkring.views.terminal import TerminalView

@@ -6,8 +6,8 @@ import math
 import queue
 from dataclasses import replace
 
-from sparkring.gang import gang
-from sparkring.gang.execution import Request
+from sparkring.gangs import gang
+from sparkring.gangs.execution import Request
 from sparkring.history import events
 from sparkring.launchers.local import LocalLauncher
 from sparkring.runtime.world import World

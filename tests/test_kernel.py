@@ -902,7 +902,7 @@ def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_u
     kernel = kernels()
     kernel.run("""
         import os
-        from sparkring.spark.session import find_java
+        from sparkring.cluster.session import find_java
         if find_java():
             os.environ["JAVA_HOME"] = find_java()
         from pyspark.sql import SparkSession
@@ -1151,7 +1151,7 @@ def test_a_job_that_starves_behind_a_gang_is_explained(
     kernel = kernels()
     kernel.run("""
         import os
-        from sparkring.spark.session import find_java
+        from sparkring.cluster.session import find_java
         if find_java():
             os.environ["JAVA_HOME"] = find_java()
         from pyspark.sql import SparkSession

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sparkring
+from sparkring.engine.options import GangOptions, Options
 from sparkring.errors import OptionsError
 from sparkring.notebook import parsers
 from sparkring.notebook.magics import _title
@@ -25,7 +26,6 @@ from sparkring.notebook.parsers import (
     parse_shards,
     shards_completions,
 )
-from sparkring.run.options import GangOptions, Options
 
 
 @pytest.mark.parametrize(

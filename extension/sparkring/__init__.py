@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
-    from sparkring.run.background import BackgroundRun as BackgroundRun
-    from sparkring.run.distributors import MirroredStrategyRunner as MirroredStrategyRunner
-    from sparkring.run.distributors import TorchDistributor as TorchDistributor
-    from sparkring.run.result import RunResult as RunResult
-    from sparkring.run.runner import HorovodRunner as HorovodRunner
-    from sparkring.run.runner import run as run
-    from sparkring.run.runner import spark as spark
+    from sparkring.engine.background import BackgroundRun as BackgroundRun
+    from sparkring.engine.distributors import MirroredStrategyRunner as MirroredStrategyRunner
+    from sparkring.engine.distributors import TorchDistributor as TorchDistributor
+    from sparkring.engine.result import RunResult as RunResult
+    from sparkring.engine.runner import HorovodRunner as HorovodRunner
+    from sparkring.engine.runner import run as run
+    from sparkring.engine.runner import spark as spark
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.world import World as World
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BackgroundRun": "run.background",
-    "HorovodRunner": "run.runner",
-    "MirroredStrategyRunner": "run.distributors",
-    "RunResult": "run.result",
-    "TorchDistributor": "run.distributors",
-    "last_result": "run.runner",
+    "BackgroundRun": "engine.background",
+    "HorovodRunner": "engine.runner",
+    "MirroredStrategyRunner": "engine.distributors",
+    "RunResult": "engine.result",
+    "TorchDistributor": "engine.distributors",
+    "last_result": "engine.runner",
     "World": "runtime.world",
     "world": "runtime.world",
     "checkpoints": "checkpointing.store",
     "log": "runtime.report",
     "log_to_driver": "runtime.report",
-    "run": "run.runner",
+    "run": "engine.runner",
     "shards": "data.shards",
-    "spark": "run.runner",
+    "spark": "engine.runner",
 }
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sparkring
+from sparkring.engine import runner
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.history.run_store import last, load, saved
-from sparkring.run import runner
 
 # Goes on until the file `go` is there; the notebook has its path.
 WAITS = """
@@ -175,8 +175,8 @@ def test_lost_ranks_come_back(ring, tmp_path):
 
 
 def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
-    monkeypatch.setattr("sparkring.run.restarts.PAUSE_S", 1000.0)
-    monkeypatch.setattr("sparkring.run.restarts.LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.engine.restarts.PAUSE_S", 1000.0)
+    monkeypatch.setattr("sparkring.engine.restarts.LONGEST_PAUSE_S", 1000.0)
     run = local.in_background("import os\nos._exit(3)", max_restarts=1)
     wait_until(lambda: run.record.attempts and run.record.attempts[-1].ended, "the first attempt has ended")
     run.stop()
@@ -269,7 +269,7 @@ def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
 # ── The end of the process ────────────────────────────────────────────────────────────────────────────────────────────
 
 STARTED = """
-from sparkring.run.runner import start_cell
+from sparkring.engine.runner import start_cell
 {start}
 def begin(source):
     return start_cell(chr(10) + source, {{}}, Options(np={np}, background=True), framework="plain", title="test",

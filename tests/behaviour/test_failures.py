@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sparkring.errors import MemberLost, RunFailed, RunTimeout
-from sparkring.gang.gang import Gang
+from sparkring.gangs.gang import Gang
 
 
 def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:

@@ -130,7 +130,7 @@ def test_the_time_limit_is_the_runs(local):
 def test_stop_between_attempts(driver):
     """An interrupt in the pause ends the run."""
     script = driver("""
-        from sparkring.run import restarts
+        from sparkring.engine import restarts
         restarts.PAUSE_S = 600.0
         def refresh(record, shown=View.refresh):
             shown(view, record)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from sparkring.gang import gang
+from sparkring.gangs import gang
 
 SECRET = bytes(range(100, 132))
 

@@ -75,7 +75,7 @@ import sparkdl, sparkdl.horovod
 os.environ["PYSPARK_PYTHON"] = {python!r}
 import numpy
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.spark.slots import slots
+from sparkring.cluster.slots import slots
 session = spark({url!r})
 try:
     run("rank", 0)

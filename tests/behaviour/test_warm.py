@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError, OptionsError, ResultError, RunFailed, RunTimeout
 from sparkring.history import describe, run_store
 from sparkring.launchers import slots_table
-from sparkring.run import warm_gang
 
 FOREVER = "import time\nwhile True:\n    time.sleep(0.05)"
 
@@ -533,7 +533,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
     local_gang.cell("1")
     freeze(local_gang.pids()[1])
     local_gang.notebook["large"] = bytes(30_000_000)
-    monkeypatch.setattr("sparkring.run.supervisor.RETURN_GRACE_S", 1.0)
+    monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 1.0)
     with pytest.raises(RunTimeout):
         local_gang.cell("len(large)", timeout_s=1)
 
@@ -605,9 +605,9 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
 def test_the_end_of_the_session(driver):
     """A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not."""
     text = driver("""
-        from sparkring.run import warm_gang as warm
+        from sparkring.engine import warm_gang as warm
         from sparkring.errors import LaunchError
-        from sparkring.run.options import GangOptions
+        from sparkring.engine.options import GangOptions
         session = spark("local[2]")
         say = lambda text: print("SAID", text, flush=True)
         gang = warm.start(GangOptions(2, "plain", 3600.0, ()), say, say)
@@ -631,8 +631,8 @@ def test_a_session_of_our_own_has_slots_to_spare(driver):
     """The notebook's jobs run beside a gang for which the session was made."""
     text = driver("""
         from pyspark.sql import SparkSession
-        from sparkring.run import warm_gang as warm
-        from sparkring.run.options import GangOptions
+        from sparkring.engine import warm_gang as warm
+        from sparkring.engine.options import GangOptions
         warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
         print("COUNT", SparkSession.getActiveSession().range(10).count())
     """).wait()
@@ -642,9 +642,9 @@ def test_a_session_of_our_own_has_slots_to_spare(driver):
 # ── Drivers that end, and long lives ──────────────────────────────────────────
 
 WARM = """
-from sparkring.run import warm_gang as warm
-from sparkring.run.runner import run_cell
-from sparkring.run.options import GangOptions
+from sparkring.engine import warm_gang as warm
+from sparkring.engine.runner import run_cell
+from sparkring.engine.options import GangOptions
 
 def cell(source, gang, namespace=None):
     code = chr(10) + textwrap.dedent(source).strip()

@@ -28,8 +28,8 @@ from IPython.utils.capture import capture_output
 
 import sparkring
 from sparkring.capture.remote_names import Held
+from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError
-from sparkring.run import warm_gang
 
 # Of these each has a new rank: what a rank has imported or set stays there. The others share a warm one, which
 # forgets its names between them.

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from sparkring.engine.recorder import Recorder
 from sparkring.history import run_store
 from sparkring.history.events import AttemptEnded, AttemptStarted, Displayed, RankStarted, RunFinished
 from sparkring.history.events import RunStarted as Started
 from sparkring.history.record import RunRecord, apply
-from sparkring.run.recorder import Recorder
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 from sparkring.views import displays
 from sparkring.views.foreign import body_html

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from IPython.core.formatters import PlainTextFormatter
 
+from sparkring.engine.runner import RunResult
 from sparkring.history.events import RankFinished, RunFinished
 from sparkring.history.values import CHARACTERS, ENTRIES, told
-from sparkring.run.runner import RunResult
 
 
 class Odd:

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
+from sparkring.cluster.java_errors import root_cause
+from sparkring.cluster.jobs import interruptibly
 from sparkring.data import owners
 from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.storage import Location, locate
-from sparkring.spark.java_errors import root_cause
-from sparkring.spark.jobs import interruptibly
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
     """The launcher for what is wanted. LaunchError if that cannot work."""
     if wanted.np < 0:
         return LocalLauncher(wanted.environment, wanted.size, wanted.gpus)
+    from sparkring.cluster.session import find_session
     from sparkring.launchers.spark import SparkLauncher
-    from sparkring.spark.session import find_session
 
     session = wanted.data.session() if wanted.data else find_session(wanted.size, say, here=wanted.here)
     return SparkLauncher(session, wanted)
@@ -25,8 +25,8 @@ def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
 
 def every_slot() -> int:
     """The number of ranks that np=0 stands for."""
-    from sparkring.spark.session import find_session
-    from sparkring.spark.slots import slots
+    from sparkring.cluster.session import find_session
+    from sparkring.cluster.slots import slots
 
     found = slots(find_session(0, print).sparkContext)
     if found.total == 0:
@@ -38,8 +38,8 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
     """The number of GPUs for each rank: one if this machine has any; on Spark, as many as a task gets."""
     if np < 0:
         return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
-    from sparkring.spark.session import find_session
-    from sparkring.spark.slots import gpus_per
+    from sparkring.cluster.session import find_session
+    from sparkring.cluster.slots import gpus_per
 
     return gpus_per(find_session(np, say).sparkContext, "task")
 
@@ -48,7 +48,7 @@ def room(wanted: Wanted) -> int:
     """How many of the ranks that are `wanted` could run now, those that already do included."""
     if wanted.np < 0:
         return wanted.size
-    from sparkring.spark.slots import current_slots
+    from sparkring.cluster.slots import current_slots
 
     found = current_slots()
     return 0 if found is None else found.total
@@ -64,7 +64,7 @@ def slots_table() -> list[tuple[str, ...]]:
         told = (str(gpu) + (f", {gpu.used_bytes / 1e9:.0f} GB used" if gpu.used_bytes else "") for gpu in found)
         rows.append(("GPUs here (n < 0)", str(len(found)), str(busy), "; ".join(told)))
     if "pyspark" in sys.modules:
-        from sparkring.spark.slots import current_slots
+        from sparkring.cluster.slots import current_slots
 
         slots = current_slots()
         if slots is not None:

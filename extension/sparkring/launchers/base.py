@@ -8,7 +8,7 @@ from sparkring.errors import LaunchError
 from sparkring.wire.ticket import Ticket
 
 if TYPE_CHECKING:
-    from sparkring.spark.partitions import Data
+    from sparkring.cluster.partitions import Data
 
 
 class Wanted(NamedTuple):

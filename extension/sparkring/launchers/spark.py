@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkring
+from sparkring.cluster.java_errors import REASONS, last_before_java, line_with
+from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
+from sparkring.cluster.session import LOOPBACK
+from sparkring.cluster.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
 from sparkring.launchers.base import Wanted
-from sparkring.spark.java_errors import REASONS, last_before_java, line_with
-from sparkring.spark.python import SET_PYTHON, executed_by_this_python, executors_python
-from sparkring.spark.session import LOOPBACK
-from sparkring.spark.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from sparkring.capture.scripts import Script, find_script
+from sparkring.engine import background, warm_gang
+from sparkring.engine.options import Options
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.history import describe, reading, run_store
 from sparkring.notebook import parsers
-from sparkring.run import background, warm_gang
-from sparkring.run.options import Options
 from sparkring.runtime.kernel import tell
 from sparkring.views import show_run
 from sparkring.views.tables import show_captured, show_table
@@ -333,7 +333,7 @@ class SparkringMagics(Magics):
 
     def launch(self, magic: str, line: str, cell: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
         """Run a cell under a launch magic, or %%ranks, with its line."""
-        from sparkring.run import runner
+        from sparkring.engine import runner
 
         np = warm_gang.default_np() or -1
         options = parsers.parse(magic, line, Options(np=np))

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from sparkring.engine.options import LOGS, GangOptions, Options, checked, restarts, timeline
 from sparkring.errors import OptionsError
-from sparkring.run.options import LOGS, GangOptions, Options, checked, restarts, timeline
 
 Remainder = Literal["drop", "pad", "join"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "join")

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from sparkring.engine.options import Options
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.result import RunResult, bring_back
 from sparkring.errors import RunFailed, RunTimeout
-from sparkring.gang.execution import Turn
-from sparkring.gang.gang import Gang
+from sparkring.gangs.execution import Turn
+from sparkring.gangs.gang import Gang
 from sparkring.history import describe, reading
 from sparkring.history.stacks import collective
-from sparkring.run.options import Options
-from sparkring.run.recorder import Recorder
-from sparkring.run.result import RunResult, bring_back
 from sparkring.runtime.interrupts import Interrupts, interrupted
 
 POLL_S = 0.1

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparkring.capture.notebook_state import NotebookState
 from sparkring.capture.scripts import Script
-from sparkring.gang.exit_status import echo_order
+from sparkring.gangs.exit_status import echo_order
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.channel import Frame

@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.result import RunResult
 from sparkring.errors import StillRunning
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
-from sparkring.run.recorder import Recorder
-from sparkring.run.result import RunResult
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.kernel import current_cell, tell
 from sparkring.runtime.storage import Location

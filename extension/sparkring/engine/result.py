@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkring.errors import SparkringError
-from sparkring.gang.execution import Turn, Value
+from sparkring.gangs.execution import Turn, Value
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord

@@ -18,8 +18,8 @@ from typing import Any
 # classes.
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
+from sparkring.engine.options import Options
 from sparkring.errors import OptionsError
-from sparkring.run.options import Options
 from sparkring.worker.rank.script import run_script
 from sparkring.worker.rank.strategy import call_mirrored
 
@@ -47,7 +47,7 @@ class TorchDistributor:
         A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
         returned. RunFailed says which rank failed and why; OptionsError.
         """
-        from sparkring.run.runner import run_function
+        from sparkring.engine.runner import run_function
 
         if callable(train_object):
             check_call(train_object, args, kwargs)
@@ -115,7 +115,7 @@ class MirroredStrategyRunner:
 
         RunFailed says which rank failed and why; OptionsError.
         """
-        from sparkring.run.runner import run_function
+        from sparkring.engine.runner import run_function
 
         if not callable(train_fn):
             raise OptionsError(f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}.")

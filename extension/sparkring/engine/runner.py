@@ -17,22 +17,22 @@ from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.packing import pack_call
 from sparkring.capture.scripts import Script
 from sparkring.capture.versions import modules_of, versions
+from sparkring.engine import background
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.options import Logs, Options, checked, restarts
+from sparkring.engine.options import timeline as asked_timeline
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.restarts import Attempts
+from sparkring.engine.result import RunResult
+from sparkring.engine.supervisor import Drive, TurnLost, fail
+from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import CaptureError, CheckpointError, OptionsError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.gang.execution import Request, Turn
-from sparkring.gang.gang import Gang
+from sparkring.gangs.execution import Request, Turn
+from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events, run_store
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
-from sparkring.run import background
-from sparkring.run.background import BackgroundRun
-from sparkring.run.options import Logs, Options, checked, restarts
-from sparkring.run.options import timeline as asked_timeline
-from sparkring.run.recorder import Recorder
-from sparkring.run.restarts import Attempts
-from sparkring.run.result import RunResult
-from sparkring.run.supervisor import Drive, TurnLost, fail
-from sparkring.run.warm_gang import WarmGang
 from sparkring.runtime.interrupts import Interrupts, when
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkring.checkpointing.directory import Directory
-    from sparkring.spark.partitions import Data
+    from sparkring.cluster.partitions import Data
 
 # Names that ranks have unless the notebook defines them. IPython removes `exit` and `quit` from its kernel's builtins.
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
@@ -120,7 +120,7 @@ def _open_cell(
     large = {name.name: name.size_bytes or 0 for name in captured.large}
     data = None
     if options.data:
-        from sparkring.spark.partitions import find_data
+        from sparkring.cluster.partitions import find_data
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
@@ -255,7 +255,7 @@ def spark(slots: int = 2) -> SparkSession:
 
     It finds a Java from pip where there is no other. LaunchError if there is none, or the session has been stopped.
     """
-    from sparkring.spark.session import find_session
+    from sparkring.cluster.session import find_session
 
     return find_session(slots, tell)
 

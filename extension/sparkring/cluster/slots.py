@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sparkring.cluster.session import made_here, or_here
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.spark.session import made_here, or_here
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from sparkring.spark.partitions import Data
+    from sparkring.cluster.partitions import Data
 
 # Executors register a moment after the session is up; slots are asked for again until then.
 SETTLE_S = 1.2

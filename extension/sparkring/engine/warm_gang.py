@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sparkring.capture.remote_names import Held
+from sparkring.engine.options import GangOptions
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.supervisor import STACKS_WAIT_S, what_it_waits_for
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.gang.gang import Gang
+from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
 from sparkring.launchers import open_launcher
 from sparkring.launchers.base import Wanted
-from sparkring.run.options import GangOptions
-from sparkring.run.recorder import Recorder
-from sparkring.run.supervisor import STACKS_WAIT_S, what_it_waits_for
 from sparkring.runtime.interrupts import Interrupts, interrupted
 
 LISTEN_S = 1.0

@@ -12,18 +12,18 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.checkpointing.entries import Last
+from sparkring.engine.options import Options
+from sparkring.engine.recorder import Recorder
+from sparkring.engine.result import RunResult
+from sparkring.engine.supervisor import Drive, TurnLost, fail
 from sparkring.errors import LaunchError, SlotsError
-from sparkring.gang.execution import Request
-from sparkring.gang.gang import Gang
+from sparkring.gangs.execution import Request
+from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
 from sparkring.history.events import Failure
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.launchers import open_launcher, room
 from sparkring.launchers.base import Wanted
-from sparkring.run.options import Options
-from sparkring.run.recorder import Recorder
-from sparkring.run.result import RunResult
-from sparkring.run.supervisor import Drive, TurnLost, fail
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.resume_point import Here
 

@@ -23,8 +23,8 @@ from sparkring.capture.versions import difference
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Framework, Seat, Start
-from sparkring.gang.execution import Request, Turn
-from sparkring.gang.exit_status import exit_failure
+from sparkring.gangs.execution import Request, Turn
+from sparkring.gangs.exit_status import exit_failure
 from sparkring.history import events, stacks
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sparkring.cluster.java_errors import REASONS, line_with
+from sparkring.cluster.jobs import interruptibly
+from sparkring.cluster.session import stopped
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.spark.java_errors import REASONS, line_with
-from sparkring.spark.jobs import interruptibly
-from sparkring.spark.session import stopped
 from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
