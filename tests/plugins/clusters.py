@@ -1,0 +1,216 @@
+"""Spark for the tests: a session that they share, and standalone clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from leaks import MARK, Watch, family, lasting, told
+from waiting import DEADLINE_S, until
+
+
+class Cluster(NamedTuple):
+    """A standalone cluster, the Python that its executors run, and its workers' processes; `add()` starts one more."""
+
+    url: str
+    python: str
+    workers: list[subprocess.Popen[bytes]]
+    add: Callable[[], None]
+
+
+def set_java() -> None:
+    from sparkring.launchers.spark.session import find_java
+
+    home = find_java()
+    if home:
+        os.environ["JAVA_HOME"] = home
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python of this version with everything that this one has, but for sparkring itself."""
+    folder = tmp_path_factory.mktemp("bare") / "python"
+    venv.create(folder, symlinks=True, with_pip=False)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = folder / "lib" / version / "site-packages"
+    # A folder named in a .pth file does not have its own .pth files read: an editable sparkring stays unknown.
+    theirs = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "everything-else.pth").write_text("\n".join(theirs) + "\n")
+    return str(folder / "bin" / "python")
+
+
+def _gpu_properties(folder: Path, gpus: int) -> str:
+    """The settings of a worker that has so many GPUs."""
+    script = folder / "discover.sh"
+    addresses = ", ".join(f'"{index}"' for index in range(gpus))
+    script.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": [{addresses}]}}'\n""")
+    script.chmod(0o755)
+    properties = folder / "worker.properties"
+    amount, discovery = "spark.worker.resource.gpu.amount", "spark.worker.resource.gpu.discoveryScript"
+    properties.write_text(f"{amount} {gpus}\n{discovery} {script}\n")
+    return str(properties)
+
+
+@contextlib.contextmanager
+def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
+    import pyspark
+
+    set_java()
+    home = str(Path(pyspark.__file__).parent)
+    environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    for name in ("PYTHONPATH", MARK):
+        environment.pop(name, None)
+    url = f"spark://127.0.0.1:{_free_port()}"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = folder / f"{name}.log"
+        role = "master.Master" if name == "master" else "worker.Worker"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", *arguments],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started.append(process)
+        lasting.processes.append(psutil.Process(process.pid))
+        return log
+
+    try:
+        log = start("master", "--port", url.rpartition(":")[2], "--webui-port", "0")
+        until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
+        work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
+        if gpus:
+            work = ("--properties-file", _gpu_properties(folder, gpus), *work)
+        logs: list[Path] = []
+
+        def add() -> None:
+            logs.append(start(f"worker-{len(logs)}", *work))
+            found.workers.append(started[-1])
+
+        found = Cluster(url, python, [], add)
+        for _ in range(workers):
+            add()
+        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
+        yield found
+    finally:
+        ours = family(psutil.Process(process.pid) for process in started)
+        for process in reversed(started):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in started:
+            process.wait(DEADLINE_S)
+        until(lambda: not told([pid for pid in ours if psutil.pid_exists(pid)]), "the cluster has ended")
+
+
+@pytest.fixture(scope="session")
+def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real standalone cluster on loopback: a master and two workers with two cores each."""
+    with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
+        yield found
+
+
+@pytest.fixture
+def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster to which no worker has come yet."""
+    with _standalone(tmp_path, bare_python, workers=0) as found:
+        yield found
+
+
+@pytest.fixture
+def brittle_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of two workers, for a test that kills one."""
+    with _standalone(tmp_path, bare_python) as found:
+        yield found
+
+
+@pytest.fixture
+def gpu_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of one worker with two cores and four GPUs."""
+    with _standalone(tmp_path, bare_python, workers=1, gpus=4) as found:
+        yield found
+
+
+class Spark:
+    """The session that the tests share, made when the first of them asks for it."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    def session(self, watch: Watch, cluster: Cluster | None) -> Any:
+        if self._session is None:
+            self._session = watch.except_for(lambda: self._start(cluster))
+        return self._session
+
+    def _start(self, cluster: Cluster | None) -> Any:
+        from pyspark.sql import SparkSession
+
+        set_java()
+        os.environ["PYSPARK_PYTHON"] = cluster.python if cluster else sys.executable
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "FATAL",
+            "spark.executor.memory": "600m",
+        }
+        builder = SparkSession.builder.master(cluster.url if cluster else "local[4]").appName("tests")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        context = session.sparkContext
+        gateway = context._gateway
+        assert gateway is not None
+        lasting.processes.append(psutil.Process(gateway.proc.pid))
+        lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
+        if cluster:
+            tracker = context._jsc.sc()
+            until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
+        return session
+
+    def stop(self) -> None:
+        if self._session is None:
+            return
+        gateway = self._session.sparkContext._gateway
+        self._session.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with it
+        gateway.proc.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="session")
+def shared_spark(request: pytest.FixtureRequest) -> Iterator[Spark]:
+    if request.config.getoption("--standalone"):
+        request.getfixturevalue("cluster")  # before the session, so that it ends after it
+    found = Spark()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
+    """The shared SparkSession: local[4], or the standalone cluster's."""
+    standalone = request.config.getoption("--standalone")
+    return shared_spark.session(watch, request.getfixturevalue("cluster") if standalone else None)
