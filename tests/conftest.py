@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("clusters", "drivers", "leaks", "rings", "waiting")  # of tests/plugins
+pytest_plugins = ("waiting", "leaks", "clusters", "rings", "drivers")  # in tests/plugins; each may use those before it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from leaks import MARK, Watch, family, lasting, told
+from leaks import MARK, Watch, family, lasting, runs
 from waiting import DEADLINE_S, until
 
 
@@ -121,7 +121,7 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
                 os.killpg(process.pid, signal.SIGTERM)
         for process in started:
             process.wait(DEADLINE_S)
-        until(lambda: not told([pid for pid in ours if psutil.pid_exists(pid)]), "the cluster has ended")
+        until(lambda: not [pid for pid in ours if runs(pid)], "the cluster has ended")
 
 
 @pytest.fixture(scope="session")

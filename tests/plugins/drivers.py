@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from clusters import set_java
-from leaks import MARK, Watch, marked, told
+from leaks import MARK, Watch, marked, runs, told
 from waiting import DEADLINE_S, until
 
 import sparkring
@@ -94,7 +94,7 @@ class Driver:
 
     def family(self) -> list[str]:
         """What it has started, directly or not, and still runs."""
-        return told(set(marked(os.environ[MARK])) - {self.process.pid})
+        return told({pid for pid in marked(os.environ[MARK]) if pid != self.process.pid and runs(pid)})
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import resource
 import signal
 import tempfile
 import threading
@@ -31,7 +32,6 @@ class Traces(NamedTuple):
 
     children: set[int]
     threads: set[int]
-    listening: set[int]
     descriptors: Counter[str]
     folders: set[str]
 
@@ -40,7 +40,6 @@ class Traces(NamedTuple):
         return Traces(
             self.children - other.children,
             self.threads - other.threads,
-            self.listening - other.listening,
             self.descriptors - other.descriptors,
             self.folders - other.folders,
         )
@@ -49,7 +48,6 @@ class Traces(NamedTuple):
         return Traces(
             self.children | other.children,
             self.threads | other.threads,
-            self.listening | other.listening,
             self.descriptors + other.descriptors,
             self.folders | other.folders,
         )
@@ -86,17 +84,35 @@ def lasting_processes() -> list[psutil.Process]:
     return lasting.processes
 
 
-def traces() -> Traces:
-    """Everything that a test could leave behind, as it is now."""
+def _has_children() -> bool:
+    """Does this process have any child, dead or alive? One system call, where a search costs milliseconds."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _reaped() -> int:
+    """A number that is larger once a child has ended and been waited for: every process has page faults."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+
+
+def _children() -> set[int]:
+    """What descends from this process and does not last on purpose, and its own children that nobody waited for."""
     me = psutil.Process()
     spark = lasting.pids()
-    children = {
+    alive = {
         child.pid
         for child in me.children(recursive=True)
         if child.pid not in spark and _status(child) != psutil.STATUS_ZOMBIE
     }
-    zombies = {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
-    connections = me.net_connections("inet")
+    return alive | {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
+
+
+def traces() -> Traces:
+    """Everything that a test could leave behind, as it is now."""
+    connections = psutil.Process().net_connections("inet") if lasting.ports else ()
     to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
     descriptors: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
@@ -109,9 +125,8 @@ def traces() -> Traces:
             if target not in lasting.sockets and "/mpl-data/fonts/" not in target:
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
     return Traces(
-        children | zombies,
+        _children() if _has_children() else set(),
         {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("sparkring-")},
-        {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN},
         descriptors,
         {str(path) for path in Path(tempfile.gettempdir()).glob("sparkring-*")},
     )
@@ -122,7 +137,8 @@ def _where_it_leads(descriptor: str) -> str:
     for connection in psutil.Process().net_connections("inet"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{connection.fd}") == descriptor:
-                return f"{descriptor}: {connection.status} to {connection.raddr.port if connection.raddr else '?'}"
+                other = f"to {connection.raddr.port}" if connection.raddr else f"at {connection.laddr.port}"
+                return f"{descriptor}: {connection.status} {other}"
     return descriptor
 
 
@@ -131,6 +147,14 @@ def _status(process: psutil.Process) -> str:
         return str(process.status())
     except psutil.NoSuchProcess:
         return psutil.STATUS_ZOMBIE
+
+
+def runs(pid: int) -> bool:
+    """Is it there, and no zombie?"""
+    try:
+        return _status(psutil.Process(pid)) != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def marked(mark: str) -> list[int]:
@@ -150,7 +174,9 @@ def told(pids: set[int] | list[int]) -> list[str]:
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            lines.append(f"{pid} ({process.status()}, parent {process.ppid()}): {' '.join(process.cmdline())[:120]}")
+            status = process.status()  # a zombie has no command line, only a name
+            command = process.name() if status == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+            lines.append(f"{pid} ({status}, parent {process.ppid()}): {command[:120]}")
     return lines
 
 
@@ -160,6 +186,11 @@ class Watch:
 
     mark: str
     before: Traces = field(default_factory=traces)
+    idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
+
+    def started_a_process(self) -> bool:
+        """Can there be any that the test has started? Without one there is nothing to look for in all of /proc."""
+        return self.idle is None or _has_children() or _reaped() != self.idle
 
     def except_for(self, start: Callable[[], Any]) -> Any:
         """Run `start`, whose traces are meant to last (Spark)."""
@@ -172,6 +203,21 @@ class Watch:
             if mark is not None:
                 os.environ[MARK] = mark
 
+    def complaints(self, settle_s: float) -> dict[str, list[str]]:
+        """What is there that was not there before, by kind, once it has had this long to go."""
+        deadline = time.monotonic() + settle_s
+        while any(left := traces().beside(self.before)) and time.monotonic() < deadline:
+            gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
+            time.sleep(0.05)
+        marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
+        found = {
+            "processes": told(left.children | marks),
+            "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
+            "sockets and other descriptors": sorted(map(_where_it_leads, left.descriptors.elements())),
+            "temp folders": sorted(left.folders),
+        }
+        return {kind: names for kind, names in found.items() if names}
+
 
 @pytest.fixture(autouse=True)
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
@@ -181,19 +227,8 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     found = Watch(os.environ[MARK])
     yield found
     background.stop_all()
-    deadline = time.monotonic() + SETTLE_S
-    while any(left := traces().beside(found.before)) and time.monotonic() < deadline:
-        gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
-        time.sleep(0.05)
-    marks = set(marked(found.mark)) - lasting.pids()
-    complaints = {
-        "processes": told(left.children | marks),
-        "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
-        "listening sockets": sorted(left.listening),
-        "descriptors": sorted(map(_where_it_leads, left.descriptors.elements())),
-        "temp folders": sorted(left.folders),
-    }
-    for pid in marks:
+    complaints = found.complaints(SETTLE_S)
+    for pid in marked(found.mark) if "processes" in complaints else ():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    assert not any(complaints.values()), f"left behind: { {k: v for k, v in complaints.items() if v} }"
+    assert not complaints, f"left behind: {complaints}"
