@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("waiting", "leaks", "clusters", "rings", "drivers")  # in tests/plugins; each may use those before it
+pytest_plugins = (
+    "kinds",
+    "waiting",
+    "leaks",
+    "clusters",
+    "rings",
+    "drivers",
+)  # in tests/plugins; each may use those before it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,20 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
     # A temp folder of our own: what other programs leave in the machine's is not our tests' doing.
     folder = tempfile.mkdtemp(prefix="tests-of-")
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under --standalone only what that cluster can make a difference to is run."""
-    if config.getoption("--standalone"):
-        gone = [item for item in items if not {"ring", "spark"} & set(getattr(item, "fixturenames", ()))]
-        config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture

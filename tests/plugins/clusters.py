@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+from kinds import places
 from leaks import MARK, Watch, family, lasting, runs
 from waiting import DEADLINE_S, until
+
+from sparkring import warm
 
 
 class Cluster(NamedTuple):
@@ -33,14 +37,6 @@ def set_java() -> None:
     home = find_java()
     if home:
         os.environ["JAVA_HOME"] = home
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +73,6 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
     environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
     for name in ("PYTHONPATH", MARK):
         environment.pop(name, None)
-    url = f"spark://127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> Path:
@@ -98,8 +93,11 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
         return log
 
     try:
-        log = start("master", "--port", url.rpartition(":")[2], "--webui-port", "0")
+        log = start("master", "--port", "0", "--webui-port", "0")  # a port that was free before may not be free now
         until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
+        match = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
+        assert match is not None
+        url = match[1]
         work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
         if gpus:
             work = ("--properties-file", _gpu_properties(folder, gpus), *work)
@@ -125,10 +123,11 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
 
 
 @pytest.fixture(scope="session")
-def cluster(bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(shared_spark: Spark, bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A real standalone cluster on loopback: a master and two workers with two cores each."""
     with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
         yield found
+        shared_spark.stop()  # before the cluster on which it may be
 
 
 @pytest.fixture
@@ -153,19 +152,23 @@ def gpu_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Spark:
-    """The session that the tests share, made when the first of them asks for it."""
+    """The session that the tests share, made when the first of them asks for it; there is one at a time."""
 
     def __init__(self) -> None:
         self._session: Any = None
+        self._cluster: Cluster | None = None
 
     def session(self, watch: Watch, cluster: Cluster | None) -> Any:
-        if self._session is None:
+        """The session on this cluster, or on local[4] without one."""
+        if self._session is None or cluster is not self._cluster:
+            self._cluster = cluster
             self._session = watch.except_for(lambda: self._start(cluster))
         return self._session
 
     def _start(self, cluster: Cluster | None) -> Any:
         from pyspark.sql import SparkSession
 
+        self.stop()
         set_java()
         os.environ["PYSPARK_PYTHON"] = cluster.python if cluster else sys.executable
         settings = {
@@ -191,19 +194,24 @@ class Spark:
         return session
 
     def stop(self) -> None:
+        """End the session and its JVM, so that another one can be started."""
         if self._session is None:
             return
+        from pyspark import SparkContext
+
+        warm.stop("spark")  # a gang that the tests of a module share
         gateway = self._session.sparkContext._gateway
         self._session.stop()
+        self._session = None
         gateway.shutdown()
         gateway.proc.stdin.close()  # the JVM ends with it
         gateway.proc.wait(DEADLINE_S)
+        SparkContext._gateway = SparkContext._jvm = None
+        lasting.ports.clear()
 
 
 @pytest.fixture(scope="session")
-def shared_spark(request: pytest.FixtureRequest) -> Iterator[Spark]:
-    if request.config.getoption("--standalone"):
-        request.getfixturevalue("cluster")  # before the session, so that it ends after it
+def shared_spark() -> Iterator[Spark]:
     found = Spark()
     yield found
     found.stop()
@@ -211,6 +219,6 @@ def shared_spark(request: pytest.FixtureRequest) -> Iterator[Spark]:
 
 @pytest.fixture
 def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
-    """The shared SparkSession: local[4], or the standalone cluster's."""
-    standalone = request.config.getoption("--standalone")
-    return shared_spark.session(watch, request.getfixturevalue("cluster") if standalone else None)
+    """The shared SparkSession: local[4], or the standalone cluster's for a test that is run there."""
+    there = request.config.getoption("--standalone") or "standalone" in places(request.node)
+    return shared_spark.session(watch, request.getfixturevalue("cluster") if there else None)

@@ -156,9 +156,16 @@ class WarmRing(Ring):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A ring is local and on Spark; what a cluster makes a difference to is also run on one."""
+    marked = metafunc.definition.get_closest_marker("standalone") is not None
+    if metafunc.config.getoption("--standalone"):
+        places = ["standalone"]
+    else:
+        places = ["local", "spark", *(["standalone"] if marked else [])]
     if "ring" in metafunc.fixturenames:
-        standalone = metafunc.config.getoption("--standalone")
-        metafunc.parametrize("ring", ["standalone"] if standalone else ["local", "spark"], indirect=True)
+        metafunc.parametrize("ring", places, indirect=True)
+    elif marked:
+        metafunc.parametrize("spark", [place for place in places if place != "local"], indirect=True)
 
 
 @pytest.fixture
