@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,20 @@ class Cluster(NamedTuple):
     python: str
     workers: list[subprocess.Popen[bytes]]
     add: Callable[[], None]
+
+
+# The tests' JVMs live for seconds: what C2 would gain they never get back, and it costs half of all their CPU time.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.hookimpl(trylast=True)  # once there is a temp folder of our own
+def pytest_configure() -> None:
+    """Spark settings for every session of the tests, those of notebooks and of other processes, too."""
+    folder = Path(tempfile.mkdtemp(prefix="spark-settings-"))
+    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    (folder / "spark-defaults.conf").write_text("".join(f"{name} {SHORT_LIVED}\n" for name in names))
+    os.environ["SPARK_CONF_DIR"] = str(folder)
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = SHORT_LIVED  # a cluster's master and workers
 
 
 def set_java() -> None:
