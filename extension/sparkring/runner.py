@@ -24,6 +24,7 @@ from sparkring.gang import Gang
 from sparkring.interrupts import Interrupts, when
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import Wanted
+from sparkring.names import method_calls
 from sparkring.options import Logs, Options, checked, restarts
 from sparkring.options import timeline as asked_timeline
 from sparkring.packing import pack_call
@@ -121,7 +122,7 @@ def _open_cell(
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
-    _look_ahead(captured, namespace, options.size)
+    _look_ahead(captured, namespace, options.size, source)
     whole = "\n".join([code, *(script.source for script in scripts)])
     directory = _directory(options, whole, [namespace.get(name.name) for name in captured.names])
 
@@ -134,13 +135,13 @@ def _open_cell(
     return _Run(request, options, title, code, captured.table, large, view, data, warm, ranks, directory, bring)
 
 
-def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
-    """Let what travels say what is wrong with it for so many ranks, before they are started."""
+def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int, source: str) -> None:
+    """Let what travels say what is wrong with it for so many ranks and this cell, before they are started."""
     for name in captured.names:
         value = namespace.get(name.name)
         look = getattr(type(value), "_sparkring_look_ahead", None)
         if look is not None and size:
-            look(value, size)
+            look(value, size, method_calls(source, name.name))
 
 
 def _directory(options: Options, code: str, values: Iterable[Any] = ()) -> Directory | None:

@@ -299,7 +299,7 @@ def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
         assert data.epoch == epoch + 1
         assert sorted(rows) == list(range(40))
         assert (rows == list(range(40))) is not bool(shuffle)
-    odd = [len(image) for image in shards(folder, 12, raw=data.layout.raw, remainder="join").as_tf("image")]
+    odd = [len(image) for image in shards(folder, 12, raw=data.layout.making.raw, remainder="join").as_tf("image")]
     assert odd == [12, 12, 12, 4]
 
 
@@ -602,7 +602,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
 
 def test_columns_that_cannot_stand_side_by_side(numbered):
     """Strings are no numbers."""
-    with pytest.raises(DataError, match="`s` is str or bytes, and only columns of numbers"):
+    with pytest.raises(DataError, match="`s` is object, and only columns of numbers"):
         shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
     with pytest.raises(DataError, match="no column `q`"):
         shards(numbered, 8).as_numpy("q")
