@@ -10,13 +10,16 @@ import pyarrow as pa
 from sparkring.data.columns import is_object
 from sparkring.errors import DataError
 
+SHOWN = 60  # characters of a type
+
 
 def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataError | None:
     """The message for a column that no tensor can hold; None if one can. `floats`: decimals are made floats."""
     advice = _advice(name, kind, nulls=nulls, floats=floats)
     if not advice:
         return None
-    return DataError(f"column `{name}` is {kind}{' with nulls' * nulls}, which no tensor can hold: {advice}.")
+    written = str(kind) if len(str(kind)) <= SHOWN else f"{str(kind)[:SHOWN]}…"
+    return DataError(f"column `{name}` is {written}{' with nulls' * nulls}, which no tensor can hold: {advice}.")
 
 
 def check_values(name: str, array: Any) -> None:
@@ -48,8 +51,8 @@ def _advice(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> str:
         return f'make floats of it with dtype="float32" or, in Spark, with {cast}'
     if not nulls or types.is_integer(inner) or types.is_floating(inner) or types.is_time(inner):
         return ""
-    value = "False" if types.is_boolean(inner) else "''" if types.is_string(inner) else "…"
-    return _filling(name, value)
+    values = ((types.is_boolean, "False"), (types.is_string, "''"), (types.is_date, "datetime.date(1970, 1, 1)"))
+    return _filling(name, next((value for fits, value in values if fits(inner)), "…"))
 
 
 def _filling(name: str, value: str) -> str:
