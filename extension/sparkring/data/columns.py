@@ -52,9 +52,9 @@ def is_vector(kind: pa.DataType) -> bool:
 
 def is_object(kind: pa.DataType) -> bool:
     """Is it a type of which no array is made but one of Python objects: a row, a map, a list of these, or nothing?"""
-    if _is_list(kind):
-        return is_object(kind.value_type)
-    return pa.types.is_null(kind) or (pa.types.is_nested(kind) and not is_vector(kind))
+    if not pa.types.is_nested(kind):  # asked first, since it is asked for each piece that is read
+        return bool(pa.types.is_null(kind))
+    return is_object(kind.value_type) if _is_list(kind) else not is_vector(kind)
 
 
 def changes_with_nulls(kind: pa.DataType) -> bool:
