@@ -1,5 +1,7 @@
 """shards() in a cell: each rank its own rows, on local processes and on Spark, and what the notebook hears of it."""
 
+import decimal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -165,8 +167,8 @@ def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     assert "cell line 3" in str(caught.value)
 
 
-def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local):
-    """Too few rows for them, a transform that gives too few, rows that are no array; a transform's own error is not."""
+def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local, tmp_path):
+    """Too few rows for them, a transform that gives too few, what is no tensor; a transform's own error is not."""
     few = shards(numbered, 500)
     ragged = shards(numbered, 5, transform=lambda batch: {"x": batch["x"][:1]})
 
@@ -181,6 +183,69 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
         local.run("next(few.as_numpy())", n=3, namespace={"few": few})
     with pytest.raises(DataError, match="transform gave 1 rows of `x` for 16"):
         local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})
+    pq.write_table(pa.table({"x": range(100), "price": [decimal.Decimal("1.5")] * 100}), tmp_path / "priced.parquet")
+    priced = shards(tmp_path / "priced.parquet", 5)
+    for call in ("as_tf('x', 'price')", "as_torch()"):
+        with pytest.raises(
+            DataError, match=r"column `price` is decimal128\(2, 1\), which no tensor.*cast\(\"double\"\)"
+        ):
+            local.run(f"next(iter(priced.{call}))", namespace={"priced": priced})
     assert run_store.saved() == before
     result = local.run("len(next(later.as_numpy('x')))", namespace={"later": later})
     assert result.values == [50, 50]
+
+
+COLUMNS = """
+    id, cast(id AS decimal(7, 2)) AS all_there, named_struct('v', vector, 'id', id) AS holder,
+    vector, array(id, 1) AS list, IF(odd, NULL, cast(id AS decimal(7, 2))) AS price,
+    IF(odd, NULL, date_add(date'2020-01-01', cast(id AS int))) AS day,
+    IF(odd, NULL, timestamp'2020-01-01 10:00:00' + make_interval(0, 0, 0, 0, cast(id AS int))) AS at,
+    IF(odd, NULL, struct(id AS a, struct(cast('x' AS binary) AS b, array(timestamp'2020-01-01 10:00:00') AS t) AS c))
+    AS row,
+    IF(odd, NULL, map(id, struct(id AS b))) AS map, IF(odd, NULL, array(struct(id AS a))) AS rows,
+    map(timestamp'2020-01-01 10:00:00', cast(id AS decimal(5, 1))) AS times,
+    IF(late, NULL, id) AS count, IF(late, NULL, cast(id AS tinyint)) AS small, IF(late, NULL, id % 2 = 0) AS yes,
+    IF(late, NULL, concat('s', id)) AS s, IF(late, NULL, cast(id AS float)) AS real,
+    cast(NULL AS int) AS no_int, cast(NULL AS boolean) AS no_bool, cast(NULL AS string) AS no_string,
+    cast(NULL AS double) AS no_double, cast(NULL AS decimal(4, 1)) AS no_decimal, cast(NULL AS struct<a: int>) AS no_row
+"""
+
+
+def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_path):
+    """With the same dtype in every batch of every rank and epoch, though one of the two files has no `late` rows.
+
+    Arrays of a shape are the exception: vectors and lists are rows of an array, and times datetime64 as stored.
+    """
+    from pyspark.ml.functions import array_to_vector
+
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        frame = spark.range(0, 40, 1, 2).selectExpr(
+            "id", "id % 3 = 0 AS odd", "id >= 30 AS late", "array(id, 0.5D) AS raw"
+        )
+        frame.withColumn("vector", array_to_vector("raw")).createOrReplaceTempView("mixed")
+        frame = spark.sql(f"SELECT {COLUMNS} FROM mixed")
+        data, expected = shards(frame, 7, cache=tmp_path / "cache", remainder="join"), frame.toPandas()
+    finally:
+        spark.conf.unset("spark.sql.session.timeZone")
+        spark.catalog.dropTempView("mixed")
+    result = tasks.run("""
+        import numpy
+        epochs = [list(data.as_numpy()) for _ in range(2)]
+        kinds = {(name, str(array.dtype)) for epoch in epochs for batch in epoch for name, array in batch.items()}
+        kinds, {name: numpy.concatenate([batch[name] for batch in epochs[1]]) for name in data.spec}
+    """, namespace={"data": data})  # fmt: skip
+    (kinds, first), (others, second) = result.values
+    assert kinds == others
+    assert len(kinds) == len(expected.columns) == len(first)
+    found = {name: np.concatenate([first[name], second[name]]) for name in first}
+    order = np.argsort(found["id"])
+    for name in expected.columns:
+        array, wanted = found[name][order], expected[name]
+        if name in ("vector", "list"):
+            np.testing.assert_array_equal(array, np.stack([np.asarray(value) for value in wanted]), name)
+        elif name in ("day", "at"):
+            assert array.dtype == {"day": "M8[D]", "at": "M8[us]"}[name]
+            np.testing.assert_array_equal(array, wanted.to_numpy("M8[ns]"), name)
+        else:
+            assert (array.dtype, repr(list(array))) == (wanted.dtype, repr(list(wanted))), name

@@ -9,19 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkring.data.columns import to_numpy
+from sparkring.data.columns import Making, to_numpy
 from sparkring.errors import DataError
 
 VECTOR = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
 
+MAP = pa.map_(pa.string(), pa.int64())
 
-def converted(values, kind=None, *, fill=None, dtype=None, raw=None):
+
+def converted(values, kind=None, *, fill=None, dtype=None, raw=None, nulls=False, exact=True):
     """The column as an array; it begins somewhere in the memory that it lies in."""
     array = values if isinstance(values, pa.Array) else pa.array(values, kind)
     array = pa.concat_arrays([array, array]).slice(len(array))
-    return to_numpy(array, "c", fill or {}, dtype, raw)
+    making = Making(fill or {}, {"c": raw} if raw else {}, frozenset({"c"} if nulls else ()))
+    return to_numpy(array, "c", making, dtype, exact=exact)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +35,18 @@ def converted(values, kind=None, *, fill=None, dtype=None, raw=None):
         ([0.5, 1.5], pa.float32(), np.array([0.5, 1.5], np.float32)),
         (np.array([0.5, 1.5], np.float16), pa.float16(), np.array([0.5, 1.5], np.float16)),
         ([True, False, True], pa.bool_(), np.array([True, False, True])),
-        ([decimal.Decimal("1.25")] * 2, pa.decimal128(10, 2), np.array([1.25, 1.25])),
+        ([decimal.Decimal("1.25"), None], pa.decimal128(10, 2), np.array([decimal.Decimal("1.25"), None], object)),
+        (
+            [[decimal.Decimal("1.5")]] * 2,
+            pa.list_(pa.decimal128(5, 1)),
+            np.array([[decimal.Decimal("1.5")]] * 2, object),
+        ),
+        ([0.5, None], pa.float32(), np.array([0.5, np.nan], np.float32)),
+        (["a", None], pa.dictionary(pa.int32(), pa.string()), np.array(["a", None], object)),
+        ([None, None], pa.null(), np.array([None, None], object)),
+        ([datetime.date(2026, 1, 2), None], pa.date32(), np.array(["2026-01-02", "NaT"], "M8[D]")),
+        ([{"a": [("k", 1)]}, None], pa.struct([("a", MAP)]), np.array([{"a": {"k": 1}}, None], object)),
+        ([[("k", 1)], None, []], MAP, np.array([{"k": 1}, None, {}], object)),
         (["a", "ü"], pa.string(), np.array(["a", "ü"], object)),
         (["a", "ü"], pa.dictionary(pa.int32(), pa.string()), np.array(["a", "ü"], object)),
         ([b"\xff", b""], pa.binary(), np.array([b"\xff", b""], object)),
@@ -96,9 +110,17 @@ def test_floating_point_columns_become_what_is_asked_for():
     assert converted([1, 2], dtype=np.float32).dtype == np.int64
 
 
-def test_nulls_are_told_or_filled():
-    """NaN is a number, null is none."""
-    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*fill=\{'c': 0\}"):
+def test_nulls_change_a_dtype_where_it_was_decided_before():
+    """Not by what a batch happens to have; filled columns keep theirs."""
+    for values in ([1, None], [1, 2], [None, None]):
+        found = converted(values, pa.int16(), nulls=True)
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, np.array(values, np.float64))
+        found = converted([value and True for value in values], pa.bool_(), nulls=True)
+        assert (found.dtype, found.tolist()) == (object, [value and True for value in values])
+    assert converted([1, None], pa.int16(), nulls=True, dtype=np.float32).dtype == np.float32
+    assert converted([1, None], pa.dictionary(pa.int8(), pa.int64()), nulls=True)[0] == 1.0
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*do not say so.*fill=\{'c': 0\}"):
         converted([1, None, 3, 4])
     np.testing.assert_array_equal(converted([1, None, 3, 4], fill={"c": -1}), [1, -1, 3, 4])
     np.testing.assert_array_equal(converted(["a", None], fill={"c": ""}), np.array(["a", ""], object))
@@ -106,22 +128,37 @@ def test_nulls_are_told_or_filled():
     assert np.isnan(converted([1.0, float("nan")])[1])
     with pytest.raises(DataError, match="column `c` is int64"):
         converted([1, None], fill={"c": "x"})
-    with pytest.raises(DataError, match="lists with nulls inside"):
-        converted([[1, None], [1, 2]])
+
+
+def test_decimals_become_floats_where_these_are_asked_for():
+    """By their dtype, or beside other numbers."""
+    price = [decimal.Decimal("1.25"), None]
+    for more, dtype in (({"dtype": np.float32}, "f4"), ({"exact": False}, "f8")):
+        found = converted(price, pa.decimal128(10, 2), **more)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, [1.25, np.nan])
+        found = converted([[price[0]]] * 2, pa.list_(pa.decimal128(10, 2)), **more)
+        np.testing.assert_array_equal(found, np.array([[1.25]] * 2, dtype))
+
+
+def test_lists_of_rows_are_lists():
+    """Of any length; where there is a null, None."""
+    found = converted([[{"a": 1}], [], None, [{"a": 2}, None]])
+    assert (found.shape, found.tolist()) == ((4,), [[{"a": 1}], [], None, [{"a": 2}, None]])
 
 
 def test_what_is_no_array_is_told():
-    """Ragged lists, structs, maps."""
+    """Ragged lists, and nulls that an array has no place for."""
     with pytest.raises(DataError, match=r"rows of different lengths \(1 and 2\)"):
         converted([[1], [1, 2]])
     with pytest.raises(DataError, match="different lengths"):
         converted([[1], [2], [1, 2], [3, 4]])
-    with pytest.raises(DataError, match="struct<a: int64>, which no array can hold"):
-        converted([{"a": 1}, {"a": 2}])
-    with pytest.raises(DataError, match="no array can hold"):
-        converted([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
-    with pytest.raises(DataError, match="nulls"):
-        converted([None, None])
+    with pytest.raises(DataError, match="lists with nulls inside"):
+        converted([[1, None], [1, 2]])
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 2 rows\), which an array of its shape"):
+        converted([[1], None])
+    with pytest.raises(DataError, match="an array of its shape"):
+        converted([b"ab", None], raw=(np.dtype("u1"), (2,)))
 
 
 def test_no_rows_are_an_array_of_none():

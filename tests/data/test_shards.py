@@ -1,6 +1,8 @@
 """shards(): what a rank is handed, in every format, and what is wrong with it before and while it reads."""
 
 import ctypes
+import datetime
+import decimal
 import gc
 import itertools
 import json
@@ -24,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkring import shards
+from sparkring.capture.names import method_calls
 from sparkring.data import dataset, layout, reader
 from sparkring.data import shards as module
 from sparkring.data.reader import Ahead
@@ -300,7 +303,7 @@ def test_tensorflow_gets_large_batches_one_at_a_time(images, shuffle):
         assert data.epoch == epoch + 1
         assert sorted(rows) == list(range(40))
         assert (rows == list(range(40))) is not bool(shuffle)
-    odd = [len(image) for image in shards(folder, 12, raw=data.layout.raw, remainder="join").as_tf("image")]
+    odd = [len(image) for image in shards(folder, 12, raw=data.layout.making.raw, remainder="join").as_tf("image")]
     assert odd == [12, 12, 12, 4]
 
 
@@ -603,7 +606,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
 
 def test_columns_that_cannot_stand_side_by_side(numbered):
     """Strings are no numbers."""
-    with pytest.raises(DataError, match="`s` is str or bytes, and only columns of numbers"):
+    with pytest.raises(DataError, match="`s` is object, and only columns of numbers"):
         shards(numbered, 8, columns={"in": ["x", "s"]}).spec  # noqa: B018
     with pytest.raises(DataError, match="no column `q`"):
         shards(numbered, 8).as_numpy("q")
@@ -778,3 +781,96 @@ def test_data_elsewhere_is_read_like_data_here(numbered):
         assert dataset._remote_footer.cache_info().misses == 3
     finally:
         memory.rm("/numbered", recursive=True)
+
+
+@pytest.fixture
+def holes(tmp_path):
+    """40 rows in 2 files of 4 row groups: only the last one has nulls, in most columns."""
+    rows = [
+        {"x": x, "n": x, "b": x % 2 == 0, "s": f"s{x}", "d": datetime.date.fromordinal(x + 1), "r": {"a": x}}
+        for x in range(40)
+    ]
+    rows[35:] = [{"x": row["x"]} for row in rows[35:]]
+    kind = pa.struct([("a", pa.int64())])
+    schema = pa.schema(
+        {"x": pa.int64(), "n": pa.int32(), "b": pa.bool_(), "s": pa.string(), "d": pa.date32(), "r": kind}
+    )
+    for number in range(2):
+        table = pa.Table.from_pylist(rows[number * 20 : number * 20 + 20], schema)
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=10)
+    return tmp_path
+
+
+def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
+    """Decided by all row groups that are read, and not by the rows of a batch; a filter or fill= may remove them."""
+
+    def dtypes(**more):
+        found = [shards(holes, 5, rank=rank, size=2, **more) for rank in range(2)]
+        seen = [batch for data in found for _ in range(2) for batch in data.as_numpy()]
+        (kinds,) = {tuple((name, str(array.dtype)) for name, array in batch.items()) for batch in seen}
+        assert {name: str(spec.dtype) for name, spec in found[0].spec.items()} == dict(kinds)
+        return dict(kinds)
+
+    held = {"x": "int64", "n": "float64", "b": "object", "s": "object", "d": "datetime64[D]", "r": "object"}
+    assert dtypes() == held
+    assert dtypes(shuffle=False, where="x >= 10") == held
+    assert dtypes(where="n is not None and x < 38") == {**held, "n": "int32", "b": "bool"}
+    assert dtypes(where="x < 35") == {**held, "n": "int32", "b": "bool"}
+    assert dtypes(fill={"n": -1, "b": False}) == {**held, "n": "int32", "b": "bool"}
+    assert dtypes(dtype="float32")["n"] == "float32"
+    (last,) = shards(holes, 40, shuffle=False).as_numpy("n", "b", "s", "d", "r")
+    assert [array[[0, 39]].tolist() for array in last[1:3]] == [[True, None], ["s0", None]]
+    assert [np.isnan(last[0][39]), np.isnat(last[3][39]), *last[4][[3, 39]]] == [True, True, {"a": 3}, None]
+
+
+def test_nulls_that_no_footer_tells(tmp_path):
+    """They have no place in a dtype that was decided without them, but those of a partition are told by its path."""
+    pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
+    with pytest.raises(DataError, match=r"`x` has nulls \(1 in 31 rows\), and the footers of its files do not say so"):
+        list(shards(tmp_path, 31).as_numpy())
+    for name in ("year=1", "year=__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / "years" / name).mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "years" / name / "0.parquet")
+    data = shards(tmp_path / "years", 2, shuffle=False)
+    assert [batch["year"].dtype for batch in data.as_numpy()] == [np.float64] * 2
+
+
+def test_what_is_no_tensor_is_told_with_what_to_do(holes):
+    """At the call, or for a call in a cell before its launch; where only the rows tell, when they are read."""
+    data = shards(holes, 5)
+    assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
+    assert len(data.as_torch("n")) == 8
+    for name, said in (
+        ("b", r"is bool with nulls.*fill=\{'b': False\}"),
+        ("s", r"is string with nulls.*fill=\{'s': ''\}"),
+        ("d", r"is date32\[day\] with nulls.*fill=\{'d': datetime.date\(1970, 1, 1\)\}"),
+        ("r", r"is struct<a: int64>, which.*columns=\["),
+    ):
+        for call in (data.as_tf, data.as_torch):
+            with pytest.raises(DataError, match=f"column `{name}` {said}"):
+                call("x", name)
+        with pytest.raises(DataError, match=f"column `{name}` {said}"):
+            data._sparkring_look_ahead(2, method_calls(f"for x in data.as_torch({name!r}): pass", "data"))
+        rest = shards(holes, 5, where="x >= 0", shuffle=False)
+        if name in "sd":
+            with pytest.raises(DataError, match=f"column `{name}` has nulls, which no tensor can hold.*fill="):
+                list(rest.as_torch(name))
+    for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):
+        data._sparkring_look_ahead(2, method_calls(cell, "data"))
+    made = shards(holes, 5, transform=lambda batch: {"x": batch["x"], "r": batch["r"]})
+    assert len(made.as_torch("x")) == 8
+    with pytest.raises(DataError, match="transform gave `r` as `dict` objects, which no tensor can hold"):
+        made.as_tf()
+
+
+def test_decimals_train_as_floats_where_a_dtype_says_so(tmp_path):
+    """Or beside other numbers; by themselves they are decimals, and no tensors."""
+    price = [decimal.Decimal(x) / 4 for x in range(8)]
+    pq.write_table(pa.table({"x": np.arange(8, dtype="f4"), "price": price}), tmp_path / "0.parquet")
+    assert next(shards(tmp_path, 8, shuffle=False).as_numpy("price")).tolist() == price
+    with pytest.raises(DataError, match=r'`price` is decimal128\(3, 2\), which no tensor .*dtype="float32" or.*cast'):
+        shards(tmp_path, 8).as_tf("price")
+    for more, dtype in (({"dtype": "float32"}, "float32"), ({"columns": {"price": ["x", "price"]}}, "float64")):
+        (found,) = shards(tmp_path, 8, shuffle=False, **more).as_tf("price")
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found.numpy().reshape(8, -1)[:, -1], [float(each) for each in price])

@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 # ── What a piece of code asks of the namespace it runs in ────────────────────────────────────────────────────────────
 
@@ -83,6 +83,28 @@ def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
 
 
 # ── Which names a cell reads ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Call(NamedTuple):
+    """A call of a method in a cell: the constants among its positional arguments, and None for each other one."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+def method_calls(source: str, name: str) -> list[Call]:
+    """Find what a cell calls on the object that the notebook calls `name`; nothing if the cell binds the name, too."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    if name in bound:
+        return []
+    return [
+        Call(node.func.attr, tuple(each.value if isinstance(each, ast.Constant) else None for each in node.args))
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if isinstance(node.func.value, ast.Name) and node.func.value.id == name
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,51 +1,107 @@
 """Arrow columns as NumPy arrays: what a model takes in, with the shape of a row the same for all rows.
 
-numbers, booleans        [rows]                 as stored; decimals become float64
+numbers, booleans        [rows]                 as stored; with nulls float64 with NaN, and objects with None
 strings, binary          [rows] of object       str or bytes
-dates and times          [rows] datetime64
+dates and times          [rows] datetime64      with NaT for nulls
+decimals                 [rows] of object       decimal.Decimal
 lists, tensors           [rows, …]              all rows of one length
 Spark ML's vectors       [rows, length]         float64, sparse ones filled up
+rows, maps, lists of     [rows] of object       as toPandas() gives them; dicts, where no DataFrame stands behind it
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkring.data.spark_values import series_of
 from sparkring.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 Array = Any  # numpy.ndarray
 Raw = tuple[np.dtype[Any], tuple[int, ...]]  # what the bytes of a row are: dtype and shape
 _VECTOR = {"type", "size", "indices", "values"}
 
 
+@dataclass(frozen=True)
+class Making:
+    """How arrays are made of columns, by name: the same for all rows, whichever of them a batch has.
+
+    `fill` stands for nulls. `nulls` are the columns that have some, of those whose dtype depends on it. `raw` is what
+    the bytes of a row are. `spark` is the type of what only Spark's type tells.
+    """
+
+    fill: Mapping[str, Any]
+    raw: Mapping[str, Raw]
+    nulls: frozenset[str] = frozenset()
+    spark: Mapping[str, DataType] = field(default_factory=dict)
+
+
 def is_vector(kind: pa.DataType) -> bool:
     """Is it what Spark ML's VectorUDT is stored as?"""
-    return pa.types.is_struct(kind) and {field.name for field in kind} == _VECTOR
+    return pa.types.is_struct(kind) and {part.name for part in kind} == _VECTOR
 
 
-def to_numpy(column: pa.Array, name: str, fill: Mapping[str, Any], dtype: Any = None, raw: Raw | None = None) -> Array:
-    """A column as an array of shape [rows, …]; floating-point values as `dtype`, if one is given, and bytes as `raw`.
+def is_object(kind: pa.DataType) -> bool:
+    """Is it a type of which no array is made but one of Python objects: a row, a map, a list of these, or nothing?"""
+    if not pa.types.is_nested(kind):  # asked first, since it is asked for each piece that is read
+        return bool(pa.types.is_null(kind))
+    return is_object(kind.value_type) if _is_list(kind) else not is_vector(kind)
 
-    DataError if there are nulls for which `fill` has no value, rows of different lengths, or a type that is no array.
+
+def changes_with_nulls(kind: pa.DataType) -> bool:
+    """Does the dtype of such a column depend on whether it has nulls?"""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return changes_with_nulls(kind.value_type)
+    return bool(types.is_integer(kind) or types.is_boolean(kind) or types.is_time(kind))
+
+
+def holds_nulls(kind: pa.DataType) -> bool:
+    """Is there a place for nulls in the array of such a column?"""
+    return is_object(kind) or not (_is_list(kind) or is_vector(kind) or isinstance(kind, pa.BaseExtensionType))
+
+
+def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, exact: bool = True) -> Array:
+    """A column as an array of shape [rows, …]; floating-point values and decimals as `dtype`, if one is given.
+
+    Decimals become float64 unless they are to be `exact`.
+    DataError if there are nulls for which the array has no place and `fill` no value, rows of different lengths, or a
+    type that is no array.
     """
-    filled = _filled(column, name, fill)
-    found = _array(filled, name) if raw is None else _from_bytes(filled, name, raw)
+    raw, spark, nulls = making.raw.get(name), making.spark.get(name), name in making.nulls
+    kind = column.type
+    filled = _filled(column, name, making.fill)
+    if filled.null_count:
+        if raw is not None or not holds_nulls(kind):
+            raise has_nulls(name, filled.null_count, len(filled))
+        if changes_with_nulls(kind) and not nulls:
+            raise has_untold_nulls(name, filled.null_count, len(filled))
+    if raw is not None:
+        return _from_bytes(filled, name, raw)
+    if is_object(kind):
+        return _objects(filled, spark)
+    found = _array(filled, name, exact=exact and dtype is None)
+    if nulls:  # this batch may have none
+        found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
     if dtype is not None and found.dtype.kind == "f":
         found = found.astype(dtype, copy=False)
     return found
 
 
 def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
-    if not array.null_count:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not array.null_count or name not in fill:
         return array
-    if name not in fill:
-        raise has_nulls(name, array.null_count, len(array))
     try:
         return pc.fill_null(array, pa.scalar(fill[name], array.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
@@ -58,38 +114,79 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """The message for a column that has nulls and no fill value."""
+    """The message for a column that has nulls, no place for them and no fill value."""
     return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array cannot hold: replace them with "
-        f"fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
+        f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
     )
 
 
-def _array(array: pa.Array, name: str) -> Array:
+def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
+    """The message for nulls in a column whose dtype was decided without them."""
+    return DataError(
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), and the footers of its files do not say so: replace "
+        f"them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
+    """The values; decimals as float64 unless `exact`."""
     kind = array.type
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        found = _array(array.storage, name)
+        found = _array(array.storage, name, exact=exact)
         shape = getattr(kind, "shape", None)
         return found.reshape(len(found), *shape) if shape is not None else found
     if types.is_dictionary(kind):
-        return _array(array.dictionary_decode(), name)
-    if types.is_decimal(kind):
-        return _array(array.cast(pa.float64()), name)
+        return _array(array.dictionary_decode(), name, exact=exact)
+    if types.is_decimal(kind) and not exact:
+        return _array(array.cast(pa.float64()), name, exact=exact)
     if types.is_time(kind):
-        return _array(array.cast(pa.int32() if types.is_time32(kind) else pa.int64()), name)
+        return _array(array.cast(pa.int32() if types.is_time32(kind) else pa.int64()), name, exact=exact)
     if types.is_fixed_size_list(kind):
-        return _rows(array.flatten(), len(array), kind.list_size, name)
+        return _rows(array.flatten(), len(array), kind.list_size, name, exact)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _rows(array.flatten(), len(array), _length(np.diff(np.asarray(array.offsets)), name), name)
+        return _rows(array.flatten(), len(array), _length(np.diff(np.asarray(array.offsets)), name), name, exact)
     if is_vector(kind):
         return _vectors(array, name)
-    if types.is_nested(kind) or types.is_null(kind):
-        raise DataError(
-            f"column `{name}` is {kind}, which no array can hold: leave it out with columns=[…], "
-            "or write its parts as columns of their own."
-        )
     return array.to_numpy(zero_copy_only=False)
+
+
+def _objects(array: pa.Array, spark: DataType | None) -> Array:
+    """Rows, maps and lists of these, as toPandas() gives them; without Spark's type rows as dicts."""
+    if spark is not None:
+        return series_of(array, spark).to_numpy(object)
+    rebuild = _rebuilding(array.type)
+    values: Iterable[Any] = array.to_pylist()
+    if rebuild is not None:
+        values = map(rebuild, values)
+    return np.fromiter(values, object, len(array))
+
+
+def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """A function from pyarrow's value, or None, to the one with dicts for its maps; None if there is no map in it.
+
+    Maps whose keys are rows stay pairs, since a dict is no key.
+    """
+    if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
+        key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
+        return lambda value: value if value is None else {key(a): item(b) for a, b in value}
+    if pa.types.is_struct(kind):
+        parts = {part.name: made for part in kind if (made := _rebuilding(part.type)) is not None}
+        if parts:
+            return lambda value: value if value is None else value | {n: make(value[n]) for n, make in parts.items()}
+    elif _is_list(kind) and (each := _rebuilding(kind.value_type)) is not None:
+        return lambda value: value if value is None else [each(item) for item in value]
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
@@ -117,12 +214,12 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
     return found.reshape(len(array), *shape)
 
 
-def _rows(values: pa.Array, rows: int, length: int, name: str) -> Array:
+def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> Array:
     if values.null_count:
         raise DataError(
             f"column `{name}` has lists with nulls inside ({values.null_count:,} values): fill them before."
         )
-    found = _array(values, name)
+    found = _array(values, name, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])
 
 
@@ -147,7 +244,7 @@ def _vectors(array: pa.StructArray, name: str) -> Array:
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():
-        return _array(values, name)
+        return _array(values, name, exact=True)
     lengths = np.diff(np.asarray(values.offsets))
     sizes = np.where(dense, lengths, np.asarray(array.field("size").fill_null(0)))
     found = np.zeros((len(array), _length(sizes, name)))

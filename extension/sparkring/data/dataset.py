@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+    from pyspark.sql.types import DataType
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
@@ -72,7 +73,8 @@ class Dataset:
 
     `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
     `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` are the
-    numbers of nulls by column in all rows, as far as the footers have them.
+    numbers of nulls by column in all rows, as far as footers and paths have them. `spark` has Spark's types of columns,
+    where a DataFrame stands behind it, of those that have to be made into Spark's values.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Dataset:
     where: str = ""
     condition: pc.Expression | None = None
     nulls: Mapping[str, int] = field(default_factory=dict)
+    spark: Mapping[str, DataType] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -164,6 +167,9 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     for file in files:
         digest.update(f"{file.version}{file.partitions}".encode())
     nulls = sum((_nulls(footer.metadata, set(chosen)) for footer in footers), Counter())
+    for file in files:
+        empty = [key for key, value in file.partitions if value is None and key in chosen]
+        nulls.update(dict.fromkeys(empty, sum(group.rows_in_file for group in file.row_groups)))
     dataset = Dataset(name, fs, files, schema, whole, reads, digest.hexdigest()[:16], words, condition, nulls)
     if condition is not None:
         dataset = _counted(dataset)
@@ -171,6 +177,15 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
         of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it holds no rows"
         raise DataError(f"{name}: {of}.")
     return dataset
+
+
+def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
+    """Those of `columns` that have nulls in rows that pass the filter; where there is one, it takes a look at them."""
+    found = {name for name in columns if dataset.nulls.get(name)}
+    if dataset.condition is None or not found:
+        return frozenset(found)
+    each = {name: replace(dataset, condition=dataset.condition & pc.field(name).is_null()) for name in found}
+    return frozenset(name for name, rest in each.items() if _counted(rest).rows)
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:

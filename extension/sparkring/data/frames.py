@@ -90,16 +90,37 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     ])  # fmt: skip
 
 
+def nested_types(frame: DataFrame) -> dict[str, DataType]:
+    """The types of those of for_arrays()'s columns that hold rows or maps: Spark's values cannot be told without."""
+    return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
+
+
+def _is_nested(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType, UserDefinedType
+
+    if isinstance(kind, ArrayType):
+        return _is_nested(kind.elementType)
+    if isinstance(kind, UserDefinedType):
+        return _is_nested(kind.sqlType())
+    return isinstance(kind, MapType | StructType)
+
+
 def _has_times(kind: DataType) -> bool:
     return bool(_without_zone(kind) != kind)
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The type of a column with timestamps that have no time zone, also within arrays."""
-    from pyspark.sql.types import ArrayType, TimestampNTZType, TimestampType
+    """The type of a column with timestamps that have no time zone, also within other types."""
+    from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
         return ArrayType(_without_zone(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_without_zone(kind.keyType), _without_zone(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        return StructType([
+            StructField(part.name, _without_zone(part.dataType), part.nullable, part.metadata) for part in kind.fields
+        ])  # fmt: skip
     return TimestampNTZType() if isinstance(kind, TimestampType) else kind
 
 

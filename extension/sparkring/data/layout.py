@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sparkring.data.columns import Raw, ragged, to_numpy
+from sparkring.data.columns import Making, Raw, ragged, to_numpy
+from sparkring.data.tensors import other_than_text
 from sparkring.errors import DataError
 
 Array = Any  # numpy.ndarray
@@ -21,7 +22,7 @@ Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class Spec(NamedTuple):
-    """A column of a batch: the shape of one row, and NumPy's dtype (object for str and bytes)."""
+    """A column of a batch: the shape of one row, and NumPy's dtype (object for str, bytes and other objects)."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -31,16 +32,17 @@ class Spec(NamedTuple):
 class Layout:
     """The columns of a batch by name, each of one stored column or of several side by side, and what is done to them.
 
-    `spec` is found from the first rows, by learn(); all others must be like them. `data` is what messages call it.
+    `spec` is found from the first rows, by learn(); all others must be like them. `objects` are the arrays
+    of a transform that hold other objects than str and bytes, with the type of one. `data` is what messages call it.
     """
 
     data: str
     groups: Mapping[str, tuple[str, ...]]
-    fill: Mapping[str, Any]
-    raw: Mapping[str, Raw]
+    making: Making
     dtype: np.dtype[Any] | None
     transform: Transform | None
     spec: dict[str, Spec] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
         """Find from some rows what a batch holds. DataError if these are no arrays, or the transform's are not."""
@@ -50,6 +52,8 @@ class Layout:
             for name, array in batch.items():
                 if array.ndim == 0 or len(array) != len(rows):
                     raise _miscounted(name, array, len(rows), "")
+                if array.dtype.kind == "O" and (found := other_than_text(array)):
+                    self.objects[name] = found
         if not batch:
             raise DataError("transform gave no columns at all.")
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
@@ -96,7 +100,8 @@ class Layout:
         """What is stored as what a batch is to hold, those of several columns side by side."""
         found = {}
         for name, members in self.groups.items():
-            parts = [to_numpy(batch.column(each), each, self.fill, self.dtype, self.raw.get(each)) for each in members]
+            exact = len(members) == 1  # decimals cannot stand beside numbers
+            parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
             found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
         return found
 
@@ -162,8 +167,7 @@ def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
 
 
 def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    kind = "str or bytes" if dtype.kind == "O" else str(dtype)
-    return f"{kind} of shape {list(shape)}" if shape else kind
+    return f"{dtype} of shape {list(shape)}" if shape else str(dtype)
 
 
 def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:

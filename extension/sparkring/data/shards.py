@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from sparkring.data import plan as planning
-from sparkring.data.columns import has_nulls
-from sparkring.data.dataset import Dataset, Source, open_dataset
+from sparkring.data.columns import Making, changes_with_nulls, has_nulls, holds_nulls
+from sparkring.data.dataset import Dataset, Source, having_nulls, open_dataset
 from sparkring.data.layout import Array, Batch, Columns, Layout, Spec, Transform, groups_of, raw_of
 from sparkring.data.plan import REMAINDERS, Leg, Position, RowRange, Shard
 from sparkring.data.progress import Progress, Route
 from sparkring.data.reader import Ahead, Window, windows
+from sparkring.data.tensors import refused
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
 from sparkring.history.events import Piece
@@ -27,6 +28,7 @@ from sparkring.runtime import world
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkring.capture.names import Call
     from sparkring.data.plan import Remainder
 
 SHUFFLED_ROWS = 65_536
@@ -99,9 +101,10 @@ def shards(
     seed: of that order, the same on all ranks; 0 is one like the others.
     remainder: what becomes of an epoch's last rows that fill no batch: "drop" leaves them out, "pad" fills the batch
         with rows that the rank has read already, "join" gives a smaller batch, and one rank may have one more.
-    fill: what stands for nulls, by column.
+    fill: what stands for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types have
+        NaN, NaT or None; lists, vectors and raw bytes have no place for them.
     raw: what the bytes of a binary column are, as in {"image": ("uint8", (32, 32, 3))}: the dtype and shape of a row.
-    dtype: what all floating-point columns become, as in dtype="float32".
+    dtype: what all floating-point columns and decimals become, as in dtype="float32".
     prefetch: how many buffers are read ahead. rank, size: instead of this rank's own.
 
     Raises DataError, PathError.
@@ -121,11 +124,17 @@ def shards(
         for name in named:
             if name not in dataset.columns:
                 raise DataError(f"{option} names `{name}`, which is no column that is read.")
+    depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in (fill or {})]
+    making = Making(
+        dict(fill or {}),
+        {name: raw_of(name, value) for name, value in (raw or {}).items()},
+        having_nulls(dataset, depends),
+        dataset.spark,
+    )
     layout = Layout(
         dataset.name,
         groups,
-        dict(fill or {}),
-        {name: raw_of(name, value) for name, value in (raw or {}).items()},
+        making,
         None if dtype is None else np.dtype(dtype),
         transform,
     )
@@ -210,19 +219,28 @@ class Shards:
             self.layout.learn(_table(next(reading)).combine_chunks().to_batches()[0])
         return self.layout.spec
 
-    def _sparkring_look_ahead(self, size: int) -> None:
+    def _sparkring_look_ahead(self, size: int, calls: Iterable[Call] = ()) -> None:
         """What would be told on the ranks is told before they are started."""
         self.plan(self.size if self.seat else size)
-        found = self.dataset
-        for name, count in found.nulls.items():
-            if count and name not in self.layout.fill and found.condition is None:  # a filter may remove them
-                raise has_nulls(name, count, found.rows)
+        for each in self.dataset.schema:
+            count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
+            if count and not placed:
+                raise has_nulls(each.name, count, self.dataset.rows)
         try:
             self.spec  # noqa: B018
         except DataError:
             raise
         except Exception:
-            pass  # a transform may need what only ranks have; if not, they tell it with its line
+            return  # a transform may need what only ranks have; if not, they tell it with its line
+        for call in calls:
+            if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
+                self.tensors(call.arguments)
+
+    def _nulls(self, name: str) -> int:
+        """How many nulls of a column there are in all batches, as far as this is known before they are read."""
+        if name in self.layout.making.fill or self.dataset.condition is not None:  # a filter may remove them
+            return 0
+        return self.dataset.nulls.get(name, 0)
 
     def __repr__(self) -> str:
         found, each = self.dataset, self.plan()
@@ -251,7 +269,8 @@ class Shards:
         """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
 
         Its elements are dicts of tensors [rows, …], or tuples of those that are named, in that order (Keras takes
-        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. In a fit under
+        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. What no tensor can hold
+        (decimals, rows, maps, None) raises DataError. In a fit under
         MultiWorkerMirroredStrategy TensorFlow divides each batch among the ranks: there `batch_size` is all ranks'.
         """
         from sparkring.data.tensorflow_dataset import as_tf
@@ -262,7 +281,8 @@ class Shards:
         """A torch DataLoader that reads the next epoch each time it is iterated: `for x, y in data.as_torch("x", "y")`.
 
         Its batches are dicts of tensors [rows, …], or tuples of those that are named; strings come as lists, dates
-        as int64 nanoseconds since 1970. With `workers`, so many processes read and transform, each a buffer in turn.
+        as int64 nanoseconds since 1970. What no tensor can hold (decimals, rows, maps, None) raises DataError. With
+        `workers`, so many processes read and transform, each a buffer in turn.
         """
         from sparkring.data.torch_dataset import as_torch
 
@@ -335,6 +355,28 @@ class Shards:
         if len(names) == 1:
             return lambda batch: batch[names[0]]
         return lambda batch: tuple(batch[name] for name in names)
+
+    def tensors(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The columns to make tensors of: those that are named, or all. DataError if no tensor can hold one of them."""
+        self.taking(names)
+        wanted = tuple(dict.fromkeys(names)) or tuple(self.spec)
+        for name in wanted:
+            if self.layout.transform is not None:
+                if name in self.layout.objects:
+                    raise DataError(
+                        f"transform gave `{name}` as `{self.layout.objects[name]}` objects, which no tensor can hold: "
+                        "let it give numbers, str or bytes, or leave them out."
+                    )
+                continue
+            member, *others = self.layout.groups[name]
+            if others or member in self.layout.making.raw:  # these are numbers
+                continue
+            nulls = self._nulls(member) > 0 or member in self.layout.making.nulls
+            kind = self.dataset.schema.field(member).type
+            error = refused(member, kind, nulls=nulls, floats=self.layout.dtype is not None)
+            if error is not None:
+                raise error
+        return wanted
 
     def batches(self) -> Iterator[Batch]:
         """One epoch as dicts of arrays [rows, …]."""
@@ -512,11 +554,13 @@ def _open(
 ) -> Dataset:
     """The data set at a path, or the copy of a DataFrame."""
     if hasattr(source, "sparkSession"):
+        from sparkring.data.frames import nested_types
         from sparkring.data.materialise import materialise
 
         found = open_dataset(materialise(source, cache=cache, say=_say).location.written, names, where)
         columns = ", ".join(found.columns[:4]) + (", …" if len(found.columns) > 4 else "")
-        return replace(found, name=f"DataFrame[{columns}]")
+        kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
+        return replace(found, name=f"DataFrame[{columns}]", spark=kinds)
     if not isinstance(source, str | os.PathLike | Sequence):
         raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
     return open_dataset(source, names, where)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from sparkring.data.tensors import check_values
 
 if TYPE_CHECKING:
     from sparkring.data.layout import Batch
@@ -20,7 +22,7 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     """Shards.as_tf()."""
     import tensorflow as tf
 
-    take = data.taking(names)
+    take, specs = data.taking(names), {name: data.spec[name] for name in data.tensors(names)}
     whole = data.remainder != "join"  # all batches are full
 
     def kind(dtype: np.dtype[Any]) -> Any:
@@ -28,16 +30,18 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
 
     batch = {
         name: tf.TensorSpec([data.batch_size if whole else None, *spec.shape], kind(spec.dtype))
-        for name, spec in data.spec.items()
+        for name, spec in specs.items()
     }
     # Each call from TensorFlow into Python costs as much as copying a few hundred kB.
-    row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in data.spec.values())
+    row_bytes = sum(spec.dtype.itemsize * math.prod(spec.shape) for spec in specs.values())
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
         # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and a function
         # more to tell what has been handed out, would cost time at the start of each epoch and gain none.
-        found = tf.data.Dataset.from_generator(lambda: map(take, _one_by_one(data)), output_signature=take(batch))
+        found = tf.data.Dataset.from_generator(
+            lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
+        )
     # The rest of an epoch is shorter than those to come. And MultiWorkerMirroredStrategy takes each batch apart, a part
     # for each of its workers, and would still stop after so many: most of the shard would never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
@@ -49,11 +53,11 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     return found.with_options(options)
 
 
-def _one_by_one(data: Shards) -> Iterator[Batch]:
+def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
     """An epoch's batches; it is over when the last is handed out."""
     epoch, left, size = data.epoch, data.steps, data.batch_size
     for arrays in data.chunks():
-        tensors = {name: _numbers(array) for name, array in arrays.items()}
+        tensors = {name: _numbers(name, arrays[name]) for name in wanted}
         for begin in range(0, len(next(iter(tensors.values()))), size):
             left -= 1
             if not left:
@@ -82,8 +86,8 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
                 yield (
                     ends,
                     {
-                        name: _numbers(array[begin:end]).reshape(len(ends), each, *array.shape[1:])
-                        for name, array in arrays.items()
+                        name: _numbers(name, arrays[name][begin:end]).reshape(len(ends), each, *arrays[name].shape[1:])
+                        for name in batch
                     },
                 )
 
@@ -102,8 +106,9 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
     return found.prefetch(tf.data.AUTOTUNE).map(handed_out)
 
 
-def _numbers(array: Any) -> Any:
+def _numbers(name: str, array: Any) -> Any:
     """An array as TensorFlow knows it."""
+    check_values(name, array)
     return as_int64(array) if array.dtype.kind in "mM" else array
 
 

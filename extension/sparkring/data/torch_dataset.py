@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkring.data.tensorflow_dataset import as_int64
+from sparkring.data.tensors import check_values
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
 
     if workers < 0:
         raise DataError(f"workers={workers}: so many processes read, 0 for none but the rank's own.")
-    take = data.taking(names)
+    wanted, take = data.tensors(names), data.taking(names)
     size = data.batch_size
 
     def tensors(batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: _tensor(array) for name, array in batch.items()}
+        return {name: _tensor(name, batch[name]) for name in wanted}
 
     class Reader(torch.utils.data.IterableDataset):  # type: ignore[misc]
         """The batches of an epoch; of a worker every so many-th chunk of many, so that all are read in order."""
@@ -76,10 +77,11 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(name: str, array: Any) -> Any:
     """A tensor; strings stay a list."""
     import torch
 
+    check_values(name, array)
     if array.dtype.kind in "OSU":
         return array.tolist()
     if array.dtype.kind in "mM":

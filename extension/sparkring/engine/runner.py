@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import check_call, name_of, options_apart, source_of
 from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
+from sparkring.capture.names import method_calls
 from sparkring.capture.packing import pack_call
 from sparkring.capture.scripts import Script
 from sparkring.capture.versions import modules_of, versions
@@ -124,7 +125,7 @@ def _open_cell(
 
         data = find_data(options.data, namespace, counted=not options.np)
         options = replace(options, np=options.np or data.ranks())
-    _look_ahead(captured, namespace, options.size)
+    _look_ahead(captured, namespace, options.size, source)
     whole = "\n".join([code, *(script.source for script in scripts)])
     directory = _directory(options, whole, [namespace.get(name.name) for name in captured.names])
 
@@ -137,13 +138,13 @@ def _open_cell(
     return _Run(request, options, title, code, captured.table, large, view, data, warm, ranks, directory, bring)
 
 
-def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int) -> None:
-    """Let what travels say what is wrong with it for so many ranks, before they are started."""
+def _look_ahead(captured: Captured, namespace: dict[str, Any], size: int, source: str) -> None:
+    """Let what travels say what is wrong with it for so many ranks and this cell, before they are started."""
     for name in captured.names:
         value = namespace.get(name.name)
         look = getattr(type(value), "_sparkring_look_ahead", None)
         if look is not None and size:
-            look(value, size)
+            look(value, size, method_calls(source, name.name))
 
 
 def _directory(options: Options, code: str, values: Iterable[Any] = ()) -> Directory | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkring.data.plan import seat
 from sparkring.data.tfrecord.example import decoded, tensorflow
@@ -16,6 +16,9 @@ from sparkring.data.where import nearest
 from sparkring.errors import DataError, OptionsError
 from sparkring.runtime import world
 from sparkring.runtime.storage import Location, locate
+
+if TYPE_CHECKING:
+    from sparkring.capture.names import Call
 
 SHUFFLED_BYTES = 64_000_000
 MOST_SHUFFLED = 64
@@ -103,7 +106,7 @@ class Records:
     def __len__(self) -> int:
         return self.steps
 
-    def _sparkring_look_ahead(self, size: int) -> None:
+    def _sparkring_look_ahead(self, size: int, calls: Iterable[Call] = ()) -> None:
         """What would be told on the ranks is told before they are started."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 

@@ -1,15 +1,14 @@
 """Turns Arrow batches into Spark's values: rows as from DataFrame.collect(), pandas as from DataFrame.toPandas().
 
-Arrow has user-defined types, such as Spark ML's vectors, in their stored form, a map as pairs and a row as a dict.
-Spark's own schema, in the metadata of the Arrow schema, says what they are in Spark.
+Spark's own schema, in the metadata of the Arrow schema, says what the values are in Spark.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sparkring.data.spark_values import collected, converter, series_of
 from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Values:
 
         make = Row(*batch.schema.names)
         columns = [
-            _objects(column, field.dataType, zoned=False)
+            collected(column, field.dataType, zoned=False)
             for column, field in zip(_without_zones(batch), self._fields, strict=True)
         ]
         return [make(*values) for values in zip(*columns, strict=True)]
@@ -49,23 +48,12 @@ class Values:
         return frame
 
     def _series(self, column: Any, field: Any) -> Any:
-        import pandas
-        from pyspark.sql.pandas.types import _create_converter_to_pandas
-
-        # The converter that toPandas() itself uses since Spark 3.5.
-        convert = _create_converter_to_pandas(
-            field.dataType,
-            field.nullable,
-            timezone=self._timezone,
-            struct_in_pandas=self._structs,
-            error_on_duplicated_field_names=False,
-        )
-        if self._by_arrow or _is_plain(field.dataType):
-            series = column.to_pandas()
-            if series.dtype.kind in "mM":
-                return series.astype(f"{series.dtype.kind}8[ns]")
-        else:
-            series = pandas.Series(_objects(column, field.dataType, zoned=True), dtype=object)
+        convert = converter(field.dataType, nullable=field.nullable, timezone=self._timezone, structs=self._structs)
+        if not (self._by_arrow or _is_plain(field.dataType)):
+            return series_of(column, field.dataType, convert)
+        series = column.to_pandas()
+        if series.dtype.kind in "mM":
+            return series.astype(f"{series.dtype.kind}8[ns]")
         return convert(series)
 
 
@@ -87,41 +75,3 @@ def _without_zones(found: Any) -> list[Any]:
         else column
         for column in found.columns
     ]
-
-
-def _objects(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
-    """The values of a column as collect() gives them; with `zoned`, times inside other types keep their time zone."""
-    values: list[Any] = column.to_pylist()
-    rebuild = _rebuild(kind, zoned)
-    return values if rebuild is None else [None if value is None else rebuild(value) for value in values]
-
-
-def _rebuild(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
-    from pyspark.sql import Row
-    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
-
-    def inner(kind: DataType) -> Callable[[Any], Any]:
-        rebuild = _rebuild(kind, zoned)
-        return (lambda value: value) if rebuild is None else (lambda value: None if value is None else rebuild(value))
-
-    if isinstance(kind, UserDefinedType):
-        stored = inner(kind.sqlType())
-        deserialize: Callable[[Any], Any] = kind.deserialize
-        return lambda value: deserialize(stored(value))
-    if isinstance(kind, StructType):
-        make: Callable[..., Any] = Row(*kind.names)
-        parts = [(field.name, inner(field.dataType)) for field in kind.fields]
-        return lambda value: make(*[part(value[name]) for name, part in parts])
-    if isinstance(kind, MapType):
-        to_value = inner(kind.valueType)
-        to_key: Callable[[Any], Any] = bytes if isinstance(kind.keyType, BinaryType) else inner(kind.keyType)
-        return lambda value: {to_key(key): to_value(item) for key, item in value}
-    if isinstance(kind, ArrayType) and _rebuild(kind.elementType, zoned) is not None:
-        each = inner(kind.elementType)
-        return lambda value: [each(item) for item in value]
-    if isinstance(kind, BinaryType):
-        return bytearray
-    if isinstance(kind, TimestampType) and not zoned:
-        return lambda value: value.replace(tzinfo=None)
-    return None

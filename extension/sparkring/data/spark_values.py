@@ -1,0 +1,67 @@
+"""Spark's Python values, made of what pyarrow makes of stored ones.
+
+Arrow has user-defined types, such as Spark ML's vectors, in their stored form, a map as pairs and a row as a dict.
+Spark's own type says what they are in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+
+def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
+    """The values of a column as collect() gives them; with `zoned`, times inside other types keep their time zone."""
+    values: list[Any] = column.to_pylist()
+    rebuild = rebuilding(kind, zoned)
+    return values if rebuild is None else [None if value is None else rebuild(value) for value in values]
+
+
+def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
+    """A column as toPandas() gives it without Arrow; `convert` is the converter of its session's settings."""
+    import pandas
+
+    return (convert or converter(kind))(pandas.Series(collected(column, kind, zoned=True), dtype=object))
+
+
+def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", structs: str = "row") -> Any:
+    """The function that toPandas() itself applies to each pandas Series, since Spark 3.5."""
+    from pyspark.sql.pandas.types import _create_converter_to_pandas
+
+    return _create_converter_to_pandas(
+        kind, nullable, timezone=timezone, struct_in_pandas=structs, error_on_duplicated_field_names=False
+    )
+
+
+def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
+    """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
+    from pyspark.sql import Row
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
+
+    def inner(kind: DataType) -> Callable[[Any], Any]:
+        rebuild = rebuilding(kind, zoned)
+        return (lambda value: value) if rebuild is None else (lambda value: None if value is None else rebuild(value))
+
+    if isinstance(kind, UserDefinedType):
+        stored = inner(kind.sqlType())
+        deserialize: Callable[[Any], Any] = kind.deserialize
+        return lambda value: deserialize(stored(value))
+    if isinstance(kind, StructType):
+        make: Callable[..., Any] = Row(*kind.names)
+        parts = [(field.name, inner(field.dataType)) for field in kind.fields]
+        return lambda value: make(*[part(value[name]) for name, part in parts])
+    if isinstance(kind, MapType):
+        to_value = inner(kind.valueType)
+        to_key: Callable[[Any], Any] = bytes if isinstance(kind.keyType, BinaryType) else inner(kind.keyType)
+        return lambda value: {to_key(key): to_value(item) for key, item in value}
+    if isinstance(kind, ArrayType) and rebuilding(kind.elementType, zoned) is not None:
+        each = inner(kind.elementType)
+        return lambda value: [each(item) for item in value]
+    if isinstance(kind, BinaryType):
+        return bytearray
+    if isinstance(kind, TimestampType) and not zoned:
+        return lambda value: value.replace(tzinfo=None)
+    return None

@@ -1,0 +1,59 @@
+"""Which columns tensors can be made of: what TensorFlow and PyTorch cannot hold is refused, with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkring.data.columns import is_object
+from sparkring.errors import DataError
+
+SHOWN = 60  # characters of a type
+
+
+def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataError | None:
+    """The message for a column that no tensor can hold; None if one can. `floats`: decimals are made floats."""
+    advice = _advice(name, kind, nulls=nulls, floats=floats)
+    if not advice:
+        return None
+    written = str(kind) if len(str(kind)) <= SHOWN else f"{str(kind)[:SHOWN]}…"
+    return DataError(f"column `{name}` is {written}{' with nulls' * nulls}, which no tensor can hold: {advice}.")
+
+
+def check_values(name: str, array: Any) -> None:
+    """DataError if there are nulls among strings, dates or times, which only the rows tell where there is a filter."""
+    if array.dtype.kind == "O" and any(value is None for value in array.flat):
+        raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")
+    if array.dtype.kind in "mM" and np.isnat(array).any():
+        raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, '…')}.")
+
+
+def other_than_text(array: Any) -> str:
+    """The type of the first value of an object array that is neither str nor bytes; '' if there is none."""
+    return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")
+
+
+def _advice(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> str:
+    types = pa.types
+    if is_object(kind):
+        return "make columns of its parts in Spark or numbers in transform=…, or leave it out with columns=[…]"
+    inner = kind
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner = inner.value_type
+    if types.is_dictionary(inner):
+        inner = inner.value_type
+    if types.is_decimal(inner):
+        if floats:
+            return ""
+        cast = f'df.withColumn("{name}", df["{name}"].cast("double"))'
+        return f'make floats of it with dtype="float32" or, in Spark, with {cast}'
+    if not nulls or types.is_integer(inner) or types.is_floating(inner) or types.is_time(inner):
+        return ""
+    values = ((types.is_boolean, "False"), (types.is_string, "''"), (types.is_date, "datetime.date(1970, 1, 1)"))
+    return _filling(name, next((value for fits, value in values if fits(inner)), "…"))
+
+
+def _filling(name: str, value: str) -> str:
+    return f"replace them with fill={{'{name}': {value}}}, or leave these rows out with where=\"{name} is not None\""
