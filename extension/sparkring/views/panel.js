@@ -252,7 +252,7 @@ class Run {
   }
 }
 
-// Keys typed in a panel must not reach JupyterLab, where D D would delete the running cell. JupyterLab ignores keys of an
+// Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys of an
 // element with this attribute, but tests the focused element before its ancestors. So the focused element itself gets the
 // attribute, just before the key reaches JupyterLab's listener on the document. It loses the attribute at the next key,
 // since by then the focus may be within it, on an element of the notebook's.
@@ -261,8 +261,19 @@ let kept = null;
 function keepKeys(event) {
   kept?.removeAttribute("data-lm-suppress-shortcuts");
   kept = event.target.closest?.(".sr-run") ? event.target : null;
-  const named = [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()];
-  if (!NOTEBOOKS_KEYS.has(named.filter(Boolean).join(" "))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
+  if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
+}
+
+// VS Code listens at the window and knows no such attribute. It gets keys with Ctrl or Cmd and function keys, because the
+// whole application has them, to copy or to show the terminal; those without are the notebook's.
+function stopKeys(event) {
+  if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
+  if (event.target.closest?.(".sr-run")) event.stopPropagation();
+}
+
+function keyName(event) {
+  return [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()]
+    .filter(Boolean).join(" ");
 }
 
 // All runs of this kernel that the page knows of, and the places for their panels.
@@ -285,6 +296,7 @@ class Runs {
     });
     this.watch.observe(document.body, { childList: true, subtree: true });
     window.addEventListener("keydown", keepKeys, true);
+    document.addEventListener("keydown", stopKeys);
     this.look();
   }
 
@@ -295,11 +307,15 @@ class Runs {
     for (const run of this.runs.values()) run.model = model;
     model.on("msg:custom", this.heard);
     model.on("comm_live_update", this.cut);
+    // VS Code lets go of its connection when the kernel restarts, and does not tell its models.
+    this.kernel = model.widget_manager?.kernel;
+    this.kernel?.disposed?.connect(this.cut);
   }
 
   leave(model) {
     model?.off("msg:custom", this.heard);
     model?.off("comm_live_update", this.cut);
+    this.kernel?.disposed?.disconnect(this.cut);
   }
 
   hear(message) {
@@ -361,6 +377,7 @@ class Runs {
     this.closed = true;
     this.watch.disconnect();
     window.removeEventListener("keydown", keepKeys, true);
+    document.removeEventListener("keydown", stopKeys);
     this.leave(this.model);
     for (const id of [...this.runs.keys()]) this.forget(id);
   }
