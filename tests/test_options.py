@@ -162,6 +162,7 @@ def test_bad_logs_lines(line):
         (" --timeout=3 -n", {"-n"}, {"-np", "--timeout"}),
         (" --env A=1 --e", {"--env"}, set()),
         (" --name x", set(), {"--name"}),
+        (" --checkpoint-dir ", set(), {"--name"}),
         (" --push x --pu", {"--push", "--pull"}, set()),
     ],
 )
@@ -376,10 +377,13 @@ def test_bad_shards_lines(line, word):
         (" data -n 4 --", {"--batch-size"}, {"-n", "--np"}),
         (" data --remainder ", {"drop", "pad", "join"}, {"-n"}),
         (" data --remainder p", {"pad"}, {"drop"}),
+        (" -n ", set(), {"-n", "--where"}),
+        (" -n 4 --where x=1 ", set(), {"--epochs"}),
+        (" data --where x ", {"--epochs"}, {"--where"}),
     ],
 )
 def test_shards_completions(line, some, none):
-    """Tab offers options once there is a source; before that IPython offers paths and names."""
+    """Tab offers options once there is a source, and none where a value is due."""
     found = set(MAGICS["shards"].complete(line))
     assert some <= found
     assert not none & found

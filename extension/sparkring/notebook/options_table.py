@@ -108,22 +108,20 @@ class OptionsTable:
     def complete(self, line: str) -> list[str]:
         """What Tab offers at the end of `line`, which is the magic's line up to the cursor.
 
-        After an option with a fixed set of values, these are offered. While a required argument is missing, options
-        are offered only for a word that begins with a dash.
+        After an option that takes a value, its values are offered, if they are known. While a required argument is
+        missing, options are offered only for a word that begins with a dash.
         """
         words = line.split()
         current = "" if line[-1:].isspace() or not words else words.pop()
         words = self._joined(words)
         previous = self._by_flag.get(words[-1]) if words else None
-        if previous is not None and (previous.suggest or "choices" in previous.settings):
+        if previous is not None and (previous.takes_value or previous.suggest):
             return previous.suggestions(current)
-        found: list[str] = []
+        if current.startswith("-"):
+            return self._flags_left(words, current)
         missing = None if self._argument is None or self._has_argument(words) else self._argument
-        if current.startswith("-") or not (current or (missing and missing.is_required)):
-            found += self._flags_left(words, current)
-        if missing is not None and not current.startswith("-"):
-            found += missing.suggestions(current)
-        return found
+        offered = [] if current or (missing and missing.is_required) else self._flags_left(words, current)
+        return offered + (missing.suggestions(current) if missing else [])
 
     def _flags_left(self, words: Sequence[str], current: str) -> list[str]:
         """The flags that can still be given and begin with `current`."""
