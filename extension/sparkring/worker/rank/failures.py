@@ -60,22 +60,19 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
     text = _text_of(error)
     if isinstance(error, SystemExit):
         said = "" if error.code is None else repr(error.code)
-        summary, kind = f"called sys.exit({said})", "exit"
+        summary = f"called sys.exit({said})"
     elif isinstance(error, KeyboardInterrupt):
-        summary, kind = "interrupted", "exception"
+        summary = "interrupted"
     else:
-        summary, kind = (f"{name}: {text}" if text else name), "exception"
+        summary = f"{name}: {text}" if text else name
     frames = _frames(error, cell)
     return {
-        "kind": kind,
+        "cause": _cause(error),
         "summary": summary,
         "frames": frames,
         "traceback": _traceback(error),
         "advice": _advice(error),
-        "interrupt": isinstance(error, KeyboardInterrupt),
-        "follows": any(map(_is_echo, _chain(error))),
         "error": f"{type(error).__module__}.{name}",
-        "cause": _cause(error),
     }
 
 
@@ -95,9 +92,17 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _cause(error: BaseException) -> FailureCause:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupt"
     if isinstance(error, CheckpointDamagedError):
-        return "damaged"
-    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else ""
+        return "damaged checkpoint"
+    if any(map(_is_echo, _chain(error))):
+        return "echo"
+    if isinstance(error, SystemExit):
+        return "exit"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else "exception"
 
 
 def _text_of(error: BaseException) -> str:
