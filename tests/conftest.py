@@ -30,10 +30,11 @@ import pytest
 
 import sparkring
 from sparkring.engine import background, warm_gang
+from sparkring.engine.api import run_spec, start_spec
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.options import GangOptions, Options
 from sparkring.engine.result import RunResult
-from sparkring.engine.runner import run_cell, start_cell
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
@@ -518,17 +519,7 @@ class Ring:
         **options: Any,
     ) -> RunResult:
         """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
-        code = self._prepared(source)
-        options["env"] = (*options.get("env", ()), (MARK, self._mark))
-        return run_cell(
-            code,
-            {} if namespace is None else namespace,
-            Options(np=self.np(n), **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework} -n {self.np(n)}{code}",
-            view=view or self.view,
-        )
+        return run_spec(self._spec(source, n, namespace, framework, options), view or self.view)
 
     def in_background(
         self,
@@ -540,16 +531,19 @@ class Ring:
         **options: Any,
     ) -> BackgroundRun:
         """Start a cell without waiting for it; it is stopped, at the latest, when the test ends."""
+        return start_spec(self._spec(source, n, namespace, framework, {**options, "background": True}), self.view)
+
+    def _spec(
+        self, source: str, n: int, namespace: dict[str, Any] | None, framework: str, options: dict[str, Any]
+    ) -> RunSpec:
         code = self._prepared(source)
         options["env"] = (*options.get("env", ()), (MARK, self._mark))
-        return start_cell(
-            code,
-            {} if namespace is None else namespace,
-            Options(np=self.np(n), background=True, **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework} -n {self.np(n)}{code}",
-            view=self.view,
+        return RunSpec(
+            Cell(code, {} if namespace is None else namespace),
+            Options(np=self.np(n), **options),
+            framework,
+            "test",
+            f"%%{framework} -n {self.np(n)}{code}",
         )
 
     def _prepared(self, source: str) -> str:
@@ -599,16 +593,10 @@ class WarmRing(Ring):
         gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
-        return run_cell(
-            code,
-            self.notebook,
-            Options(np=gang.wanted.np, **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework}{code}",
-            view=self.view,
-            warm=gang,
-            ranks=ranks,
+        options_of_cell = Options(np=gang.wanted.np, **options)
+        work = Cell(code, self.notebook)
+        return run_spec(
+            RunSpec(work, options_of_cell, framework, "test", f"%%{framework}{code}", gang, ranks), self.view
         )
 
     def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
@@ -689,7 +677,8 @@ def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
 _PRELUDE = """
 import os, signal, sys, textwrap, time
 from sparkring.engine.options import Options
-from sparkring.engine.runner import run_cell
+from sparkring.engine.api import run_spec, start_spec
+from sparkring.engine.spec import Cell, RunSpec
 
 class View:
     said = 0
@@ -706,8 +695,8 @@ def run(source, np, namespace=None, **options):
     global view
     view = View()
     code = chr(10) + textwrap.dedent(source).strip()
-    return run_cell(code, namespace or {}, Options(np=np, **options),
-                    framework="plain", title="test", code="%%plain" + code, view=view)
+    work = Cell(code, {} if namespace is None else namespace)
+    return run_spec(RunSpec(work, Options(np=np, **options), "plain", "test", "%%plain" + code), view)
 
 def spark(master, **settings):
     from pyspark.sql import SparkSession

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
 from sparkring.gangs.exit_status import echo_order, exit_failure
+from sparkring.history.describe import NoRestart, no_restart
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
 
@@ -24,10 +25,12 @@ def saved(attempt: int) -> Checkpoint:
 
 def test_as_often_as_is_allowed():
     """The message of the last attempt says how many there were, and names the option."""
-    assert gives_up(attempts(KILLED), (), 0) == ""
+    assert gives_up(attempts(KILLED), (), 0) == NoRestart("not asked for")
+    assert no_restart(NoRestart("not asked for")) == ""
     assert gives_up(attempts(KILLED, KILLED), (), 2) is None
     why = gives_up(attempts(KILLED, KILLED, KILLED), (), 2)
-    assert why == "This was attempt 3: all restarts are used up (--max-restarts 2)."
+    assert why == NoRestart("used up", 3, 2)
+    assert no_restart(why) == "This was attempt 3: all restarts are used up (--max-restarts 2)."
 
 
 def test_the_same_mistake_is_not_repeated_for_ever():
@@ -35,7 +38,7 @@ def test_the_same_mistake_is_not_repeated_for_ever():
     assert gives_up(attempts(WRONG), (), 9) is None
     why = gives_up(attempts(WRONG, WRONG), (), 9)
     assert why is not None
-    assert "failed twice in the same way" in why
+    assert why.why == "twice the same"
     assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
     assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
     elsewhere = replace(WRONG, frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
@@ -61,10 +64,11 @@ def test_what_cannot_heal():
     damaged = Failure("damaged checkpoint", "no", error="sparkring.errors.CheckpointDamagedError")
     for failures in ([mistake], [mistake, wrong], [mistake, echo]):
         why = cannot_heal(mistake, failures, 2, stepped=True)
-        assert why == "The run was not restarted: another attempt would raise the same TypeError."
+        assert why == NoRestart("code", error="builtins.TypeError")
+        assert no_restart(why) == "The run was not restarted: another attempt would raise the same TypeError."
     assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
     assert cannot_heal(replace(mistake, cause="echo"), [mistake], 2, stepped=False) is None
-    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) is not None
+    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) == NoRestart("before the first step", size=2)
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=True) is None
     for others in ([], [KILLED], [echo], [replace(wrong, frames=())], [replace(wrong, error="builtins.OSError")]):
         assert cannot_heal(wrong, [wrong, *others], 2, stepped=False) is None

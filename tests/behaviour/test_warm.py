@@ -643,13 +643,12 @@ def test_a_session_of_our_own_has_slots_to_spare(driver):
 
 WARM = """
 from sparkring.engine import warm_gang as warm
-from sparkring.engine.runner import run_cell
 from sparkring.engine.options import GangOptions
 
 def cell(source, gang, namespace=None):
     code = chr(10) + textwrap.dedent(source).strip()
-    return run_cell(code, {} if namespace is None else namespace, Options(np=gang.wanted.np), framework="plain",
-                    title="test", code=code, view=View(), warm=gang)
+    work = Cell(code, {} if namespace is None else namespace)
+    return run_spec(RunSpec(work, Options(np=gang.wanted.np), "plain", "test", code, gang), View())
 """
 HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 

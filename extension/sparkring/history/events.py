@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 Stream = Literal["stdout", "stderr"]
 Until = Literal["", "up", "heard"]
-Outcome = Literal["finished", "failed", "interrupted", "timed out"]
+Ending = Literal["finished", "failed", "interrupted", "timed out"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
@@ -523,7 +523,7 @@ class RunFinished:
     """The run is over; `failed_rank` is the one whose failure ended it."""
 
     time: float
-    outcome: Outcome
+    outcome: Ending
     message: str = ""
     failed_rank: int | None = None
 

@@ -333,7 +333,9 @@ class SparkringMagics(Magics):
 
     def launch(self, magic: str, line: str, cell: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
         """Run a cell under a launch magic, or %%ranks, with its line."""
-        from sparkring.engine import runner
+        from sparkring.engine import api
+        from sparkring.engine.prepare import capture_cell
+        from sparkring.engine.spec import Cell, RunSpec
 
         np = warm_gang.default_np() or -1
         options = parsers.parse(magic, line, Options(np=np))
@@ -344,7 +346,6 @@ class SparkringMagics(Magics):
         if ranks and options.background:
             raise OptionsError("%%ranks runs on a warm gang, and --background on ranks of its own: use %%horovod.")
         assert self.shell is not None
-        namespace = self.shell.user_ns
         source = _cell_source(self.shell, magic, cell)
         scripts = _scripts(self.shell, source)
         # A DataFrame's partitions come with a stage of their own, ranks that may be lost are started again, a timeline
@@ -356,26 +357,13 @@ class SparkringMagics(Magics):
                 f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
                 f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
             )
-        if options.dry_run:
-            show_captured(runner.take_along(source, namespace, options, framework, scripts).table)
-            return None
         title = options.name or _title(source) or f"%%{magic} -n {options.np}"
-        code = f"%%{magic} {line}\n{cell}"
-        if options.background:
-            return runner.start_cell(
-                source, namespace, options, framework=framework, title=title, code=code, scripts=scripts
-            )
-        return runner.run_cell(
-            source,
-            namespace,
-            options,
-            framework=framework,
-            title=title,
-            code=code,
-            scripts=scripts,
-            warm=gang,
-            ranks=ranks,
-        )
+        work = Cell(source, self.shell.user_ns, scripts)
+        spec = RunSpec(work, options, framework, title, f"%%{magic} {line}\n{cell}", gang, ranks)
+        if options.dry_run:
+            show_captured(capture_cell(spec, work).table)
+            return None
+        return api.start_spec(spec) if options.background else api.run_spec(spec)
 
 
 def _show(name: str) -> None:
