@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sparkring
 from sparkring import shards, world
 from sparkring.errors import DataError, RunFailed, RunTimeout
 from sparkring.history import run_store
@@ -179,6 +180,8 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
         local.run("next(few.as_numpy())", n=3, namespace={"few": few})
     with pytest.raises(DataError, match="transform gave 1 rows of `x` for 16"):
         local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})
+    with pytest.raises(DataError, match="333 for each of 3 ranks"):
+        sparkring.run(lambda data: next(data.as_numpy()), few, np=-3, framework="plain")
     assert run_store.saved() == before
     result = local.run("len(next(later.as_numpy('x')))", namespace={"later": later})
     assert result.values == [50, 50]
