@@ -38,6 +38,7 @@ from sparkring.history.record import RunRecord
 
 MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
+sys.path.append(str(Path(__file__).parent))  # fake_launcher.py, for those that import it
 SETTLE_S = 1.0  # what is still there then stays
 DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 

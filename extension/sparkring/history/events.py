@@ -9,16 +9,15 @@ import functools
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
-Stream = Literal["stdout", "stderr"]
+from sparkring.wire.messages import CheckpointKind as CheckpointKind
+from sparkring.wire.messages import DataKind as DataKind
+from sparkring.wire.messages import DisplayType as DisplayType
+from sparkring.wire.messages import FailureCause as FailureCause
+from sparkring.wire.messages import FailureKind as FailureKind
+from sparkring.wire.messages import Stream as Stream
+
 Until = Literal["", "up", "heard"]
 Outcome = Literal["finished", "failed", "interrupted", "timed out"]
-DataKind = Literal["parquet", "petastorm", "tfrecord"]
-CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
-FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
-FailureCause = Literal["", "code", "damaged"]
-DisplayType = Literal[
-    "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
-]
 
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
