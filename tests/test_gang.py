@@ -144,7 +144,7 @@ def test_a_connection_that_breaks_off(watch):
     with running(cell) as gang:
         execution = gang.submit(CELL)
         events_until(lambda: ended(execution), gang)
-        assert execution.failures[1].kind == "lost"
+        assert execution.failures[1].cause == "lost"
         assert execution.failures[1].summary == "lost: its connection broke off (the member on host is gone)"
 
 

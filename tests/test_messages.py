@@ -18,15 +18,12 @@ from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode,
 
 NEWS = RankNews(("x", "y"), True, 40_000)
 FAILURE = messages.RankFailure(
-    "exception",
-    "ValueError: no",
-    (messages.CodePlace("<cell>", 2, "f", True, (messages.CodeLine(2, "raise ValueError('no')"),)),),
+    "code",
+    "TypeError: no",
+    (messages.CodePlace("<cell>", 2, "f", True, (messages.CodeLine(2, "raise TypeError('no')"),)),),
     "Traceback …",
     "",
-    False,
-    False,
-    "builtins.ValueError",
-    "",
+    "builtins.TypeError",
 )
 NOTEBOOK = messages.NotebookState(
     "/usr",

@@ -80,10 +80,13 @@ class OwnTypeError(TypeError):
         (UnboundLocalError(), "code"),
         (errors.OptionsError(), "code"),
         (errors.CheckpointError(), "code"),
-        (errors.CheckpointStorageError(), ""),
-        (errors.CheckpointDamagedError(), "damaged"),
-        (ValueError("TypeError: no"), ""),
-        (OSError(), ""),
+        (errors.CheckpointStorageError(), "exception"),
+        (errors.CheckpointDamagedError(), "damaged checkpoint"),
+        (ValueError("TypeError: no"), "exception"),
+        (OSError(), "exception"),
+        (MemoryError(), "out of memory"),
+        (SystemExit(1), "exit"),
+        (KeyboardInterrupt(), "interrupt"),
     ],
 )
 def test_what_the_type_says(error, cause):
@@ -105,6 +108,6 @@ def test_what_a_handler_raises_is_an_echo():
         except TypeError as error:
             return error
 
-    assert as_failure(handled(hidden=False)).secondary is True
-    assert as_failure(handled(hidden=True)).secondary is False
+    assert as_failure(handled(hidden=False)).cause == "echo"
+    assert as_failure(handled(hidden=True)).cause == "code"
     assert as_failure(handled(hidden=True)).error.endswith("OwnTypeError")

@@ -250,4 +250,4 @@ def test_a_member_that_falls_silent(local, monkeypatch):
             time.sleep(1000)
         """)
     assert caught.value.record.failed_rank == 1
-    assert caught.value.record.failure.kind == "lost"
+    assert caught.value.record.failure.cause == "lost"

@@ -218,7 +218,7 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """
     lost, damaged = [], set()
     for each in attempts:
-        if each.failure is not None and each.failure.cause == "damaged" and each.checkpoint not in damaged:
+        if each.failure is not None and each.failure.cause == "damaged checkpoint" and each.checkpoint not in damaged:
             damaged.add(each.checkpoint)
         elif each.failure is not None:
             lost.append(each)
@@ -249,7 +249,7 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
     `failures` are those of all ranks; `stepped` says whether a rank has reached a step. The answer is None if a process
     died without an exception or a collective broke: the failure may then follow from the end of another rank.
     """
-    if failure.follows or failure.cause == "damaged" or not all(each.error for each in failures):
+    if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
     if failure.cause == "code":
         return f"The run was not restarted: another attempt would raise the same {failure.error.rpartition('.')[2]}."
@@ -272,7 +272,7 @@ def _same(one: Attempt, other: Attempt) -> bool:
     first, second = one.failure, other.failure
     assert first is not None
     assert second is not None
-    if first.kind != "exception" or second.kind != "exception" or first.follows or second.follows:
+    if not (first.is_exception and second.is_exception):
         return False
     return (first.summary, first.frames[-1:]) == (second.summary, second.frames[-1:])
 

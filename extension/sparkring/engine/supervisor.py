@@ -130,7 +130,7 @@ class Drive:
         These failures decide on a restart: whether all ranks failed in the same way, and whether one has died.
         """
         failure = self.turn.failures[rank]
-        if self.options.max_restarts and failure.kind == "exception" and not failure.follows:
+        if self.options.max_restarts and failure.is_exception:
             until = time.monotonic() + OTHERS_GRACE_S
             while self.turn.running and not self.interrupts.seen and time.monotonic() < until:
                 self.recorder.add(self.gang.poll(POLL_S))

@@ -326,6 +326,6 @@ def _why(gang: Gang) -> str:
     """Which ranks have died, and of what."""
     by_summary: dict[str, list[int]] = {}
     for rank, failure in gang.deaths.items():
-        said = failure.summary + (f" ({failure.advice})" if failure.kind == "lost" and failure.advice else "")
+        said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
         by_summary.setdefault(said, []).append(rank)
     return "; ".join(f"{describe.rank_list(ranks)}: {said}" for said, ranks in by_summary.items())

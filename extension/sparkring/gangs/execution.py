@@ -105,7 +105,7 @@ class Execution:
         """
         if rank not in self.running and rank not in self.values:
             return []
-        if self.interrupted and (failure.interrupt or failure.follows):
+        if self.interrupted and failure.cause in ("interrupt", "echo"):
             self.stopped.add(rank)  # it did as it was told
             return [RankStopped(time.time(), rank)]
         self.failures[rank] = failure

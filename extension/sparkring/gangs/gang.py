@@ -291,7 +291,7 @@ class Gang:
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
-        if self.turn is None or (self._stopping and failure.interrupt):
+        if self.turn is None or (self._stopping and failure.cause == "interrupt"):
             return []  # between requests, or it does as it was told
         return self.turn.failed(rank, failure)
 

@@ -57,14 +57,4 @@ def as_failure(report: RankFailure) -> Failure:
         )
         for frame in report.frames
     )
-    return Failure(
-        report.kind,
-        report.summary,
-        frames,
-        report.traceback,
-        report.advice,
-        report.secondary,
-        report.interrupt,
-        report.error,
-        report.cause,
-    )
+    return Failure(report.cause, report.summary, frames, report.traceback, report.advice, report.error)

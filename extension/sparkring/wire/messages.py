@@ -32,8 +32,17 @@ SignalNumber = Annotated[int, range(1, 65)]
 Stream = Literal["stdout", "stderr"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
-FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
-FailureCause = Literal["", "code", "damaged"]
+FailureCause = Literal[
+    "exception",  # which says nothing about another attempt
+    "code",  # an exception that the same code raises again, on any ranks
+    "damaged checkpoint",  # the one that the attempt went on from
+    "echo",  # of another rank's end: a collective broke
+    "interrupt",  # a KeyboardInterrupt
+    "exit",  # sys.exit(), or a process that ended itself
+    "signal",
+    "out of memory",  # a MemoryError, or a process that was killed for its memory
+    "lost",  # the rank's member went away without a word
+]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
 ]
@@ -317,15 +326,12 @@ class CodePlace(NamedTuple):
 class RankFailure(NamedTuple):
     """Why the rank ended before its time, as events.Failure says."""
 
-    kind: FailureKind
+    cause: FailureCause
     summary: str
     frames: tuple[CodePlace, ...]
     traceback: str
     advice: str
-    secondary: bool
-    interrupt: bool
     error: str
-    cause: FailureCause
 
 
 class Failed(NamedTuple):

@@ -20,7 +20,7 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
-from sparkring.wire.messages import CodeLine, CodePlace, FailureCause, FailureKind, RankFailure
+from sparkring.wire.messages import CodeLine, CodePlace, FailureCause, RankFailure
 from sparkring.worker.rank import script
 
 CONTEXT_LINES = 2
@@ -56,24 +56,20 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> RankFailure:
         error = KeyboardInterrupt().with_traceback(error.__traceback__)
     name = type(error).__qualname__
     text = _text_of(error)
-    kind: FailureKind = "exception"
     if isinstance(error, SystemExit):
         said = "" if error.code is None else repr(error.code)
-        summary, kind = f"called sys.exit({said})", "exit"
+        summary = f"called sys.exit({said})"
     elif isinstance(error, KeyboardInterrupt):
         summary = "interrupted"
     else:
         summary = f"{name}: {text}" if text else name
     return RankFailure(
-        kind=kind,
+        cause=_cause(error),
         summary=summary,
         frames=_frames(error, cell),
         traceback=_traceback(error),
         advice=_advice(error),
-        secondary=any(map(_is_echo, _chain(error))),
-        interrupt=isinstance(error, KeyboardInterrupt),
         error=f"{type(error).__module__}.{name}",
-        cause=_cause(error),
     )
 
 
@@ -93,9 +89,17 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _cause(error: BaseException) -> FailureCause:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupt"
     if isinstance(error, CheckpointDamagedError):
-        return "damaged"
-    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else ""
+        return "damaged checkpoint"
+    if any(map(_is_echo, _chain(error))):
+        return "echo"
+    if isinstance(error, SystemExit):
+        return "exit"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else "exception"
 
 
 def _text_of(error: BaseException) -> str:

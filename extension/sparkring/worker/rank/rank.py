@@ -175,7 +175,7 @@ class Rank:
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
             # That another rank has gone is one line's worth: what counts is the other one's traceback.
-            _print(f"{failure.summary}\n" if failure.secondary else failure.traceback)
+            _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(Failed(failure, self.news()))
 
