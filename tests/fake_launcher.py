@@ -48,12 +48,17 @@ class Vanish(BaseException):
 
 
 class FakeRank:
-    """A rank for `cell(rank)`: its `world`, the `request` that it runs, and whether it was `interrupted` meanwhile."""
+    """A rank for `cell(rank)`: its `world`, the `request` that it runs, and whether it was `interrupted` or `ended`.
 
-    def __init__(self, ticket: Ticket, cell: Callable[[FakeRank], object]) -> None:
+    `attempt` is the number of the launcher that has started it, from 1.
+    """
+
+    def __init__(self, ticket: Ticket, cell: Callable[[FakeRank], object], attempt: int) -> None:
+        self.attempt = attempt
         self.ticket = ticket
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.interrupted = threading.Event()
+        self.ended = threading.Event()
         self.requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self.cell = cell
         self.home.send(Hello(ticket.member, os.getpid(), "host", "127.0.0.1", "lo", 40_000, "", (), None))
@@ -63,6 +68,10 @@ class FakeRank:
 
     def tell(self, message: Message) -> None:
         self.home.send(message)
+
+    def exit(self, code: int | None = None, signal: int | None = None) -> None:
+        """The rank's process ends; to be called while no cell runs."""
+        self.tell(Exited(code, signal, False, 0))
 
     def listen(self) -> None:
         """In a thread: do as the driver says, until the connection ends."""
@@ -87,6 +96,7 @@ class FakeRank:
             pass
         finally:
             self.interrupted.set()
+            self.ended.set()
             self.requests.put(None)
 
     def work(self) -> None:
@@ -113,12 +123,13 @@ class FakeRank:
 class FakeLauncher(Launcher):
     """Starts FakeRanks that run `cell`."""
 
-    def __init__(self, cell: Callable[[FakeRank], object]) -> None:
+    def __init__(self, cell: Callable[[FakeRank], object], attempt: int = 1) -> None:
         self.cell = cell
+        self.attempt = attempt
         self.ranks: list[FakeRank] = []
 
     def start(self, size: int, ticket: Ticket) -> None:
-        self.ranks = [FakeRank(ticket._replace(member=member), self.cell) for member in range(size)]
+        self.ranks = [FakeRank(ticket._replace(member=member), self.cell, self.attempt) for member in range(size)]
 
     def problem(self, wait_s: float = 0.0) -> None:
         return None
