@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
-from sparkring.gangs.exit_status import echo_order, exit_failure
+from sparkring.gangs.exit_status import cause_priority, exit_failure
 from sparkring.history.describe import NoRestart, no_restart
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
+from sparkring.wire.messages import Exited
 
 KILLED = Failure("signal", "killed by SIGKILL")
 LINE_7 = (CodeFrame("<cell>", 7, "<module>", in_cell=True),)
@@ -77,13 +78,13 @@ def test_what_cannot_heal():
 
 def test_the_cause_of_other_failures():
     """A rank that something outside has ended comes first, echoes last; an exception's text says nothing."""
-    told = {"code": None, "signal": 9, "out_of_memory": True, "peak_memory_bytes": 5e9}
-    ended = [exit_failure(told), exit_failure({**told, "out_of_memory": False})]
+    told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
+    ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]
-    assert exit_failure({**told, "code": 3, "signal": None}).exit_code == 3
+    assert exit_failure(told._replace(code=3, signal=None)).exit_code == 3
     about = Failure("exception", "RuntimeError: a child was killed by SIGKILL", error="builtins.RuntimeError")
     echo = Failure("echo", "RuntimeError: gloo")
-    assert [echo_order(each) for each in (*ended, Failure("lost", "lost"), about, echo)] == [0, 0, 0, 1, 2]
+    assert [cause_priority(each) for each in (*ended, Failure("lost", "lost"), about, echo)] == [0, 0, 0, 1, 2]
 
 
 def test_the_pause_grows_with_attempts_in_vain():

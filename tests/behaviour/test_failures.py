@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sparkring.errors import MemberLost, RunFailed, RunTimeout
-from sparkring.gangs.gang import Gang
+from sparkring.gangs.inbox import Inbox
 
 
 def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
@@ -227,7 +227,7 @@ def test_a_rank_that_takes_no_signals_is_ended(ring):
 
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
     """Then the message says how far the start had come, and nothing waits for ranks that never were."""
-    monkeypatch.setattr(Gang, "_welcome", lambda gang, connection: gang._closed.wait())  # nobody is heard
+    monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # nobody is heard
     with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have dialled home"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 

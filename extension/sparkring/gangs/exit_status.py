@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 from sparkring.history.events import Failure
+from sparkring.wire.messages import Exited
 
 
-def echo_order(failure: Failure) -> int:
-    """0 for what no other rank's end can bring about, 2 for what looks like its echo, 1 in between."""
+def cause_priority(failure: Failure) -> int:
+    """Which of several failures is the cause, lowest first.
+
+    0 for what no other rank's end can bring about, 2 for what looks like a consequence of one, 1 in between.
+    """
     if failure.cause == "echo":
         return 2
     return 0 if failure.cause == "lost" or failure.signal == "SIGKILL" else 1
 
 
-def exit_failure(fields: dict[str, Any]) -> Failure:
+def exit_failure(exited: Exited) -> Failure:
     """A rank's process ended before the cell did."""
-    peak = f"; its memory peaked at {fields['peak_memory_bytes'] / 1e6:,.0f} MB"
-    if fields["signal"] is None:
+    peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
+    if exited.signal is None:
         advice = "The process ended itself: os._exit(), or a library that calls exit()."
-        summary = f"exited with code {fields['code']} before the cell ended"
-        return Failure("exit", summary, advice=advice, exit_code=fields["code"])
+        summary = f"exited with code {exited.code} before the cell ended"
+        return Failure("exit", summary, advice=advice, exit_code=exited.code)
     try:
-        name = signal.Signals(fields["signal"]).name
+        name = signal.Signals(exited.signal).name
     except ValueError:
-        name = f"signal {fields['signal']}"
-    if fields["out_of_memory"]:
+        name = f"signal {exited.signal}"
+    if exited.out_of_memory:
         return Failure(
             "out of memory",
             f"out of memory: killed by {name}{peak}",

@@ -10,25 +10,14 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
-Stream = Literal["stdout", "stderr"]
+from sparkring.wire.messages import CheckpointKind as CheckpointKind
+from sparkring.wire.messages import DataKind as DataKind
+from sparkring.wire.messages import DisplayType as DisplayType
+from sparkring.wire.messages import FailureCause as FailureCause
+from sparkring.wire.messages import Stream as Stream
+
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
-DataKind = Literal["parquet", "petastorm", "tfrecord"]
-CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
-FailureCause = Literal[
-    "exception",  # which says nothing about another attempt
-    "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the one that the attempt went on from
-    "echo",  # of another rank's end: a collective broke
-    "interrupt",  # a KeyboardInterrupt
-    "exit",  # sys.exit(), or a process that ended itself
-    "signal",
-    "out of memory",  # a MemoryError, or a process that was killed for its memory
-    "lost",  # the rank's member went away without a word
-]
-DisplayType = Literal[
-    "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
-]
 
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 

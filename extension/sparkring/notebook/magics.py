@@ -22,7 +22,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-from sparkring.capture.scripts import Script, find_script
+from sparkring.capture.scripts import Script, find_script, is_for_ipython
 from sparkring.engine import background, warm_gang
 from sparkring.engine.options import Options
 from sparkring.errors import CaptureError, OptionsError
@@ -631,7 +631,7 @@ def _scripts(shell: Any, source: str) -> tuple[Script, ...]:
             except OptionsError as error:
                 raise _in_line(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
             found[line] = script
-            for part, code in script.parts if script.in_ipython else ():
+            for part, code in script.parts if is_for_ipython(script.path) else ():
                 inner = ast.parse(code)
                 _refuse_magics(inner, part)
                 look_through(inner, part)

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkring.capture import submodules
 from sparkring.errors import (
@@ -20,10 +20,8 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
+from sparkring.wire.messages import CodeLine, CodePlace, FailureCause, RankFailure
 from sparkring.worker.rank import script
-
-if TYPE_CHECKING:
-    from sparkring.history.events import FailureCause
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -52,8 +50,8 @@ _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, Options
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
-def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
-    """The fields of an events.Failure, as JSON values; `cell` is the file name of the cell that is being run."""
+def as_failure(error: BaseException, cell: str = CELL_NAME) -> RankFailure:
+    """What ended the request; `cell` is the file name of the cell that is being run."""
     if _INTERRUPTED in _text_of(error):
         error = KeyboardInterrupt().with_traceback(error.__traceback__)
     name = type(error).__qualname__
@@ -65,15 +63,14 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
         summary = "interrupted"
     else:
         summary = f"{name}: {text}" if text else name
-    frames = _frames(error, cell)
-    return {
-        "cause": _cause(error),
-        "summary": summary,
-        "frames": frames,
-        "traceback": _traceback(error),
-        "advice": _advice(error),
-        "error": f"{type(error).__module__}.{name}",
-    }
+    return RankFailure(
+        cause=_cause(error),
+        summary=summary,
+        frames=_frames(error, cell),
+        traceback=_traceback(error),
+        advice=_advice(error),
+        error=f"{type(error).__module__}.{name}",
+    )
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -153,7 +150,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     return os.path.dirname(filename) == here
 
 
-def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
+def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
     found = []
     for frame, line in traceback.walk_tb(_skip_ours(error)):
         filename = frame.f_code.co_filename
@@ -165,17 +162,9 @@ def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
                 if text.strip():
-                    source.append({"number": number, "text": text.rstrip("\n")})
-        found.append(
-            {
-                "filename": _as_told(filename, cell),
-                "line": line,
-                "function": frame.f_code.co_name,
-                "in_cell": in_cell,
-                "source": source,
-            }
-        )
-    return found[-MOST_FRAMES:]
+                    source.append(CodeLine(number, text.rstrip("\n")))
+        found.append(CodePlace(_as_told(filename, cell), line, frame.f_code.co_name, in_cell, tuple(source)))
+    return tuple(found[-MOST_FRAMES:])
 
 
 def _as_told(filename: str, cell: str) -> str:
