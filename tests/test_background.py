@@ -16,7 +16,9 @@ from sparkring.errors import OptionsError
 from sparkring.history import run_store
 from sparkring.history.events import RunStarted
 from sparkring.history.record import RunRecord
-from sparkring.notebook.parsers import RunsWanted, parse, parse_runs, runs_completions
+from sparkring.notebook.extension import MAGICS
+from sparkring.notebook.history import RunsRequest, parse_runs
+from sparkring.notebook.launch import parse
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.views import Quiet
 from sparkring.views.terminal import TerminalView
@@ -51,11 +53,11 @@ def test_the_option():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", RunsWanted()),
-        ("50", RunsWanted(50)),
-        ("--stop 2026", RunsWanted(run="2026", stop=True)),
-        ("2026-11-20_a", RunsWanted(run="2026-11-20_a")),
-        ("--stop 'my run'", RunsWanted(run="my run", stop=True)),
+        ("", RunsRequest()),
+        ("50", RunsRequest(50)),
+        ("--stop 2026", RunsRequest(run="2026", stop=True)),
+        ("2026-11-20_a", RunsRequest(run="2026-11-20_a")),
+        ("--stop 'my run'", RunsRequest(run="my run", stop=True)),
     ],
 )
 def test_lines_of_runs(line, expected):
@@ -74,20 +76,21 @@ def test_lines_of_runs_that_make_no_sense(line, words):
         parse_runs(line)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (" ", ["--tensorboard", "--stop"]),
-        (" --s", ["--stop"]),
-        (" --stop ", ["2026_a", "2026_b"]),
-        (" --stop 2026_b", ["2026_b"]),
-        (" --stop x", []),
-        (" --stop 2026_a ", []),
-        (" 50 ", ["--tensorboard", "--stop"]),
-    ],
-)
-def test_tab_offers_what_can_be_stopped(line, expected):
-    assert runs_completions(line, ["2026_a", "2026_b"]) == expected
+def test_tab_offers_what_can_be_stopped():
+    one, other = started("one", until_stopped), started("other", until_stopped)
+    for line, expected in {
+        " ": ["--tensorboard", "--stop"],
+        " --s": ["--stop"],
+        " --stop ": [other.run_id, one.run_id],
+        f" --stop {one.run_id}": [one.run_id],
+        " --stop x": [],
+        f" --stop {one.run_id} ": [],
+        " 50 ": ["--tensorboard", "--stop"],
+    }.items():
+        assert MAGICS["runs"].complete(line) == expected
+    one.stop()
+    other.stop()
+    assert MAGICS["runs"].complete(" --stop ") == []
 
 
 def test_a_run_is_found_by_its_id_or_its_name():

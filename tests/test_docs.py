@@ -25,7 +25,7 @@ from sparkring.data.petastorm import SparkDatasetConverter
 from sparkring.data.shards import Shards
 from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook import parsers
+from sparkring.notebook import checkpoints, data, gang, history, launch
 from sparkring.tools import build_horovod
 from sparkring.worker.rank.barrier import Rows
 
@@ -122,14 +122,15 @@ def wrong_line(magic: str, line: str) -> Iterator[str]:
     """What the magic's own parser says of its line."""
     name = magic.lstrip("%")
     parse: dict[str, Callable[[str], object]] = {
-        "%%ranks": lambda text: parsers.parse("ranks", parsers.parse_ranks(text, size=8)[1]),
-        "%gang": lambda text: parsers.parse_gang(text, tuple(FRAMEWORKS)),
-        "%shards": parsers.parse_shards,
-        "%checkpoints": parsers.parse_checkpoints,
-        "%logs": parsers.parse_logs,
+        "%%ranks": lambda text: launch.parse("ranks", launch.parse_ranks(text, size=8)[1]),
+        "%gang": gang.parse,
+        "%shards": data.parse,
+        "%checkpoints": checkpoints.parse,
+        "%logs": history.parse_logs,
+        "%runs": history.parse_runs,
     }
     if magic.startswith("%%") and name in LAUNCH:
-        parse[magic] = functools.partial(parsers.parse, name)
+        parse[magic] = functools.partial(launch.parse, name)
     try:
         if magic in parse:
             parse[magic](line)
@@ -261,7 +262,7 @@ def known_magics() -> set[str]:
 def options_of(magic: str) -> set[str]:
     """The options that a magic takes: by its parser, or, where that is not to be had, by its help."""
     if magic in LAUNCH | {"ranks"}:
-        return {name for action in parsers.launch_parser(magic)._actions for name in action.option_strings}
+        return launch.options_table(magic).flags
     return set(re.findall(r"--[a-z][a-z-]*", helps().get(magic, "")))
 
 

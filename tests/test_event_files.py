@@ -129,8 +129,8 @@ def test_tensorboard_itself_starts_and_reads_them():
 
 def test_in_a_terminal_the_command_is_printed(capsys):
     """It stands there whole, quoted for a shell."""
-    from sparkring.notebook.magics import SparkringMagics
+    from sparkring.notebook.extension import MAGICS
 
     path = saved(keras(0, 1.0, 1.0, 1))
-    SparkringMagics(None).runs(f"{RUN} --tensorboard")
+    MAGICS["runs"].run(None, f"{RUN} --tensorboard")
     assert capsys.readouterr().out.rstrip().endswith(f"tensorboard --logdir {path / 'tensorboard'}")

@@ -5,27 +5,16 @@ from __future__ import annotations
 import pytest
 
 import sparkring
-from sparkring.engine.options import GangOptions, Options
+from sparkring.engine.options import LOGS, GangOptions, Options
 from sparkring.errors import OptionsError
-from sparkring.notebook import parsers
-from sparkring.notebook.magics import _title
-from sparkring.notebook.parsers import (
-    CheckpointsWanted,
-    GangWanted,
-    LogsWanted,
-    RunsWanted,
-    ShardsWanted,
-    completions,
-    gang_completions,
-    parse,
-    parse_checkpoints,
-    parse_gang,
-    parse_logs,
-    parse_ranks,
-    parse_runs,
-    parse_shards,
-    shards_completions,
-)
+from sparkring.notebook import checkpoints, data, gang
+from sparkring.notebook.cell import title_of
+from sparkring.notebook.checkpoints import CheckpointsRequest
+from sparkring.notebook.data import ShardsRequest
+from sparkring.notebook.extension import MAGICS
+from sparkring.notebook.gang import GangRequest
+from sparkring.notebook.history import LogsRequest, RunsRequest, parse_logs, parse_runs
+from sparkring.notebook.launch import options_table, parse, parse_ranks
 
 
 @pytest.mark.parametrize(
@@ -99,8 +88,8 @@ def test_what_does_not_go_together(line, words):
 
 def test_the_default_number_of_ranks():
     """Without -n the given default counts; with it, it does not."""
-    assert parse("horovod", "", Options(np=-4)).np == -4
-    assert parse("horovod", "-n 2", Options(np=-4)).np == 2
+    assert parse("horovod", "", -4).np == -4
+    assert parse("horovod", "-n 2", -4).np == 2
 
 
 @pytest.mark.parametrize(
@@ -145,8 +134,8 @@ def test_bad_lines(line, word):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", LogsWanted("", None, None)),
-        ("2026-11 --rank 1 --tail 20", LogsWanted("2026-11", 1, 20)),
+        ("", LogsRequest("", None, None)),
+        ("2026-11 --rank 1 --tail 20", LogsRequest("2026-11", 1, 20)),
     ],
 )
 def test_logs_lines(line, expected):
@@ -166,28 +155,30 @@ def test_bad_logs_lines(line):
     [
         (" --p", {"--push", "--pull"}, {"--env", "-n"}),
         (" ", {"-n", "--np", "--timeout", "--gpus", "--logs"}, set()),
-        (" --logs ", set(parsers.LOGS), {"--pull"}),
+        (" --logs ", set(LOGS), {"--pull"}),
         (" --logs r", {"rank0"}, {"all"}),
         (" -n -2 --", {"--timeout"}, {"--np", "-n"}),
         (" -np -2 -", {"--timeout"}, {"--np", "-n"}),
         (" --timeout=3 -n", {"-n"}, {"-np", "--timeout"}),
         (" --env A=1 --e", {"--env"}, set()),
         (" --name x", set(), {"--name"}),
+        (" --checkpoint-dir ", set(), {"--name"}),
+        (" --push x --pu", {"--push", "--pull"}, set()),
     ],
 )
 def test_completions(line, some, none):
     """Tab offers what can still be given, and the words of an option that has some."""
-    found = set(completions(parsers.launch_parser("horovod"), line))
+    found = set(MAGICS["horovod"].complete(line))
     assert some <= found
     assert not none & found
 
 
 def test_the_help_has_every_option():
     """Each option stands in the help, with what it does."""
-    text = parsers.help_table(parsers.launch_parser("horovod"))
-    for action in parsers.launch_parser("horovod")._actions:
-        assert action.help
-        assert action.option_strings[-1] in text
+    text = MAGICS["horovod"].help
+    for option in options_table("horovod").options:
+        assert option.help in text
+        assert option.names[-1] in text
     assert "%runs" in text
     assert "%%runs" not in text
 
@@ -213,11 +204,9 @@ def test_only_barrier_takes_data():
     """The other magics' ranks would get no rows."""
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
-    assert completions(parsers.launch_parser("barrier"), " --da") == ["--data"]
-    assert "barrier task" in parsers.help_table(parsers.launch_parser("barrier"))
+    assert MAGICS["barrier"].complete(" --da") == ["--data"]
+    assert "barrier task" in MAGICS["barrier"].help
 
-
-FRAMEWORKS = ("horovod", "tensorflow", "torch")
 
 # ── Warm gangs ────────────────────────────────────────────────────────────────
 
@@ -225,21 +214,21 @@ FRAMEWORKS = ("horovod", "tensorflow", "torch")
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", GangWanted("show")),
-        ("--stacks", GangWanted("stacks")),
-        ("stop", GangWanted("stop")),
-        (" stop spark ", GangWanted("stop", where="spark")),
-        ("start -n -4", GangWanted("start", GangOptions(-4, "horovod", 3600.0, ()))),
-        ("start -np -4", GangWanted("start", GangOptions(-4, "horovod", 3600.0, ()))),
+        ("", GangRequest("show")),
+        ("--stacks", GangRequest("stacks")),
+        ("stop", GangRequest("stop")),
+        (" stop spark ", GangRequest("stop", where="spark")),
+        ("start -n -4", GangRequest("start", GangOptions(-4, "horovod", 3600.0, ()))),
+        ("start -np -4", GangRequest("start", GangOptions(-4, "horovod", 3600.0, ()))),
         (
             "start --np 2 --idle 0.5 --framework torch --env A=1 --gpus 0  # and a comment",
-            GangWanted("start", GangOptions(2, "torch", 30.0, (("A", "1"),), 0)),
+            GangRequest("start", GangOptions(2, "torch", 30.0, (("A", "1"),), 0)),
         ),
     ],
 )
 def test_gang_lines(line, expected):
     """%gang starts, stops, shows, and says where the ranks stand."""
-    assert parse_gang(line, FRAMEWORKS) == expected
+    assert gang.parse(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -262,7 +251,7 @@ def test_gang_lines(line, expected):
 def test_bad_gang_lines(line, word):
     """What %gang cannot use is named in one OptionsError, on one line."""
     with pytest.raises(OptionsError) as caught:
-        parse_gang(line, FRAMEWORKS)
+        gang.parse(line)
     assert str(caught.value).startswith("%gang")
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -325,7 +314,7 @@ def test_bad_ranks_lines(line, word):
 )
 def test_gang_completions(line, expected):
     """Tab on a %gang line offers what can stand there."""
-    assert set(gang_completions(line, FRAMEWORKS)) == expected
+    assert set(gang.complete(line)) == expected
 
 
 # ── Shards ────────────────────────────────────────────────────────────────────
@@ -334,22 +323,22 @@ def test_gang_completions(line, expected):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("data", ShardsWanted("data")),
-        ("data -n 4 --batch-size 256", ShardsWanted("data", 4, 256)),
-        ("-n -4 'my data/*.parquet'", ShardsWanted("my data/*.parquet", 4)),
-        ("-n-2 s3://bucket/x", ShardsWanted("s3://bucket/x", 2)),
-        ("x -np 4", ShardsWanted("x", 4)),
+        ("data", ShardsRequest("data")),
+        ("data -n 4 --batch-size 256", ShardsRequest("data", 4, 256)),
+        ("-n -4 'my data/*.parquet'", ShardsRequest("my data/*.parquet", 4)),
+        ("-n-2 s3://bucket/x", ShardsRequest("s3://bucket/x", 2)),
+        ("x -np 4", ShardsRequest("x", 4)),
         (
             "--columns a,b,a 'x' --where \"x > 3 and y == 'Ulm'\"",
-            ShardsWanted("x", columns=("a", "b"), where="x > 3 and y == 'Ulm'"),
+            ShardsRequest("x", columns=("a", "b"), where="x > 3 and y == 'Ulm'"),
         ),
-        ("x --columns 'a b, c'", ShardsWanted("x", columns=("a b", "c"))),
-        ("x --remainder pad --epochs 1000  # what it costs", ShardsWanted("x", remainder="pad", epochs=1000)),
+        ("x --columns 'a b, c'", ShardsRequest("x", columns=("a b", "c"))),
+        ("x --remainder pad --epochs 1000  # what it costs", ShardsRequest("x", remainder="pad", epochs=1000)),
     ],
 )
 def test_shards_lines(line, expected):
     """%shards takes a path or a name, and what the reading will be; the sign of -n does not matter."""
-    assert parse_shards(line) == expected
+    assert data.parse(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -372,7 +361,7 @@ def test_shards_lines(line, expected):
 def test_bad_shards_lines(line, word):
     """What %shards cannot use is named in one OptionsError, on one line."""
     with pytest.raises(OptionsError) as caught:
-        parse_shards(line)
+        data.parse(line)
     assert str(caught.value).startswith("%shards: ")
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -388,11 +377,14 @@ def test_bad_shards_lines(line, word):
         (" data -n 4 --", {"--batch-size"}, {"-n", "--np"}),
         (" data --remainder ", {"drop", "pad", "join"}, {"-n"}),
         (" data --remainder p", {"pad"}, {"drop"}),
+        (" -n ", set(), {"-n", "--where"}),
+        (" -n 4 --where x=1 ", set(), {"--epochs"}),
+        (" data --where x ", {"--epochs"}, {"--where"}),
     ],
 )
 def test_shards_completions(line, some, none):
-    """Tab offers options once there is a source; before that IPython offers paths and names."""
-    found = set(shards_completions(line))
+    """Tab offers options once there is a source, and none where a value is due."""
+    found = set(MAGICS["shards"].complete(line))
     assert some <= found
     assert not none & found
 
@@ -401,7 +393,8 @@ def test_the_remainders_are_those_of_the_plan():
     """The line takes what the reader knows."""
     from sparkring.data import plan
 
-    assert parsers.REMAINDERS == plan.REMAINDERS
+    (remainder,) = (option for option in data.OPTIONS.options if option.names == ("--remainder",))
+    assert remainder.settings["choices"] == plan.REMAINDERS
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────
@@ -410,16 +403,16 @@ def test_the_remainders_are_those_of_the_plan():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", CheckpointsWanted()),
-        ("dbfs:/ml/run1", CheckpointsWanted("dbfs:/ml/run1")),
-        ("'my runs/1' --check  # all of it", CheckpointsWanted("my runs/1", check=True)),
-        ("x --metric val_loss", CheckpointsWanted("x", metric="val_loss")),
-        ("--metric acc --mode max x", CheckpointsWanted("x", metric="acc", mode="max")),
+        ("", CheckpointsRequest()),
+        ("dbfs:/ml/run1", CheckpointsRequest("dbfs:/ml/run1")),
+        ("'my runs/1' --check  # all of it", CheckpointsRequest("my runs/1", check=True)),
+        ("x --metric val_loss", CheckpointsRequest("x", metric="val_loss")),
+        ("--metric acc --mode max x", CheckpointsRequest("x", metric="acc", mode="max")),
     ],
 )
 def test_checkpoints_lines(line, expected):
     """%checkpoints takes a directory or none, and what to look for."""
-    assert parse_checkpoints(line) == expected
+    assert checkpoints.parse(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -434,7 +427,7 @@ def test_checkpoints_lines(line, expected):
 def test_bad_checkpoints_lines(line, words):
     """One OptionsError says what is wrong."""
     with pytest.raises(OptionsError) as caught:
-        parse_checkpoints(line)
+        checkpoints.parse(line)
     assert str(caught.value).startswith("%checkpoints: ")
     assert words in str(caught.value)
 
@@ -445,12 +438,12 @@ def test_bad_checkpoints_lines(line, words):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", RunsWanted()),
-        ("50", RunsWanted(50)),
-        ("03-22_a1b2 --tensorboard", RunsWanted(run="03-22_a1b2", tensorboard=True)),
-        ("--tensorboard 'my run'", RunsWanted(run="my run", tensorboard=True)),
-        ("--tensorboard", RunsWanted(tensorboard=True)),
-        ("50 --tensorboard", RunsWanted(run="50", tensorboard=True)),
+        ("", RunsRequest()),
+        ("50", RunsRequest(50)),
+        ("03-22_a1b2 --tensorboard", RunsRequest(run="03-22_a1b2", tensorboard=True)),
+        ("--tensorboard 'my run'", RunsRequest(run="my run", tensorboard=True)),
+        ("--tensorboard", RunsRequest(tensorboard=True)),
+        ("50 --tensorboard", RunsRequest(run="50", tensorboard=True)),
     ],
 )
 def test_runs_lines(line, expected):
@@ -491,4 +484,4 @@ def test_only_horovod_records_a_timeline():
 )
 def test_what_a_cell_says_of_itself(cell, title):
     """A run without a name is called so; where it says nothing, by its magic."""
-    assert _title(f"\n{cell}") == title
+    assert title_of(f"\n{cell}") == title

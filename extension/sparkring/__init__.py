@@ -79,13 +79,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: Any) -> None:
     """`%load_ext sparkring`: register the magics, their completion, and the sparkdl import paths."""
-    from sparkring.notebook import magics
+    from sparkring.notebook import extension
 
-    magics.load(ipython)
+    extension.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """`%unload_ext sparkring`: take the magics away again."""
-    from sparkring.notebook import magics
+    from sparkring.notebook import extension
 
-    magics.unload(ipython)
+    extension.unload(ipython)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -9,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best, newest
 from sparkring.checkpointing.foreign import Other, Seen, recognised
-from sparkring.runtime.storage import Location
+from sparkring.errors import OptionsError
+from sparkring.runtime.storage import Location, locate
 
 DEPTH = 3  # of folders that are looked into: BACKUP/chief/ckpt-1.index
 FOLDERS = 200  # of others', so that a directory with much else in it is listed in a moment
@@ -40,6 +42,26 @@ class Inventory(NamedTuple):
     def best(self) -> Entry | None:
         """The one with the best value of the metric."""
         return best(self.entries, self.metric, self.mode) if self.metric else None
+
+
+def directory_of(value: Any, name: str) -> Location:
+    """The directory that `value` names, which the user calls `name`: a path, a URL, or what checkpoints(…) gave.
+
+    OptionsError if it names none; PathError.
+    """
+    written = getattr(value, "directory", value)
+    if not isinstance(written, str | os.PathLike):
+        raise OptionsError(
+            f"%checkpoints takes a path, or what sparkring.checkpoints(…) gave, and {name} is {type(value).__name__}."
+        )
+    if value is name and name.isidentifier() and not os.path.exists(name):
+        raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")
+    return locate(written)
+
+
+def names_directory(value: Any) -> bool:
+    """Whether a variable with this value is worth offering to the user; strings are too many, so they are not."""
+    return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
 def inventory(

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import RunResult
-from sparkring.errors import StillRunning
+from sparkring.errors import OptionsError, StillRunning
 from sparkring.history import describe, run_store
 from sparkring.history.record import RunRecord
 from sparkring.runtime.interrupts import Interrupts, interrupted
@@ -147,6 +147,19 @@ def find(name: str) -> BackgroundRun | None:
     found = going()
     by_id = (each for each in found if run_store.is_named(name, each.run_id))
     return next(by_id, None) or next((each for each in found if each.record.title == name), None)
+
+
+def stop(name: str) -> BackgroundRun:
+    """End the one called `name`, and return it; OptionsError if none of that name goes on."""
+    found = find(name)
+    if found is None:
+        others = ", ".join(run.run_id for run in going())
+        raise OptionsError(
+            f"no run called {name!r} goes on in the background of this notebook"
+            + (f"; these do: {others}." if others else ", nor does any other.")
+        )
+    found.stop()
+    return found
 
 
 @atexit.register

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from sparkring.errors import LaunchError
+from sparkring.errors import LaunchError, OptionsError
 from sparkring.history.events import (
     AttemptStarted,
     DataOpened,
@@ -256,6 +256,25 @@ def find(name: str) -> Path | None:
         return every[0] if every else None
     by_id = (path for path in every if is_named(name, path.name))
     return next(by_id, None) or next((path for path in every if first(path).title == name), None)
+
+
+def find_saved(name: str) -> Path:
+    """The same; OptionsError if there is none."""
+    path = find(name)
+    if path is None:
+        raise OptionsError(f"no saved run called {name!r}: %runs lists them." if name else "no runs saved yet.")
+    return path
+
+
+def last_checkpoint_dir() -> str:
+    """Where the newest saved run that saved checkpoints put them; OptionsError if none did."""
+    directories = (first(path).checkpoint_dir for path in saved())
+    directory = next(filter(None, directories), "")
+    if not directory:
+        raise OptionsError(
+            "no saved run had a --checkpoint-dir: say where to look, as in `%checkpoints dbfs:/ml/run1`."
+        )
+    return directory
 
 
 def is_named(name: str, run_id: str) -> bool:

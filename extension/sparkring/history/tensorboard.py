@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
 import secrets
+import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,30 @@ def environment() -> dict[str, str]:
         folder = str(Path(__file__).parents[1] / "compat" / "beside_tensorboard")
         found["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
     return found
+
+
+@contextlib.contextmanager
+def environment_set() -> Iterator[None]:
+    """Have environment() set in this process, from which TensorBoard is started, and put back what was there."""
+    needed = environment()
+    before = {name: os.environ.get(name) for name in needed}
+    try:
+        os.environ.update(needed)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def shell_command(folder: Path) -> str:
+    """The command that shows the event files in `folder`, for a shell."""
+    needed = environment()
+    command = needed.pop("TENSORBOARD_BINARY", "tensorboard")
+    settings = [f"{name}={shlex.quote(value)}" for name, value in needed.items()]
+    return " ".join([*settings, shlex.quote(command), "--logdir", shlex.quote(str(folder))])
 
 
 class Scalar(NamedTuple):

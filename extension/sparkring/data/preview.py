@@ -1,0 +1,70 @@
+"""The data set that `%shards` shows before a launch, whatever it is given as."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparkring.errors import OptionsError
+from sparkring.runtime.kernel import tell
+
+if TYPE_CHECKING:
+    from sparkring.data.dataset import Dataset
+    from sparkring.data.epoch_plan import Outlook
+    from sparkring.data.plan import Remainder
+
+BATCH_SIZE = 32  # where nothing says how large a batch will be
+
+
+def preview(
+    value: Any,
+    name: str,
+    size: int,
+    *,
+    columns: tuple[str, ...] | None = None,
+    where: str = "",
+    batch_size: int | None = None,
+    remainder: Remainder | None = None,
+    epochs: int = 1,
+) -> Outlook:
+    """What each of `size` ranks will read of `value`, which the user calls `name`.
+
+    `value` is a path, a Spark DataFrame, a Dataset or Shards. Where `batch_size` or `remainder` is None, that of the
+    Shards counts. OptionsError if `value` cannot be read; DataError, PathError.
+    """
+    from sparkring.data.epoch_plan import outlook
+
+    dataset = _dataset_of(value, name, columns, where)
+    batch_size = batch_size or getattr(value, "batch_size", None) or BATCH_SIZE
+    remainder = remainder or getattr(value, "remainder", None) or "drop"
+    return outlook(dataset, size, batch_size, remainder=remainder, epochs=epochs)
+
+
+def can_be_previewed(value: Any) -> bool:
+    """Whether a variable with this value is worth offering to the user; strings are too many, so they are not."""
+    kind = type(value)
+    return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
+
+
+def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: str) -> Dataset:
+    from sparkring.data.dataset import Dataset, open_dataset
+
+    opened = getattr(value, "dataset", value)
+    if isinstance(opened, Dataset):
+        if columns is not None or where:
+            raise OptionsError(f"%shards {name}: its columns and its filter are chosen; leave --columns, --where out.")
+        return opened
+    if hasattr(value, "sparkSession"):
+        from sparkring.data.materialise import materialise
+
+        copy = materialise(value, name=name, say=tell)
+        return replace(open_dataset(copy.location.written, columns, where or None), name=name)
+    if value is name and name.isidentifier() and not os.path.exists(name):
+        raise OptionsError(f"%shards {name}: there is neither a variable nor a file or folder of that name.")
+    if not isinstance(value, str | os.PathLike | list | tuple):
+        raise OptionsError(
+            f"%shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave, "
+            f"and {name} is {type(value).__name__}."
+        )
+    return open_dataset(value, columns, where or None)

@@ -1,0 +1,71 @@
+"""Which warm gang a cell runs on, and which options do not go together with one."""
+
+from __future__ import annotations
+
+from sparkring.engine import warm_gang
+from sparkring.engine.options import Options
+from sparkring.engine.warm_gang import WarmGang
+from sparkring.errors import OptionsError
+from sparkring.frameworks import FRAMEWORKS
+from sparkring.runtime.kernel import tell
+
+# The frameworks that a warm gang can carry from cell to cell. A barrier stage of its own is not among them.
+GANG_FRAMEWORKS = tuple(name for name, framework in FRAMEWORKS.items() if framework.by_node)
+
+
+def default_np() -> int:
+    """What a cell without -n means: as many ranks as the gang that was started last, or one process here."""
+    return warm_gang.default_np() or -1
+
+
+def gang_for(options: Options) -> WarmGang | None:
+    """The warm gang for a cell with these options, or None if it starts its own ranks.
+
+    OptionsError if the cell asks for other GPUs than the gang's ranks have.
+    """
+    if _needs_own_ranks(options):
+        return None
+    gang = warm_gang.find(options.np, tell)
+    if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
+        raise OptionsError(
+            f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
+            f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
+        )
+    return gang
+
+
+def _needs_own_ranks(options: Options) -> bool:
+    """Whether a cell with these options cannot run on a warm gang.
+
+    Spark gives the partitions of a DataFrame to a stage of their own. Ranks that may be lost are started again. A
+    timeline is complete when its ranks have ended. A run in the background would keep the gang busy.
+    """
+    return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
+
+
+def latest_gang(magic: str) -> WarmGang:
+    """The gang that was started last; a fresh one if its ranks are gone. OptionsError if none is up and free."""
+    np = warm_gang.default_np()
+    gang = None if np is None else warm_gang.find(np, tell)
+    if gang is None:
+        raise OptionsError(f"{magic} needs a gang that is up and free: %gang start -n -4 starts one.")
+    return gang
+
+
+def latest_gang_alive(magic: str) -> WarmGang:
+    """The gang that was started last; OptionsError also if its ranks are gone."""
+    np = warm_gang.default_np()
+    ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
+    if ended is not None:
+        raise OptionsError(f"the {ended.describe()} is gone: {ended.ended}. The next cell starts a fresh one.")
+    return latest_gang(magic)
+
+
+def check_ranks_options(options: Options) -> None:
+    """OptionsError if %%ranks, which runs on the gang that was started last, cannot do what the options ask for."""
+    if options.np != default_np():
+        raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {default_np()}; leave -n out.")
+    if options.survives:
+        raise OptionsError("%%ranks runs on a warm gang, whose ranks are not started again: leave restarts out.")
+    if options.background:
+        raise OptionsError("%%ranks runs on a warm gang, and --background on ranks of its own: use %%horovod.")

@@ -1,0 +1,133 @@
+"""The text of a cell: as Python for the ranks, the scripts that it runs, and a title for its run."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from typing import Any
+
+from sparkring.capture.scripts import Script, find_script, is_for_ipython
+from sparkring.errors import CaptureError, OptionsError
+from sparkring.worker.rank.expand import expand
+from sparkring.worker.rank.shell import LINE_MAGICS
+
+TITLE_CHARACTERS = 60
+# Advice for a statement that is only allowed in a function.
+_OUTSIDE_A_FUNCTION = {
+    "return": "The cell is already the body of the function, and returns the value of its last expression: write it "
+    "without `return`.",
+    "yield": "The cell is the body of a function that runs once on each rank. Collect the values in a list, and end "
+    "the cell with it.",
+}
+# Calls that do not show what a cell is for.
+_UNTELLING_CALLS = frozenset({"barrier", "display", "init", "init_process_group", "print", "seed", "shutdown"})
+
+
+def python_source(shell: Any, magic: str, cell: str) -> str:
+    """The cell as Python, its lines numbered as the notebook shows them: the magic's own line is 1.
+
+    CaptureError if it is not Python, or holds magics that ranks do not have; OptionsError if it is empty.
+    """
+    if not cell.strip():
+        raise OptionsError(f"the cell is empty: the lines below %%{magic} are what the ranks run.")
+    empty = cell[: len(cell) - len(cell.lstrip())].count("\n")  # lines at the top, which IPython drops
+    source: str = "\n" * (1 + empty) + shell.transform_cell(cell)
+    try:
+        tree = ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler: the ranks show them
+            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as error:
+        raise _syntax_error(error, cell) from None
+    _refuse_magics(tree)
+    return source
+
+
+def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
+    """The error with the line at fault, and advice if there is any."""
+    line = error.lineno or 2
+    text = ("\n" + cell).split("\n")[line - 1 : line]
+    shown = f"\n    {text[0]}\n    {' ' * max(0, (error.offset or 1) - 1)}^" if text else ""
+    statements = (word for word in _OUTSIDE_A_FUNCTION if error.msg.startswith(f"'{word}"))
+    advice = "".join(f"\n{_OUTSIDE_A_FUNCTION[word]}" for word in statements)
+    return CaptureError(f"cell line {line}: {error.msg} (SyntaxError){shown}{advice}", line=line)
+
+
+def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
+    """The call that IPython makes of a magic: the method's name, the magic's name, and the rest of the line."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
+            args=[ast.Constant(str(name)), ast.Constant(str(line)), *_],
+        ):
+            return kind, name, line
+    return None
+
+
+def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
+    """Refuse magics that need the notebook's own IPython, before the launch."""
+    for node in ast.walk(tree):
+        kind, name, _ = _magic_call(node) or ("", "", "")
+        if kind == "run_cell_magic" or (kind == "run_line_magic" and name not in LINE_MAGICS):
+            mark = "%" if kind == "run_line_magic" else "%%"
+            raise _error_at(
+                node,
+                where,
+                f"{mark}{name} needs the notebook's IPython, which is not there on the ranks. Run it in a cell of its "
+                f"own; on ranks there are !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
+            )
+
+
+def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
+    """The scripts that the `%run` lines of a cell name, and those that notebooks among them name."""
+    scripts: dict[str, Script] = {}
+
+    def look_through(tree: ast.AST, where: str = "cell") -> None:
+        for node in ast.walk(tree):
+            kind, name, line = _magic_call(node) or ("", "", "")
+            if (kind, name) != ("run_line_magic", "run") or line in scripts:
+                continue
+            try:
+                script = find_script(line, lambda text: expand(text, shell.user_ns), shell.transform_cell)
+            except OptionsError as error:
+                raise _error_at(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
+            scripts[line] = script
+            for part, code in script.parts if is_for_ipython(script.path) else ():
+                inner = ast.parse(code)
+                _refuse_magics(inner, part)
+                look_through(inner, part)
+
+    look_through(ast.parse(source))
+    return tuple(scripts.values())
+
+
+def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
+    line = getattr(node, "lineno", 0)
+    return CaptureError(f"{where} line {line}: {message}", line=line if where == "cell" else None)
+
+
+def title_of(source: str) -> str:
+    """A title for a run without a name, or ''.
+
+    It is the comment or docstring at the top of the cell, its call of fit(), its last expression, or the function that
+    it defines.
+    """
+    lines = (line.strip() for line in source.splitlines())
+    first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")
+    tree = ast.parse(source)
+    title = first.lstrip("#%! ") if first.startswith("#") else ""
+    title = title or (ast.get_docstring(tree) or "").partition("\n")[0]
+    title = title or next((ast.unparse(node) for node in ast.walk(tree) if _called_name(node) == "fit"), "")
+    last = tree.body[-1] if tree.body else None
+    if not title and isinstance(last, ast.Expr) and _called_name(last.value) not in _UNTELLING_CALLS:
+        title = ast.unparse(last.value)
+    title = title or next((node.name for node in tree.body if isinstance(node, ast.FunctionDef)), "")
+    return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
+
+
+def _called_name(node: ast.AST) -> str:
+    """The name of the function or method in a call."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+            return name
+    return ""

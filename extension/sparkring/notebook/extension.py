@@ -1,0 +1,71 @@
+"""`%load_ext sparkring`: registers the magics and their completion, and takes them away again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
+from sparkring.engine import background, warm_gang
+from sparkring.notebook import checkpoints, data, gang, history, launch
+from sparkring.notebook.magic import Magic
+from sparkring.notebook.options_table import asks_for_help
+
+# The families of magics. Each is a module that lists its own in MAGICS.
+_FAMILIES = (launch, gang, history, data, checkpoints)
+MAGICS: dict[str, Magic] = {magic.name: magic for family in _FAMILIES for magic in family.MAGICS}
+
+
+def load(shell: Any) -> None:
+    """Register everything in an IPython shell."""
+    from sparkring.compat import sparkdl
+    from sparkring.data.petastorm import quiet
+
+    for magic in MAGICS.values():
+        shell.register_magic_function(_function(shell, magic), magic.kind, magic.name)
+    sparkdl.install()
+    quiet.silence_when_imported()
+    if _complete not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_complete)
+    shell.events.register("post_run_cell", gang.stop_after_reset)
+
+
+def unload(shell: Any) -> None:
+    """Take the magics away, and end the runs and gangs that they have started."""
+    background.stop_all()
+    warm_gang.stop()
+    with contextlib.suppress(ValueError):
+        shell.events.unregister("post_run_cell", gang.stop_after_reset)
+    if _complete in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(_complete)
+    for magic in MAGICS.values():
+        shell.magics_manager.magics[magic.kind].pop(magic.name, None)
+
+
+def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
+    """What IPython calls with the line, and with the cell of a cell magic; its docstring is the help."""
+
+    def run_or_help(line: str, *cell: str) -> Any:
+        if asks_for_help(line):
+            print(magic.help.rstrip())
+            return None
+        return magic.run(shell, line, *cell)
+
+    run_or_help.__name__ = magic.name
+    run_or_help.__doc__ = magic.help
+    return run_or_help
+
+
+def _completions(context: CompletionContext) -> dict[str, Any]:
+    """Tab on the line of one of our magics."""
+    line = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
+    magic = MAGICS.get(line[1]) if line else None
+    words = magic.complete(line[2]) if line and magic else []
+    return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
+
+
+# A matcher and not a hook: Python's keywords and names, which Jedi would add, are no help where an option stands.
+_complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)

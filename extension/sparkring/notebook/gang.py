@@ -1,0 +1,154 @@
+"""`%gang`, which starts, shows and stops warm gangs, and `%slots`, which shows where ranks can run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from IPython.core.getipython import get_ipython
+
+from sparkring.engine import gang_selection, warm_gang
+from sparkring.engine.options import GangOptions
+from sparkring.errors import OptionsError
+from sparkring.history import describe
+from sparkring.notebook.magic import Magic
+from sparkring.notebook.option_types import assignment, count, minutes, number_of_ranks
+from sparkring.notebook.options_table import OptionsTable, option, split_line
+from sparkring.runtime.kernel import tell
+from sparkring.views.tables import show_table
+
+_HELP = """Ranks that stay up between cells.
+
+    %gang start -n -4       four processes here; -n 4: four Spark barrier tasks, whose slots are held until it stops
+    %gang                   what is up, and since when
+    %gang --stacks          where each rank stands
+    %gang stop              end it (all; or `stop local`, `stop spark`)
+
+Cells without -n, or with the same, then run on the gang, within milliseconds. What a cell binds stays on
+the ranks for the next cell, and is used there unless the notebook has bound the name anew since; --push
+NAME sends the notebook's value in any case, --pull NAME brings rank 0's back. %%ranks runs a cell on some
+ranks. Stop ends the cell and keeps the gang if its ranks come back; a rank that dies takes the gang down.
+
+Options of `%gang start`:
+{options}
+"""
+_SLOTS_HELP = "Show where ranks can run: this machine's cores, and Spark's task slots and who holds them."
+
+_START = OptionsTable(
+    "%gang start",
+    option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
+    option(
+        "--framework",
+        choices=gang_selection.GANG_FRAMEWORKS,
+        default="horovod",
+        help="what %%ranks cells are given (default horovod); cells of other magics bring their own",
+    ),
+    option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
+    option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
+    option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
+)
+_PLACES = ("local", "spark")
+# In the notebook's namespace from the start of a gang until %reset.
+_MARK = "_sparkring_gang"
+
+
+@dataclass(frozen=True)
+class GangRequest:
+    """What `%gang` is asked for: to `start` one, `stop` those `where` ('' for all), `show` them, or their `stacks`."""
+
+    action: Literal["start", "stop", "show", "stacks"]
+    start: GangOptions | None = None
+    where: str = ""
+
+
+def parse(line: str) -> GangRequest:
+    """What a `%gang` line asks for. OptionsError says what is wrong with it."""
+    words = split_line("%gang", line)
+    match words:
+        case ["start", *rest]:
+            return GangRequest("start", _gang_options(rest))
+        case ["stop"]:
+            return GangRequest("stop")
+        case ["stop", where] if where in _PLACES:
+            return GangRequest("stop", where=where)
+        case ["--stacks"]:
+            return GangRequest("stacks")
+        case []:
+            return GangRequest("show")
+    raise OptionsError(
+        f"%gang does not take {line.strip()!r}: `%gang start -n -4`, `%gang` (what is up), `%gang --stacks`, "
+        "`%gang stop` (or `stop local`, `stop spark`)."
+    )
+
+
+def _gang_options(words: list[str]) -> GangOptions:
+    given = _START.parse_words(words)
+    if not given["np"]:
+        raise OptionsError("%gang start takes a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
+    idle_s = 60 * given["idle"]
+    return GangOptions(given["np"], given["framework"], idle_s, tuple(given["env"] or ()), given["gpus"])
+
+
+def complete(line: str) -> list[str]:
+    """What Tab offers at the end of a `%gang` line."""
+    words = line.split()
+    current = "" if line[-1:].isspace() or not words else words.pop()
+    match words:
+        case ["start", *_]:
+            return _START.complete(line.partition("start")[2])
+        case ["stop"]:
+            return [place for place in _PLACES if place.startswith(current)]
+        case []:
+            return [word for word in ("start", "stop", "--stacks") if word.startswith(current)]
+    return []
+
+
+def _gang(shell: Any, line: str) -> None:
+    request = parse(line)
+    if request.start is not None:
+        _start(shell, request.start)
+    elif request.action == "stop":
+        for gang in warm_gang.stop(request.where):
+            print(f"{gang.describe()}: {'was gone already' if gang.lost else 'stopped'}")
+    elif request.action == "stacks":
+        stacks = gang_selection.latest_gang_alive("%gang --stacks").stacks()
+        show_table(describe.STACK_HEADERS, describe.stacks_table(stacks), empty="")
+    else:
+        headers = ("gang", "-n", "framework", "state", "up", "cells", "hosts")
+        show_table(headers, [_row(gang) for gang in warm_gang.every()], empty="no gang is up: %gang start -n -4")
+
+
+def _start(shell: Any, options: GangOptions) -> None:
+    started = time.monotonic()
+    gang = warm_gang.start(options, tell, tell)
+    shell.user_ns[_MARK] = True
+    print(f"{gang.describe()}: up after {describe.duration(time.monotonic() - started)}; %gang stop ends it")
+
+
+def _row(gang: warm_gang.WarmGang) -> tuple[str, ...]:
+    """One gang in the table of `%gang`."""
+    now = time.time()
+    state = gang.ended or ("busy" if gang.busy else f"idle for {describe.duration(int(now - gang.used))}")
+    up = describe.duration(int(now - gang.started))
+    hosts = ", ".join(sorted({world.node for world in gang.gang.worlds}))
+    return gang.describe(), str(gang.wanted.np), gang.wanted.framework, state, up, str(gang.cells), hosts
+
+
+def stop_after_reset(result: Any) -> None:
+    """Stop the gangs if the cell that has just run was a %reset: it empties the notebook's names, so the ranks' go."""
+    shell = get_ipython()
+    if warm_gang.every() and shell is not None and _MARK not in shell.user_ns:
+        warm_gang.stop()
+
+
+def _slots(shell: Any, line: str) -> None:
+    from sparkring.launchers import slots_table
+
+    show_table(("where", "slots", "busy", "details"), slots_table(), empty="")
+
+
+MAGICS = (
+    Magic("gang", "line", _HELP.format(options=_START.help()), _gang, complete),
+    Magic("slots", "line", _SLOTS_HELP, _slots),
+)

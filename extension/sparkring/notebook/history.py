@@ -1,0 +1,186 @@
+"""`%runs` and `%logs`: what saved runs and runs in the background did, printed and measured."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkring.engine import background
+from sparkring.errors import OptionsError
+from sparkring.history import describe, reading, run_store
+from sparkring.notebook.magic import Magic
+from sparkring.notebook.option_types import count
+from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.views import show_run
+from sparkring.views.tables import show_table
+
+_RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
+
+    %runs                       the last 20; %runs 50 lists more
+    %runs RUN                   how it went; for a run in the background, its panel
+    %runs RUN --tensorboard     RUN is its name in the list, the beginning or the end of that, or its title
+    %runs --stop RUN            ends a run of this notebook that goes on in the background
+
+TensorBoard shows each rank and their mean, by step or epoch and by time. Its files are written into the run's folder,
+anew each time. Outside a notebook the command that starts it is printed.
+
+Options:
+{options}
+"""
+_LOGS_HELP = """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, else the last.
+
+Options:
+{options}
+"""
+
+
+def _runs_to_stop(current: str) -> Iterator[str]:
+    return (shlex.quote(run.run_id) for run in background.going())
+
+
+_RUNS = OptionsTable(
+    "%runs",
+    option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
+    option(
+        "--stop",
+        action="store_true",
+        help="end RUN, which goes on in the background of this notebook",
+        suggest=_runs_to_stop,
+        alone=True,
+    ),
+)
+_LOGS = OptionsTable(
+    "%logs",
+    option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
+    option("--rank", type=count, metavar="R", help="only what this rank wrote"),
+    option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
+)
+
+
+@dataclass(frozen=True)
+class RunsRequest:
+    """What `%runs` is asked for: list the last `count` runs, or show `run`, open it in TensorBoard, or stop it."""
+
+    count: int = 20
+    run: str = ""
+    tensorboard: bool = False
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class LogsRequest:
+    """What `%logs` is asked for; run '' is the last one, rank None all of them, tail None everything."""
+
+    run: str
+    rank: int | None
+    tail: int | None
+
+
+def parse_runs(line: str) -> RunsRequest:
+    """What a `%runs` line asks for. OptionsError says what is wrong with it."""
+    given = _RUNS.parse(line)
+    run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
+    if stop and (tensorboard or not run):
+        raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
+    if run.startswith("-"):
+        raise OptionsError(
+            f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"
+        )
+    if run.isdecimal() and not (tensorboard or stop):
+        return RunsRequest(int(run))
+    return RunsRequest(run=run, tensorboard=tensorboard, stop=stop)
+
+
+def parse_logs(line: str) -> LogsRequest:
+    """What a `%logs` line asks for. OptionsError says what is wrong with it."""
+    return LogsRequest(**_LOGS.parse(line))
+
+
+def _runs(shell: Any, line: str) -> None:
+    request = parse_runs(line)
+    if request.tensorboard:
+        _show_in_tensorboard(shell, request.run)
+    elif request.stop:
+        run = background.stop(request.run)
+        print(f"{run.run_id}: {describe.closing(run.record, time.time())}")
+    elif request.run:
+        _show(request.run)
+    else:
+        headers = ("run", "cell", "took", "ranks", "data", "outcome", "")
+        empty = f"no runs saved yet (they go to {run_store.home()})"
+        show_table(headers, list(_rows(request.count)), empty=empty)
+
+
+def _rows(most: int) -> Iterator[tuple[str, ...]]:
+    """The newest saved runs, as many as `most`, for the table of `%runs`."""
+    in_background = {run.run_id for run in background.going()}
+    for path in run_store.saved()[:most]:
+        try:
+            started, finished, data = run_store.first(path), run_store.last(path), run_store.data(path)
+        except OSError:  # removed meanwhile, to make room
+            continue
+        took = describe.duration(finished.time - started.time) if finished else ""
+        unfinished = "running, or its kernel was killed"
+        if path.name in in_background:
+            took, unfinished = describe.duration(int(time.time() - started.time)), "running"
+        yield (
+            path.name,
+            started.title,
+            took,
+            f"{started.size} {started.where}",
+            reading.named_shortly(data),
+            finished.outcome if finished else unfinished,
+            describe.first_line(finished.message, 100) if finished else "",
+        )
+
+
+def _show(name: str) -> None:
+    """Show a run: its live panel if it goes on in the background, else its saved view."""
+    run = background.find(name)
+    if run is not None:
+        run.show()
+    else:
+        show_run(run_store.load(run_store.find_saved(name)))
+
+
+def _show_in_tensorboard(shell: Any, name: str) -> None:
+    """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere print the command."""
+    from sparkring.history.tensorboard import environment_set, shell_command, write_event_files
+    from sparkring.runtime.kernel import in_notebook
+
+    folder: Path = write_event_files(run_store.find_saved(name))
+    if not in_notebook():
+        print(shell_command(folder))
+        return
+    extensions = shell.extension_manager
+    if extensions is None or "tensorboard" not in extensions.loaded:
+        shell.run_line_magic("load_ext", "tensorboard")
+    with environment_set():
+        shell.run_line_magic("tensorboard", f"--logdir {shlex.quote(str(folder))}")
+
+
+def _logs(shell: Any, line: str) -> None:
+    request = parse_logs(line)
+    path = run_store.find_saved(request.run)
+    ranks = range(run_store.first(path).size)
+    if request.rank is not None and request.rank not in ranks:
+        raise OptionsError(f"run {path.name} has no rank {request.rank}: it had ranks 0 to {len(ranks) - 1}.")
+    for rank in ranks if request.rank is None else [request.rank]:
+        text = run_store.log(path, rank)
+        if request.tail is not None:
+            lines = text.splitlines(keepends=True)
+            text = "".join(lines[max(0, len(lines) - request.tail) :])
+        if request.rank is None:
+            print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
+        print(text, end="" if text.endswith("\n") else "\n")
+
+
+MAGICS = (
+    Magic("runs", "line", _RUNS_HELP.format(options=_RUNS.help()), _runs, _RUNS.complete),
+    Magic("logs", "line", _LOGS_HELP.format(options=_LOGS.help()), _logs, _LOGS.complete),
+)

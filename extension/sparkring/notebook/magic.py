@@ -1,0 +1,26 @@
+"""What a module of this folder says of each of its magics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def _nothing(line: str) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Magic:
+    """One magic. Its module lists it in MAGICS, and extension.py registers it.
+
+    `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.
+    `complete` gives what Tab offers at the end of the line up to the cursor.
+    """
+
+    name: str
+    kind: Literal["line", "cell"]
+    help: str
+    run: Callable[..., Any]
+    complete: Callable[[str], list[str]] = _nothing

@@ -1,0 +1,186 @@
+"""The table of a magic's options. It parses a line, gives the help its list of options, and completes a line."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sparkring.errors import OptionsError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table: an option with its flags, or an argument, which has a name and no dash.
+
+    `settings` are those of argparse's add_argument(). `suggest` gives what Tab offers for the value, or behind the
+    flag, when it is called with the word at the cursor. An option that is `alone` goes with no other.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    settings: Mapping[str, Any]
+    suggest: Callable[[str], Iterable[str]] | None = None
+    alone: bool = False
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is known by its place on the line."""
+        return not self.names[0].startswith("-")
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it is an argument that has to be there."""
+        return self.is_argument and self.settings.get("nargs") != "?"
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value follows the flag."""
+        return not str(self.settings.get("action", "")).startswith("store_")
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether it may be given more than once."""
+        return self.settings.get("action") == "append"
+
+    @property
+    def usage(self) -> str:
+        """Its names and its value, as the help shows them."""
+        choices = "|".join(self.settings.get("choices", ()))
+        value = self.settings.get("metavar", choices) if self.takes_value else ""
+        return value if self.is_argument else f"{'/'.join(self.names)} {value}".strip()
+
+    def suggestions(self, current: str) -> list[str]:
+        """What the word at the cursor, which begins with `current`, may be."""
+        offered = self.suggest(current) if self.suggest is not None else self.settings.get("choices", ())
+        return [word for word in offered if word.startswith(current)]
+
+
+def option(
+    *names: str,
+    help: str,
+    suggest: Callable[[str], Iterable[str]] | None = None,
+    alone: bool = False,
+    **settings: Any,
+) -> Option:
+    """A row of the table, written as argparse's add_argument() takes it."""
+    return Option(names, help, settings, suggest, alone)
+
+
+class OptionsTable:
+    """All options of one magic. `magic` is its name as users write it."""
+
+    def __init__(self, magic: str, *options: Option) -> None:
+        self.magic = magic
+        self.options = options
+        self._by_flag = {name: row for row in options if not row.is_argument for name in row.names}
+        self._argument = next((row for row in options if row.is_argument), None)
+
+    @property
+    def flags(self) -> set[str]:
+        """Every flag that the magic takes."""
+        return set(self._by_flag)
+
+    def parse(self, line: str) -> dict[str, Any]:
+        """The value of each option, by its name. OptionsError says what is wrong with the line."""
+        return self.parse_words(split_line(self.magic, line))
+
+    def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
+        """The same for a line that has been split."""
+        return vars(self._parser.parse_args(self._joined(words)))
+
+    @functools.cached_property
+    def _parser(self) -> argparse.ArgumentParser:
+        # Kept, since making one takes longer than a cell on a warm gang does from end to end.
+        parser = _Parser(prog=self.magic, add_help=False, allow_abbrev=False)
+        for row in self.options:
+            parser.add_argument(*row.names, **row.settings)
+        return parser
+
+    def help(self) -> str:
+        """The list of options in the magic's help."""
+        width = max(len(row.usage) for row in self.options)
+        return "\n".join(f"  {row.usage.ljust(width)}  {row.help}" for row in self.options)
+
+    def complete(self, line: str) -> list[str]:
+        """What Tab offers at the end of `line`, which is the magic's line up to the cursor.
+
+        After an option that takes a value, its values are offered, if they are known. While a required argument is
+        missing, options are offered only for a word that begins with a dash.
+        """
+        words = line.split()
+        current = "" if line[-1:].isspace() or not words else words.pop()
+        words = self._joined(words)
+        previous = self._by_flag.get(words[-1]) if words else None
+        if previous is not None and (previous.takes_value or previous.suggest):
+            return previous.suggestions(current)
+        if current.startswith("-"):
+            return self._flags_left(words, current)
+        missing = None if self._argument is None or self._has_argument(words) else self._argument
+        offered = [] if current or (missing and missing.is_required) else self._flags_left(words, current)
+        return offered + (missing.suggestions(current) if missing else [])
+
+    def _flags_left(self, words: Sequence[str], current: str) -> list[str]:
+        """The flags that can still be given and begin with `current`."""
+        given = {row.names for word in words if (row := self._by_flag.get(word.partition("=")[0])) is not None}
+        if any(row.alone and row.names in given for row in self.options):
+            return []
+        return [
+            name
+            for name, row in self._by_flag.items()
+            if name.startswith(current) and (row.can_repeat or row.names not in given)
+        ]
+
+    def _has_argument(self, words: Sequence[str]) -> bool:
+        """Whether one of the words is the argument, and not an option or its value."""
+        is_value = False
+        for word in words:
+            row = None if is_value else self._by_flag.get(word)
+            if row is None and not is_value and not word.startswith("-"):
+                return True
+            is_value = row is not None and row.takes_value
+        return False
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        """The words as argparse needs them: `--np=-2` for `-n -2` and `-np -2`, which it would take for two options."""
+        if "--np" not in self._by_flag:
+            return list(words)
+        joined: list[str] = []
+        for word in words:
+            if word.startswith("-np"):
+                value = word[3:].removeprefix("=")
+                word = f"--np={value}" if value else "--np"
+            if joined and joined[-1] in ("-n", "--np") and word.startswith("-"):
+                joined[-1] = f"--np={word}"
+            else:
+                joined.append(word)
+        return joined
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises instead of printing and ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionsError(f"{self.prog}: {message}. See {self.prog}? for the options.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise OptionsError((message or "").strip())
+
+
+def split_line(magic: str, line: str) -> list[str]:
+    """Split the line of a magic as a shell would; `#` begins a comment. OptionsError if a quote is not closed."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        raise OptionsError(f"{magic}: {error} in {line!r}") from None
+
+
+def asks_for_help(line: str) -> bool:
+    """Whether -h or --help stands on the line of a magic."""
+    try:
+        return not {"-h", "--help"}.isdisjoint(shlex.split(line, comments=True))
+    except ValueError:  # the magic's own parser says what is wrong
+        return False
