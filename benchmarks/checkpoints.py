@@ -13,9 +13,10 @@ from pathlib import Path
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, script
 
-from sparkring.engine import runner
+from sparkring.engine.api import run_spec
 from sparkring.engine.options import Options
-from sparkring.engine.runner import RunResult
+from sparkring.engine.result import RunResult
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.views import Quiet
 
 DISK, NUMPY, TORCH = "the disk alone", "np.save, copied there", "torch.save, copied there"
@@ -102,4 +103,4 @@ def _steps(steps: int, every: int, *, directory: bool = False) -> Measured:
 def _run(name: str, directory: str, *, max_restarts: int = 0, **env: str) -> RunResult:
     source = cell(name)
     options = Options(np=-2, checkpoint_dir=directory, max_restarts=max_restarts, env=tuple(env.items()))
-    return runner.run_cell(source, {}, options, framework="plain", title="benchmark", code=source, view=Quiet())
+    return run_spec(RunSpec(Cell(source, {}), options, "plain", "benchmark", source), Quiet())

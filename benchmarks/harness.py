@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparkring.engine import runner
+from sparkring.engine.api import run_spec
 from sparkring.engine.options import Options
-from sparkring.engine.runner import RunResult
+from sparkring.engine.result import RunResult
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 from sparkring.views import View
 
@@ -189,7 +190,7 @@ def run(
 ) -> RunResult:
     """Run a cell as the magic does, its capture included."""
     options = Options(np=np, env=tuple((env or {}).items()))
-    return runner.run_cell(source, {}, options, framework=framework, title="benchmark", code=source, view=view)
+    return run_spec(RunSpec(Cell(source, {}), options, framework, "benchmark", source), view)
 
 
 def ours(source: str, np: int, marker: str) -> Measured:

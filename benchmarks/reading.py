@@ -15,8 +15,9 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, cell, say, script
 
-from sparkring.engine import runner
+from sparkring.engine.api import run_spec
 from sparkring.engine.options import Options
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.views import Quiet
 
 PYARROW = "pyarrow's iter_batches, stacked"
@@ -103,9 +104,7 @@ def _read(contestant: str, *, what: str, folder: Path) -> Measured:
 def _together(folder: Path) -> Measured:
     source = cell("reading_together")
     names = {"folder": str(folder)}
-    result = runner.run_cell(
-        source, names, Options(np=-2), framework="torch", title="benchmark", code=source, view=Quiet()
-    )
+    result = run_spec(RunSpec(Cell(source, names), Options(np=-2), "torch", "benchmark", source), Quiet())
     (alone, first), (_, second) = result.values
     return {"alone": alone, "together": first + second}
 

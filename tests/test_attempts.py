@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
+from sparkring.gangs.exit_status import cause_priority, exit_failure
+from sparkring.history.describe import NoRestart, no_restart
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
+from sparkring.wire.messages import Exited
 
 KILLED = Failure("signal", "killed by SIGKILL")
-WRONG = Failure("exception", "ValueError: no", (CodeFrame("<cell>", 7, "<module>", in_cell=True),))
+LINE_7 = (CodeFrame("<cell>", 7, "<module>", in_cell=True),)
+WRONG = Failure("exception", "ValueError: no", LINE_7, error="builtins.ValueError")
 
 
 def attempts(*failures: Failure) -> list[Attempt]:
@@ -22,10 +26,12 @@ def saved(attempt: int) -> Checkpoint:
 
 def test_as_often_as_is_allowed():
     """The message of the last attempt says how many there were, and names the option."""
-    assert gives_up(attempts(KILLED), (), 0) == ""
+    assert gives_up(attempts(KILLED), (), 0) == NoRestart("not asked for")
+    assert no_restart(NoRestart("not asked for")) == ""
     assert gives_up(attempts(KILLED, KILLED), (), 2) is None
     why = gives_up(attempts(KILLED, KILLED, KILLED), (), 2)
-    assert why == "This was attempt 3: all restarts are used up (--max-restarts 2)."
+    assert why == NoRestart("used up", 3, 2)
+    assert no_restart(why) == "This was attempt 3: all restarts are used up (--max-restarts 2)."
 
 
 def test_the_same_mistake_is_not_repeated_for_ever():
@@ -33,19 +39,19 @@ def test_the_same_mistake_is_not_repeated_for_ever():
     assert gives_up(attempts(WRONG), (), 9) is None
     why = gives_up(attempts(WRONG, WRONG), (), 9)
     assert why is not None
-    assert "failed twice in the same way" in why
+    assert why.why == "twice the same"
     assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
     assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
-    elsewhere = Failure("exception", WRONG.summary, (CodeFrame("<cell>", 9, "<module>", in_cell=True),))
+    elsewhere = replace(WRONG, frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
     assert gives_up(attempts(WRONG, elsewhere), (), 9) is None
     assert gives_up(attempts(KILLED, KILLED), (), 9) is None
-    echo = Failure("exception", "HorovodInternalError: gone", follows=True)
+    echo = Failure("echo", "HorovodInternalError: gone", error="horovod.HorovodInternalError")
     assert gives_up(attempts(echo, echo), (), 9) is None
 
 
 def test_a_damaged_checkpoint_costs_no_restart():
     """It is passed over, and the one before is taken."""
-    damaged = Failure("exception", "CheckpointDamagedError: dir/00000020.1-0: …", cause="damaged")
+    damaged = Failure("damaged checkpoint", "CheckpointDamagedError: dir/00000020.1-0: …")
     assert gives_up(attempts(KILLED, damaged), (), 1) is None
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
     assert gives_up(attempts(KILLED, damaged, damaged), (), 1) is not None, "the cell itself asks for it"
@@ -53,20 +59,32 @@ def test_a_damaged_checkpoint_costs_no_restart():
 
 def test_what_cannot_heal():
     """A mistake in the code that is no other rank's echo; what all ranks run into before the first step."""
-    wrong = replace(WRONG, error="builtins.ValueError")
-    mistake = Failure("exception", "TypeError: no", error="builtins.TypeError", cause="code")
-    echo = Failure("exception", "RuntimeError: gloo", error="builtins.RuntimeError", follows=True)
-    damaged = Failure("exception", "no", error="sparkring.errors.CheckpointDamagedError", cause="damaged")
+    wrong = WRONG
+    mistake = Failure("code", "TypeError: no", error="builtins.TypeError")
+    echo = Failure("echo", "RuntimeError: gloo", error="builtins.RuntimeError")
+    damaged = Failure("damaged checkpoint", "no", error="sparkring.errors.CheckpointDamagedError")
     for failures in ([mistake], [mistake, wrong], [mistake, echo]):
         why = cannot_heal(mistake, failures, 2, stepped=True)
-        assert why == "The run was not restarted: another attempt would raise the same TypeError."
+        assert why == NoRestart("code", error="builtins.TypeError")
+        assert no_restart(why) == "The run was not restarted: another attempt would raise the same TypeError."
     assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
-    assert cannot_heal(replace(mistake, follows=True), [mistake], 2, stepped=False) is None
-    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) is not None
+    assert cannot_heal(replace(mistake, cause="echo"), [mistake], 2, stepped=False) is None
+    assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) == NoRestart("before the first step", size=2)
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=True) is None
     for others in ([], [KILLED], [echo], [replace(wrong, frames=())], [replace(wrong, error="builtins.OSError")]):
         assert cannot_heal(wrong, [wrong, *others], 2, stepped=False) is None
     assert cannot_heal(damaged, [damaged, damaged], 2, stepped=False) is None
+
+
+def test_the_cause_of_other_failures():
+    """A rank that something outside has ended comes first, echoes last; an exception's text says nothing."""
+    told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
+    ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
+    assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]
+    assert exit_failure(told._replace(code=3, signal=None)).exit_code == 3
+    about = Failure("exception", "RuntimeError: a child was killed by SIGKILL", error="builtins.RuntimeError")
+    echo = Failure("echo", "RuntimeError: gloo")
+    assert [cause_priority(each) for each in (*ended, Failure("lost", "lost"), about, echo)] == [0, 0, 0, 1, 2]
 
 
 def test_the_pause_grows_with_attempts_in_vain():

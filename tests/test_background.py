@@ -8,10 +8,10 @@ import time
 import pytest
 
 from sparkring.engine import background
+from sparkring.engine.api import run
 from sparkring.engine.options import Options
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import RunResult
-from sparkring.engine.runner import run
 from sparkring.errors import OptionsError
 from sparkring.history import run_store
 from sparkring.history.events import RunStarted
@@ -19,7 +19,7 @@ from sparkring.history.record import RunRecord
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.history import RunsRequest, parse_runs
 from sparkring.notebook.launch import parse
-from sparkring.runtime.interrupts import Interrupts, interrupted, when
+from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.views import Quiet
 from sparkring.views.terminal import TerminalView
 
@@ -146,11 +146,6 @@ def test_out_says_what_the_panel_does_not():
     done = started("cell", lambda interrupts: RunResult({0: 42}, {}, RunRecord(size=1)))
     result = done.result()
     assert pretty(done) == pretty(result)
-
-
-def test_what_an_interrupt_was_told():
-    assert when(interrupted("2 ranks ended")) == "2 ranks ended"
-    assert when(KeyboardInterrupt()) == ""
 
 
 def test_a_run_that_goes_while_another_makes_room(monkeypatch):

@@ -9,17 +9,34 @@ import threading
 
 import pytest
 
+from sparkring.runtime.resume_point import Here
 from sparkring.wire import channel
-from sparkring.wire.channel import GREETING, NONCE_BYTES, PREFIX, PROOF_BYTES, ChannelClosed, Listener, dial, pair
+from sparkring.wire.channel import (
+    GREETING,
+    NONCE_BYTES,
+    PREFIX,
+    PROOF_BYTES,
+    ChannelClosed,
+    Listener,
+    ProtocolError,
+    dial,
+    pair,
+)
+from sparkring.wire.messages import Beat, NotebookState, Output, Run, Stack, UserMessage
 
 SECRET = b"s" * 32
 
 
+def run(*parts) -> Run:
+    """A message with so many parts."""
+    return Run("cell", "1", (), True, False, {}, {}, NotebookState(), Here(), (), parts)
+
+
 class Door:
-    """A listener whose welcomed connections put the frames they receive into `frames`, and answer each."""
+    """A listener whose welcomed connections put what they receive into `messages`, and answer each."""
 
     def __init__(self, most: int = 4) -> None:
-        self.frames: list = []
+        self.messages: list = []
         self.welcomed = 0
         self.ended = threading.Event()
         self.listener = Listener("127.0.0.1", 0, SECRET, self.serve, most=most)
@@ -28,9 +45,9 @@ class Door:
         self.welcomed += 1
         try:
             while True:
-                frame = connection.receive()
-                self.frames.append(frame)
-                connection.send("answer", {"to": frame.kind})
+                message = connection.receive()
+                self.messages.append(message)
+                connection.send(UserMessage(f"answer to {type(message).__name__}"))
         except ChannelClosed:
             self.ended.set()
 
@@ -45,14 +62,14 @@ def door(watch):
     found.listener.close()
 
 
-def test_frames_go_both_ways(door):
-    """A frame arrives with its kind, fields and parts, and the answer comes back."""
+def test_messages_go_both_ways(door):
+    """A message arrives with its fields and parts, and the answer comes back."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
-    connection.send("hello", {"who": "ünï", "n": 1}, [b"one", b"", b"three"])
-    assert connection.receive() == ("answer", {"to": "hello"}, [])
-    (frame,) = door.frames
-    assert (frame.kind, frame.fields) == ("hello", {"who": "ünï", "n": 1})
-    assert [bytes(part) for part in frame.parts] == [b"one", b"", b"three"]
+    connection.send(run(b"one", b"", b"three")._replace(source="ünï"))
+    assert connection.receive() == UserMessage("answer to Run")
+    (message,) = door.messages
+    assert message.source == "ünï"
+    assert [bytes(part) for part in message.parts] == [b"one", b"", b"three"]
     assert connection.local_host() == "127.0.0.1"
     connection.close()
 
@@ -60,9 +77,9 @@ def test_frames_go_both_ways(door):
 def test_frames_with_many_and_large_parts():
     """A thousand parts, and parts beyond what one write takes, arrive as they were sent."""
     left, right = pair()
-    parts = [bytes([n % 256]) * n for n in range(1000)]
+    parts = tuple(bytes([n % 256]) * n for n in range(1000))
     large = [bytes(3 * channel.CHUNK_BYTES + 7), memoryview(b"abcd" * 10).cast("I"), b"x"]
-    sender = threading.Thread(target=lambda: (left.send("many", parts=parts), left.send("large", parts=large)))
+    sender = threading.Thread(target=lambda: (left.send(run(*parts)), left.send(run(*large))))
     sender.start()
     assert right.receive().parts == parts
     assert [bytes(part) for part in right.receive().parts] == [bytes(part) for part in large]
@@ -75,12 +92,12 @@ def test_a_frame_is_passed_on_without_being_held():
     """pass_on() hands a frame of any size from one connection to another."""
     (a, b), (c, d) = pair(), pair()
     body = [b"1" * (2 * channel.CHUNK_BYTES + 1), b"2"]
-    threads = [threading.Thread(target=lambda: a.send("x", {"y": 1}, body)),
+    threads = [threading.Thread(target=lambda: a.send(run(*body))),
                threading.Thread(target=lambda: b.pass_on(b.receive_head(), c))]  # fmt: skip
     for thread in threads:
         thread.start()
-    frame = d.receive()
-    assert (frame.kind, frame.fields, [bytes(part) for part in frame.parts]) == ("x", {"y": 1}, body)
+    message = d.receive()
+    assert (message.source, [bytes(part) for part in message.parts]) == ("1", body)
     for thread in threads:
         thread.join()
     for connection in (a, b, c, d):
@@ -90,13 +107,13 @@ def test_a_frame_is_passed_on_without_being_held():
 def test_frames_of_several_threads_do_not_mix():
     """Sending is safe from any thread."""
     left, right = pair()
-    threads = [threading.Thread(target=lambda n=n: [left.send(str(n), parts=[b"%d" % n * 999]) for _ in range(50)])
+    threads = [threading.Thread(target=lambda n=n: [left.send(run(b"%d" % n * 999)) for _ in range(50)])
                for n in range(4)]  # fmt: skip
     for thread in threads:
         thread.start()
     for _ in range(200):
-        frame = right.receive()
-        assert bytes(frame.parts[0]) == frame.kind.encode() * 999
+        (part,) = right.receive().parts
+        assert bytes(part) == part[:1] * 999
     for thread in threads:
         thread.join()
     left.close()
@@ -175,15 +192,15 @@ def test_nothing_is_parsed_before_the_proof(door, monkeypatch, proof):
         assert greeting.startswith(GREETING)
         sock.sendall(proof)
         assert sock.recv(1) == b"", "closed without another word"
-    assert (door.welcomed, door.frames) == (0, [])
+    assert (door.welcomed, door.messages) == (0, [])
 
 
 def test_a_silent_peer_does_not_block_others(door):
     """Peers that connect and say nothing do not keep a member out."""
     with door.raw(), door.raw():
         connection = dial("127.0.0.1", door.listener.port, SECRET)
-        connection.send("hello")
-        assert connection.receive().kind == "answer"
+        connection.send(Beat())
+        assert connection.receive() == UserMessage("answer to Beat")
         connection.close()
 
 
@@ -200,20 +217,51 @@ def test_a_silent_peer_is_given_up(monkeypatch, watch):
 def test_half_a_frame_is_no_frame(door):
     """A connection that breaks in the middle of a frame ends; what came of it is not taken."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
-    header = json.dumps({"kind": "x", "sizes": [100]}).encode()
+    header = json.dumps({"kind": "Output", "stream": "stdout", "sizes": [100]}).encode()
     connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
     connection.close()
     assert door.ended.wait(20)
-    assert door.frames == []
+    assert door.messages == []
 
 
-def test_parts_that_do_not_add_up(door):
-    """A header that disagrees with its prefix ends the connection."""
-    connection = dial("127.0.0.1", door.listener.port, SECRET)
-    header = json.dumps({"kind": "x", "sizes": [5]}).encode()
-    connection._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
-    assert door.ended.wait(20)
-    connection.close()
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"kind": "Output", "stream": "stdout", "sizes": [5]}',  # and the prefix says another sum
+        b'{"kind": "Output", "stream": "stdout", "sizes": [200, -100]}',
+        b'{"kind": "Output", "stream": "stdout", "sizes": ["100"]}',
+        b'{"kind": "Output", "stream": "stdout", "sizes": 100}',
+        b'{"kind": "Output", "stream": "stdout"}',
+        b'{"kind": "Output", "stream": "stdin", "sizes": [100]}',
+        b'{"kind": "Output", "sizes": [100]}',
+        b'{"kind": "Ouput", "stream": "stdout", "sizes": [100]}',
+        b'{"kind": ["Output"], "stream": "stdout", "sizes": [100]}',
+        b'{"stream": "stdout", "sizes": [100]}',
+        b'["Output"]',
+        b'{"kind": "Output"',
+        b'"\xff"',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_message_ends_the_connection(header):
+    """A header that is cut, disagrees with its prefix, or is no message's: nothing after it is taken."""
+    left, right = pair()
+    left._sock.sendall(PREFIX.pack(len(header), 100) + header + bytes(100))
+    with pytest.raises(ProtocolError):
+        right.receive()
+    left.close()
+    right.close()
+
+
+def test_a_part_that_no_memory_can_hold():
+    """Its sender is given up, rather than the thread that reads it lost."""
+    left, right = pair()
+    header = json.dumps({"kind": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
+    left._sock.sendall(PREFIX.pack(len(header), 1 << 62) + header)
+    with pytest.raises(ChannelClosed, match="no memory"):
+        right.receive()
+    left.close()
+    right.close()
 
 
 def test_nothing_follows_half_a_frame():
@@ -221,9 +269,9 @@ def test_nothing_follows_half_a_frame():
     left, right = pair()
     left._sock.settimeout(0.1)  # as if interrupted: nobody reads
     with pytest.raises((ChannelClosed, TimeoutError)):
-        left.send("x", parts=[bytes(64 << 20)])
+        left.send(Output("stdout", bytes(64 << 20)))
     with pytest.raises(ChannelClosed, match="middle of a frame"):
-        left.send("y")
+        left.send(Stack("running", ""))
     left.close()
     right.close()
 
@@ -234,7 +282,7 @@ def test_closing_ends_everything(watch):
     connection = dial("127.0.0.1", found.listener.port, SECRET)
     with found.raw(), found.raw() as half:
         half.sendall(b"x" * 10)
-        connection.send("hello")
+        connection.send(Beat())
         connection.receive()
         found.listener.close()
         with pytest.raises(ChannelClosed):

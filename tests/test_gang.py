@@ -1,49 +1,224 @@
-"""What a gang does with frames, without ranks."""
+"""What a gang makes of messages, with members that are threads of this process."""
 
 from __future__ import annotations
 
-import math
-import queue
-from dataclasses import replace
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
 
-from sparkring.gangs import gang
-from sparkring.gangs.execution import Request
+import pytest
+from fake_launcher import Exit, FakeLauncher, FakeRank, Vanish
+
+from sparkring.errors import MemberLost
+from sparkring.gangs import gang as gangs
+from sparkring.gangs.execution import Execution, Request
+from sparkring.gangs.gang import Gang
+from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
-from sparkring.launchers.local import LocalLauncher
-from sparkring.runtime.world import World
-from sparkring.wire.channel import Frame
+from sparkring.history.events import Event
+from sparkring.wire.channel import PREFIX, ChannelClosed, dial
+from sparkring.wire.messages import GpuUsage, Hello, Output, Stack
+
+CELL = Request("cell", b"", "plain")
 
 
-def test_no_frame_is_lost_however_many_wait(monkeypatch):
-    """One poll takes a bounded number of frames, and leaves the others where they are."""
-    found = gang.Gang(None, 1)
-    found.worlds, found._rank_of = [World()], {0: 0}
-    found._inbox = queue.Queue()
-    sent = [f"line {number}\n".encode() for number in range(5 * gang.QUEUE_FRAMES)]
-    for line in sent:
-        found._inbox.put((0, Frame("output", {"stream": "stdout"}, [line])))
-    polls = [found.poll(0.0) for _ in range(6)]
-    assert [event.data for poll in polls for event in poll if isinstance(event, events.Output)] == sent
-    assert len(polls[0]) <= gang.QUEUE_FRAMES + 1
+@contextlib.contextmanager
+def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]:
+    """A gang whose ranks run `cell` for each request."""
+    with Gang(FakeLauncher(cell), size) as found:
+        found.start()
+        yield found
 
 
-class Home:
-    """A connection that takes what is sent and keeps nothing."""
+def events_until(condition: Callable[[], object], gang: Gang) -> list[Event]:
+    """What poll() gives until the condition holds."""
+    found: list[Event] = []
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, found
+        found += gang.poll(0.05)
+    return found
 
-    heard_at = math.inf
 
-    def send(self, kind, fields=None, parts=()):
+def ended(execution: Execution) -> bool:
+    return execution.done or execution.failed_rank is not None
+
+
+def test_requests_one_after_another(watch):
+    """Ranks are placed when all have come; each request has its own outcome, and some ranks may sit one out."""
+    with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.source)) as gang:
+        first = gang.submit(CELL._replace(source="one"))
+        found = events_until(lambda: first.done, gang)
+        assert [event.member for event in found if isinstance(event, events.MemberJoined)] in ([0, 1], [1, 0])
+        started = [(event.rank, event.host) for event in found if isinstance(event, events.RankStarted)]
+        assert started == [(0, "host"), (1, "host")]
+        assert {event.value for event in found if isinstance(event, events.RankFinished)} == {
+            "(0, 2, 'one')",
+            "(1, 2, 'one')",
+        }
+        second = gang.submit(CELL._replace(source="two"), [1])
+        found = events_until(lambda: second.done, gang)
+        assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["(1, 2, 'two')"]
+        gang.leave()
+        events_until(lambda: gang.gone, gang)
+        assert not gang.deaths
+
+
+def test_no_output_is_lost_however_much_waits(watch):
+    """One poll takes a bounded number of messages, and leaves the others where they are."""
+    lines = [f"line {number}\n".encode() for number in range(5 * QUEUE_MESSAGES)]
+
+    def cell(rank: FakeRank) -> None:
+        for line in lines:
+            rank.tell(Output("stdout", line))
+
+    with running(cell, 1) as gang:
+        execution = gang.submit(CELL)
+        polls = []
+        while not execution.done:
+            polls.append(gang.poll(1.0))
+    assert [event.data for poll in polls for event in poll if isinstance(event, events.Output)] == lines
+    assert max(map(len, polls)) <= QUEUE_MESSAGES + 3, "RankStarted, MemberJoined and one more"
+
+
+def test_each_request_begins_with_how_the_gpus_were_used(watch):
+    """Members tell changes only: what was told during one cell is there in the record of the next."""
+    told = iter([True, False])
+
+    def cell(rank: FakeRank) -> None:
+        if next(told):
+            rank.tell(GpuUsage("0", "NVIDIA", 5, 9, 40))
+
+    with running(cell, 1) as gang:
+        for _ in range(2):
+            execution = gang.submit(CELL)
+            (used,) = (e for e in events_until(lambda: execution.done, gang) if isinstance(e, events.GpuUsed))  # noqa: B023
+            assert used == events.GpuUsed(used.time, 0, "0", "NVIDIA", 5, 9, 40)
+
+
+def test_the_cause_is_found_among_several_failures(watch):
+    """A rank that died counts before the exception that its death causes in another, whichever comes first."""
+
+    class HorovodInternalError(RuntimeError):
         pass
 
+    def cell(rank: FakeRank) -> None:
+        if rank.world.rank:
+            raise HorovodInternalError
+        raise Exit(signal=9)
 
-def test_each_turn_begins_with_how_the_gpus_were_used():
-    """Members tell changes only: what was told during one cell is there in the record of the next."""
-    found = gang.Gang(LocalLauncher({}, 1, None), 1)
-    found.worlds, found._rank_of, found._member_of = [World()], {0: 0}, {0: 0}
-    found._hellos, found._connections = {0: {"pid": 1, "packages": None}}, {0: Home()}
-    used = {"address": "0", "name": "NVIDIA", "used_bytes": 5, "total_bytes": 9, "busy_percent": 40}
-    found._inbox.put((0, Frame("gpu", used, [])))
-    (heard,) = found.poll(0.0)
-    found.submit(Request("cell", b"", "plain"))
-    again = [event for event in found.poll(0.0) if isinstance(event, events.GpuUsed)]
-    assert again == [replace(heard, time=again[0].time)]
+    with running(cell) as gang:
+        execution = gang.submit(CELL)
+        events_until(lambda: ended(execution), gang)
+        assert execution.failed_rank == 0
+        assert execution.failures[0].summary == "killed by SIGKILL"
+        assert list(gang.deaths) == [0]
+
+
+def test_an_interrupt(watch):
+    """Ranks that come back from it are stopped, not failed; one that had finished keeps its value."""
+
+    def cell(rank: FakeRank) -> int:
+        if rank.world.rank:
+            assert rank.interrupted.wait(60)
+            raise KeyboardInterrupt
+        return 7
+
+    with running(cell) as gang:
+        execution = gang.submit(CELL)
+        events_until(lambda: execution.values, gang)
+        gang.interrupt()
+        events_until(lambda: not execution.running, gang)
+        assert (execution.stopped, list(execution.values), execution.failures) == ({1}, [0], {})
+
+
+def test_a_connection_that_breaks_off(watch):
+    """Its rank is lost, with the node named."""
+
+    def cell(rank: FakeRank) -> None:
+        if rank.world.rank == 1:
+            raise Vanish
+        rank.interrupted.wait(60)
+
+    with running(cell) as gang:
+        execution = gang.submit(CELL)
+        events_until(lambda: ended(execution), gang)
+        assert execution.failures[1].cause == "lost"
+        assert execution.failures[1].summary == "lost: its connection broke off (the member on host is gone)"
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"kind": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of one"),
+        ({"kind": "Gossip", "sizes": []}, "a frame's header is no message's"),
+        ({"kind": "Leave", "sizes": []}, "Leave is not for the driver"),
+    ],
+)
+def test_what_is_no_message_ends_that_peer(header, said, watch):
+    """It is lost, with the reason; the other ranks go on until the run is ended."""
+
+    def cell(rank: FakeRank) -> int:
+        if rank.world.rank == 1:
+            raw = json.dumps(header).encode()
+            rank.home._sock.sendall(PREFIX.pack(len(raw), 0) + raw)
+            rank.interrupted.wait(60)
+        return 7
+
+    with running(cell) as gang:
+        execution = gang.submit(CELL)
+        events_until(lambda: ended(execution) and execution.values, gang)
+        assert execution.failed_rank == 1
+        assert said in execution.failures[1].summary
+        assert list(execution.values) == [0]
+
+
+def test_a_member_that_comes_twice(watch):
+    """The second one is turned away, and so is a number that there is none of; the first one works on."""
+
+    def cell(rank: FakeRank) -> int:
+        turned_away = 0
+        for member in (0, 1):
+            ticket = rank.ticket
+            with contextlib.closing(dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))) as impostor:
+                impostor.send(Hello(member, 1, "host", "127.0.0.1", "lo", 1, "", (), None))
+                with contextlib.suppress(ChannelClosed):
+                    impostor.receive()
+                turned_away += 1
+        return turned_away
+
+    with running(cell, 1) as gang:
+        execution = gang.submit(CELL)
+        found = events_until(lambda: execution.done, gang)
+        assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["2"]
+        assert not gang.deaths
+
+
+def test_a_silent_member_is_given_up(watch, monkeypatch):
+    """One of which nothing is heard any more."""
+    monkeypatch.setattr(gangs, "SILENT_LIMIT_S", 0.4)
+    with running(lambda rank: rank.interrupted.wait(60), 1) as gang:
+        execution = gang.submit(CELL)
+        events_until(lambda: ended(execution), gang)
+        assert "nothing heard of it for" in execution.failures[0].summary
+
+
+def test_members_that_do_not_come(watch, monkeypatch):
+    """The first that is missing is named."""
+    monkeypatch.setattr(FakeLauncher, "start", lambda self, size, ticket: None)
+    monkeypatch.setattr(FakeLauncher, "give_up_after_s", 0.0)
+    with running(lambda rank: None) as gang, pytest.raises(MemberLost, match=r"2 of 2 ranks did not start.*member 0"):
+        gang.poll(0.0)
+
+
+def test_stacks(watch):
+    """The line of the cell is read from what the rank's stack says."""
+
+    def cell(rank: FakeRank) -> None:
+        rank.tell(Stack("waiting", 'Thread 0x1 (most recent call first):\n  File "<cell>", line 3 in f\n'))
+
+    with running(cell, 1) as gang:
+        execution = gang.submit(CELL)
+        (taken,) = (e for e in events_until(lambda: execution.done, gang) if isinstance(e, events.StackTaken))
+        assert (taken.state, taken.cell_line) == ("waiting", 3)

@@ -16,7 +16,9 @@ from sparkring.history.record import replay
 def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[events.Event]:
     """Events of every kind."""
     frame = events.CodeFrame("<cell>", 3, "f", in_cell=True, source=(events.SourceLine(3, "1 / 0"),))
-    failure = events.Failure("exception", "ZeroDivisionError: …", (frame,), "Traceback …", "advice", follows=True)
+    failure = events.Failure(
+        "exception", "ZeroDivisionError: …", (frame,), "Traceback …", "advice", signal="SIGKILL", exit_code=3
+    )
     found: list[events.Event] = [
         events.RunStarted(
             1.0,

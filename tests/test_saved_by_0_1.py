@@ -11,6 +11,7 @@ import pytest
 
 import sparkring
 from sparkring.history import run_store
+from sparkring.history.events import failure_from_json
 from sparkring.views import html
 from sparkring.views.terminal import TerminalView
 
@@ -31,6 +32,7 @@ def test_a_failed_run(saved_runs):
     record = run_store.load(path)
     assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)
     assert record.failure.summary == "ValueError: rank 1 has had enough"
+    assert (record.failure.cause, record.failure.error) == ("exception", "builtins.ValueError")
     assert [report.step for report in record.metrics if report.rank == 0] == [1, 2, 3]
     assert [(kept.saved.step, kept.saved.metrics) for kept in record.checkpoints] == [
         (2, {"loss": 0.12940563261508942})
@@ -43,6 +45,26 @@ def test_a_failed_run(saved_runs):
     for shown in (html.panel(record, now=record.ended, final=True), text.getvalue()):
         assert "rank 1 has had enough" in shown
         assert "rank 1 step 3" in shown
+
+
+@pytest.mark.parametrize(
+    ("saved", "cause", "signal", "exit_code"),
+    [
+        ({"kind": "exception", "summary": "TypeError: killed by SIGKILL", "cause": "code"}, "code", "", None),
+        ({"kind": "exception", "summary": "torn", "cause": "damaged"}, "damaged checkpoint", "", None),
+        ({"kind": "exception", "summary": "TypeError: no", "cause": "code", "follows": True}, "echo", "", None),
+        ({"kind": "exception", "summary": "interrupted", "interrupt": True}, "interrupt", "", None),
+        ({"kind": "exit", "summary": "exited with code 3 before the cell ended"}, "exit", "", 3),
+        ({"kind": "exit", "summary": "called sys.exit(2)"}, "exit", "", None),
+        ({"kind": "signal", "summary": "killed by SIGSEGV"}, "signal", "SIGSEGV", None),
+        ({"kind": "signal", "summary": "out of memory: killed by SIGKILL; …"}, "out of memory", "SIGKILL", None),
+        ({"kind": "lost", "summary": "lost: its connection broke off"}, "lost", "", None),
+    ],
+)
+def test_causes(saved, cause, signal, exit_code):
+    """What several fields and the summary said is one cause, a signal and an exit code."""
+    failure = failure_from_json(saved)
+    assert (failure.cause, failure.signal, failure.exit_code) == (cause, signal, exit_code)
 
 
 def test_a_finished_run(saved_runs):

@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-m json.tool --indent 2", {"module": "json.tool", "arguments": " --indent 2", "title": "-m json.tool"}),
         ("-mjson.tool -x", {"module": "json.tool", "arguments": " -x"}),
         ("-n -m json.tool", {"module": "json.tool", "name": "tool"}),
-        ("steps.ipynb", {"written": "steps.ipynb", "inside": True, "in_ipython": True}),
+        ("steps.ipynb", {"written": "steps.ipynb", "inside": True}),
     ],
 )
 def test_lines(line: str, expected: dict[str, Any]) -> None:

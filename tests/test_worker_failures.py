@@ -39,7 +39,7 @@ def advice(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     def run(source: str) -> str:
         with pytest.raises(Exception) as raised:  # noqa: PT011
             exec(compile(source, "<cell>", "exec"), vars(main))
-        return str(as_failure(raised.value)["advice"])
+        return as_failure(raised.value).advice
 
     return run
 
@@ -80,15 +80,18 @@ class OwnTypeError(TypeError):
         (UnboundLocalError(), "code"),
         (errors.OptionsError(), "code"),
         (errors.CheckpointError(), "code"),
-        (errors.CheckpointStorageError(), ""),
-        (errors.CheckpointDamagedError(), "damaged"),
-        (ValueError("TypeError: no"), ""),
-        (OSError(), ""),
+        (errors.CheckpointStorageError(), "exception"),
+        (errors.CheckpointDamagedError(), "damaged checkpoint"),
+        (ValueError("TypeError: no"), "exception"),
+        (OSError(), "exception"),
+        (MemoryError(), "out of memory"),
+        (SystemExit(1), "exit"),
+        (KeyboardInterrupt(), "interrupt"),
     ],
 )
 def test_what_the_type_says(error, cause):
     """Base classes count, the text does not."""
-    assert as_failure(error)["cause"] == cause
+    assert as_failure(error).cause == cause
 
 
 def test_what_a_handler_raises_is_an_echo():
@@ -105,6 +108,6 @@ def test_what_a_handler_raises_is_an_echo():
         except TypeError as error:
             return error
 
-    assert as_failure(handled(hidden=False))["follows"] is True
-    assert as_failure(handled(hidden=True))["follows"] is False
-    assert as_failure(handled(hidden=True))["error"].endswith("OwnTypeError")
+    assert as_failure(handled(hidden=False)).cause == "echo"
+    assert as_failure(handled(hidden=True)).cause == "code"
+    assert as_failure(handled(hidden=True)).error.endswith("OwnTypeError")

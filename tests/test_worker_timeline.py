@@ -21,20 +21,19 @@ def file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def unpacked(parts) -> tuple[bytes, int]:
+def unpacked(pieces) -> tuple[bytes, int]:
     """What comes out of the stream, and how much had no room."""
-    fields = [each for each, _ in parts]
-    assert [each["last"] for each in fields] == [False] * (len(fields) - 1) + [True]
-    return zlib.decompress(b"".join(data for _, data in parts)), fields[-1]["cut"]
+    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    return zlib.decompress(b"".join(piece.data for piece in pieces)), pieces[-1].cut
 
 
 def test_what_was_written_comes_out_in_pieces(file):
     """The whole, in more than one frame."""
     data = random.Random(1).randbytes(5 << 20)
     Path(file.path).write_bytes(data)
-    parts = list(file.parts())
-    assert len(parts) > 3
-    assert unpacked(parts) == (data, 0)
+    pieces = list(file.pieces())
+    assert len(pieces) > 3
+    assert unpacked(pieces) == (data, 0)
 
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_SENT"])
@@ -43,18 +42,18 @@ def test_there_is_a_limit(file, monkeypatch, limit):
     monkeypatch.setattr(timeline, limit, 2 << 20)
     data = random.Random(1).randbytes(5 << 20)
     Path(file.path).write_bytes(data)
-    got, cut = unpacked(list(file.parts()))
+    got, cut = unpacked(list(file.pieces()))
     assert data.startswith(got)
     assert 2 << 20 <= len(got) <= 4 << 20
     assert len(got) + cut == len(data)
 
 
 def test_no_file_is_an_empty_stream(file):
-    assert unpacked(list(file.parts())) == (b"", 0)
+    assert unpacked(list(file.pieces())) == (b"", 0)
 
 
 def test_only_what_is_wanted_is_sent(tmp_path):
     found = TimelineFile(str(tmp_path), wanted=False)
     Path(found.path).write_bytes(b"[]")
-    assert list(found.parts()) == []
+    assert list(found.pieces()) == []
     found.remove()

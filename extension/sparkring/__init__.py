@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
+    from sparkring.engine.api import HorovodRunner as HorovodRunner
+    from sparkring.engine.api import run as run
+    from sparkring.engine.api import spark as spark
     from sparkring.engine.background import BackgroundRun as BackgroundRun
     from sparkring.engine.distributors import MirroredStrategyRunner as MirroredStrategyRunner
     from sparkring.engine.distributors import TorchDistributor as TorchDistributor
     from sparkring.engine.result import RunResult as RunResult
-    from sparkring.engine.runner import HorovodRunner as HorovodRunner
-    from sparkring.engine.runner import run as run
-    from sparkring.engine.runner import spark as spark
     from sparkring.runtime.report import log as log
     from sparkring.runtime.report import log_to_driver as log_to_driver
     from sparkring.runtime.world import World as World
@@ -49,19 +49,19 @@ __all__ = [
 
 _HOMES = {
     "BackgroundRun": "engine.background",
-    "HorovodRunner": "engine.runner",
+    "HorovodRunner": "engine.api",
     "MirroredStrategyRunner": "engine.distributors",
     "RunResult": "engine.result",
     "TorchDistributor": "engine.distributors",
-    "last_result": "engine.runner",
+    "last_result": "engine.api",
     "World": "runtime.world",
     "world": "runtime.world",
     "checkpoints": "checkpointing.store",
     "log": "runtime.report",
     "log_to_driver": "runtime.report",
-    "run": "engine.runner",
+    "run": "engine.api",
     "shards": "data.shards",
-    "spark": "engine.runner",
+    "spark": "engine.api",
 }
 
 

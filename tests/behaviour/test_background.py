@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import sparkring
-from sparkring.engine import runner
+from sparkring.engine import api
+from sparkring.engine.options import Options
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.history.run_store import last, load, saved
 
@@ -241,7 +243,7 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
         stops.append(stop)
         return ring.view
 
-    monkeypatch.setattr(runner, "open_view", open_view)
+    monkeypatch.setattr(api, "open_view", open_view)
 
     def press(record):
         if record.recent_count and stops:
@@ -251,33 +253,30 @@ def test_stop_from_another_thread(ring, monkeypatch, options):
     cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
     np = ring.np(2)
     with pytest.raises(KeyboardInterrupt, match="interrupted, 2 ranks ended"):
-        runner.run_cell(cell, {}, runner.Options(np=np, **options), framework="plain", title="test", code=cell)
+        api.run_spec(RunSpec(Cell(cell, {}), Options(np=np, **options), "plain", "test", cell))
     assert ring.view.record.outcome == "interrupted"
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_stop_from_another_thread_keeps_a_warm_gang(shared_gang, monkeypatch):
     stops = []
-    monkeypatch.setattr(runner, "open_view", lambda *, quiet, stop, background: stops.append(stop) or view)
+    monkeypatch.setattr(api, "open_view", lambda *, quiet, stop, background: stops.append(stop) or view)
     view = type(shared_gang.view)()
     view.on_refresh = lambda record: record.recent_count and stops and stops.pop()()
     cell = "import time\nprint('up', flush=True)\ntime.sleep(1000)"
     gang = shared_gang.gang
     with pytest.raises(KeyboardInterrupt, match="The gang goes on"):
-        runner.run_cell(
-            cell, {}, runner.Options(np=gang.wanted.np), framework="plain", title="test", code=cell, warm=gang
-        )
+        api.run_spec(RunSpec(Cell(cell, {}), Options(np=gang.wanted.np), "plain", "test", cell, gang))
     assert shared_gang.values("rank") == [0, 1, 2]
 
 
 # ── The end of the process ────────────────────────────────────────────────────────────────────────────────────────────
 
 STARTED = """
-from sparkring.engine.runner import start_cell
 {start}
 def begin(source):
-    return start_cell(chr(10) + source, {{}}, Options(np={np}, background=True), framework="plain", title="test",
-                      code=source, view=view)
+    options = Options(np={np}, background=True)
+    return start_spec(RunSpec(Cell(chr(10) + source, {{}}), options, "plain", "test", source), view)
 run = begin('import os, time; print("up", os.getpid(), flush=True); time.sleep(1000)')
 """
 WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
@@ -308,9 +307,9 @@ def test_an_interrupt_leaves_it_alone(driver):
     found = driver(
         STARTED.format(**WHERE[0])
         + """
-for what in (lambda: time.sleep(1000), run.result, lambda: run_cell(
-    chr(10) + 'import time; print("in front", flush=True); time.sleep(1000)', {}, Options(np=-1), framework="plain",
-    title="front", code="", view=View())):
+front = Cell(chr(10) + 'import time; print("in front", flush=True); time.sleep(1000)', {})
+front = RunSpec(front, Options(np=-1), "plain", "front", "")
+for what in (lambda: time.sleep(1000), run.result, lambda: run_spec(front, View())):
     try:
         print("waiting", flush=True)
         what()

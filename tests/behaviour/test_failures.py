@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sparkring.errors import MemberLost, RunFailed, RunTimeout
-from sparkring.gangs.gang import Gang
+from sparkring.gangs.inbox import Inbox
 
 
 def failed(ring, cell: str, n: int = 2, **options: Any) -> RunFailed:
@@ -27,7 +27,7 @@ def on_rank_1(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "summary"),
+    ("code", "cause", "summary"),
     [
         ("os._exit(3)", "exit", "exited with code 3 before the cell ended"),
         ("os._exit(0)", "exit", "exited with code 0 before the cell ended"),
@@ -37,17 +37,17 @@ def on_rank_1(code: str) -> str:
         ("os.abort()", "signal", "killed by SIGABRT"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "signal", "killed by SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "signal", "killed by SIGTERM"),
-        ("resource.setrlimit(resource.RLIMIT_AS, (1 << 32,) * 2); bytearray(1 << 36)", "exception", "MemoryError"),
+        ("resource.setrlimit(resource.RLIMIT_AS, (1 << 32,) * 2); bytearray(1 << 36)", "out of memory", "MemoryError"),
         ("raise ValueError('bad shape')", "exception", "ValueError: bad shape"),
-        ("raise KeyboardInterrupt", "exception", "interrupted"),
+        ("raise KeyboardInterrupt", "interrupt", "interrupted"),
     ],
 )
-def test_how_a_rank_can_end(ring, code, kind, summary):
+def test_how_a_rank_can_end(ring, code, cause, summary):
     """Each way to end is told for what it was, with the right rank, and the other rank is ended."""
     error = failed(ring, on_rank_1(code))
     record = error.record
     assert record.failed_rank == 1
-    assert (record.failure.kind, record.failure.summary) == (kind, summary)
+    assert (record.failure.cause, record.failure.summary) == (cause, summary)
     assert record.ranks[0].state == "stopped"
     assert record.outcome == "failed"
     assert str(error).startswith(f"rank 1 on {record.ranks[1].host} failed: {summary}")
@@ -182,7 +182,7 @@ def test_a_lost_member_is_told(ring):
     ring.view.on_refresh = kill
     error = failed(ring, "import time\ntime.sleep(60)")
     assert error.record.failed_rank == 1
-    assert error.record.failure.kind == "lost"
+    assert error.record.failure.cause == "lost"
 
 
 @pytest.mark.standalone("the Python that does not start is the executors'")
@@ -227,7 +227,7 @@ def test_a_rank_that_takes_no_signals_is_ended(ring):
 
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
     """Then the message says how far the start had come, and nothing waits for ranks that never were."""
-    monkeypatch.setattr(Gang, "_welcome", lambda gang, connection: gang._closed.wait())  # nobody is heard
+    monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # nobody is heard
     with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have dialled home"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 

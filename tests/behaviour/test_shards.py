@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sparkring
 from sparkring import shards, world
 from sparkring.errors import DataError, RunFailed, RunTimeout
 from sparkring.history import run_store
@@ -190,6 +191,8 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
             DataError, match=r"column `price` is decimal128\(2, 1\), which no tensor.*cast\(\"double\"\)"
         ):
             local.run(f"next(iter(priced.{call}))", namespace={"priced": priced})
+    with pytest.raises(DataError, match="333 for each of 3 ranks"):
+        sparkring.run(lambda data: next(data.as_numpy()), few, np=-3, framework="plain")
     assert run_store.saved() == before
     result = local.run("len(next(later.as_numpy('x')))", namespace={"later": later})
     assert result.values == [50, 50]

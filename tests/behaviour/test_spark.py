@@ -62,8 +62,8 @@ session = spark("local[2]")
 attempt("another Python")
 df = session.range(0, 4, 1, 2)
 source = "[row.id for row in rows], sys.executable"
-found["its rows"] = run_cell(source, {"df": df, "sys": sys}, Options(np=0, data="df"),
-                             framework="barrier", title="test", code="", view=View()).values
+work = Cell(source, {"df": df, "sys": sys})
+found["its rows"] = run_spec(RunSpec(work, Options(np=0, data="df"), "barrier", "test"), View()).values
 session.stop()
 """
 BARE = """
@@ -86,8 +86,9 @@ while not slots(session.sparkContext).total:
 
 def refused(source, **options):
     try:
-        return run_cell(source, {{"df": session.range(4), "x": numpy.ones(2)}}, Options(np=1, **options), title="test",
-                        framework="barrier" if options else "plain", code=source, view=View()).values
+        work = Cell(source, {{"df": session.range(4), "x": numpy.ones(2)}})
+        framework = "barrier" if options else "plain"
+        return run_spec(RunSpec(work, Options(np=1, **options), framework, "test", source), View()).values
     except LaunchError as error:
         print("REFUSED", error)
 

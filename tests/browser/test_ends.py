@@ -56,7 +56,7 @@ view.refresh(record)
 """
 MANY_END = """record = replay([
     RankFailed(now + 1, 700, Failure("signal", "killed by SIGKILL", advice="the kernel may have run out of memory")),
-    *(RankFailed(now + 2, rank, Failure("exit", "exited with code 1", follows=True)) for rank in range(16)),
+    *(RankFailed(now + 2, rank, Failure("echo", "exited with code 1")) for rank in range(16)),
     RunFinished(now + 3, "failed", failed_rank=700),
 ], record)
 view.close(record)

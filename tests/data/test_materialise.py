@@ -196,7 +196,7 @@ def test_values_are_those_of_to_pandas(spark, cache):
     assert (next(data.as_numpy("at")) == times.to_numpy()).all()
     found = next(shards(frame, 40, cache=cache, columns=["x", "r"], shuffle=False).as_numpy())
     assert (found["x"].dtype, int(np.isnan(found["x"]).sum()), type(found["r"][0]).__name__) == (float, 10, "Row")
-    shards(copy.location.written, 8, columns=["x"], fill={"x": 0})._sparkring_look_ahead(2)
+    shards(copy.location.written, 8, columns=["x"], fill={"x": 0}).__sparkring_validate__(2)
 
 
 def test_row_groups(spark, cache):

@@ -850,13 +850,13 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
             with pytest.raises(DataError, match=f"column `{name}` {said}"):
                 call("x", name)
         with pytest.raises(DataError, match=f"column `{name}` {said}"):
-            data._sparkring_look_ahead(2, method_calls(f"for x in data.as_torch({name!r}): pass", "data"))
+            data.__sparkring_validate__(2, method_calls(f"for x in data.as_torch({name!r}): pass", "data"))
         rest = shards(holes, 5, where="x >= 0", shuffle=False)
         if name in "sd":
             with pytest.raises(DataError, match=f"column `{name}` has nulls, which no tensor can hold.*fill="):
                 list(rest.as_torch(name))
     for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):
-        data._sparkring_look_ahead(2, method_calls(cell, "data"))
+        data.__sparkring_validate__(2, method_calls(cell, "data"))
     made = shards(holes, 5, transform=lambda batch: {"x": batch["x"], "r": batch["r"]})
     assert len(made.as_torch("x")) == 8
     with pytest.raises(DataError, match="transform gave `r` as `dict` objects, which no tensor can hold"):

@@ -22,7 +22,8 @@ SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _PRELUDE = """
 import os, signal, sys, textwrap, time
 from sparkring.engine.options import Options
-from sparkring.engine.runner import run_cell
+from sparkring.engine.api import run_spec, start_spec
+from sparkring.engine.spec import Cell, RunSpec
 
 class View:
     said = 0
@@ -39,8 +40,8 @@ def run(source, np, namespace=None, **options):
     global view
     view = View()
     code = chr(10) + textwrap.dedent(source).strip()
-    return run_cell(code, namespace or {}, Options(np=np, **options),
-                    framework="plain", title="test", code="%%plain" + code, view=view)
+    work = Cell(code, {} if namespace is None else namespace)
+    return run_spec(RunSpec(work, Options(np=np, **options), "plain", "test", "%%plain" + code), view)
 
 def spark(master, **settings):
     from pyspark.sql import SparkSession

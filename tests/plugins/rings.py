@@ -10,10 +10,11 @@ import pytest
 from leaks import MARK, Watch
 
 from sparkring.engine import warm_gang
+from sparkring.engine.api import run_spec, start_spec
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.options import GangOptions, Options
 from sparkring.engine.result import RunResult
-from sparkring.engine.runner import run_cell, start_cell
+from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
 
 
@@ -57,17 +58,7 @@ class Ring:
         **options: Any,
     ) -> RunResult:
         """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
-        code = self._prepared(source)
-        options["env"] = (*options.get("env", ()), (MARK, self._mark))
-        return run_cell(
-            code,
-            {} if namespace is None else namespace,
-            Options(np=self.np(n), **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework} -n {self.np(n)}{code}",
-            view=view or self.view,
-        )
+        return run_spec(self._spec(source, n, namespace, framework, options), view or self.view)
 
     def in_background(
         self,
@@ -79,16 +70,20 @@ class Ring:
         **options: Any,
     ) -> BackgroundRun:
         """Start a cell without waiting for it; it is stopped, at the latest, when the test ends."""
+        spec = self._spec(source, n, namespace, framework, {**options, "background": True})
+        return start_spec(spec, self.view)
+
+    def _spec(
+        self, source: str, n: int, namespace: dict[str, Any] | None, framework: str, options: dict[str, Any]
+    ) -> RunSpec:
         code = self._prepared(source)
         options["env"] = (*options.get("env", ()), (MARK, self._mark))
-        return start_cell(
-            code,
-            {} if namespace is None else namespace,
-            Options(np=self.np(n), background=True, **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework} -n {self.np(n)}{code}",
-            view=self.view,
+        return RunSpec(
+            Cell(code, {} if namespace is None else namespace),
+            Options(np=self.np(n), **options),
+            framework,
+            "test",
+            f"%%{framework} -n {self.np(n)}{code}",
         )
 
     def _prepared(self, source: str) -> str:
@@ -138,17 +133,9 @@ class WarmRing(Ring):
         gang = warm_gang.find(self.gang.wanted.np, self.told.append)
         assert gang is not None
         code = self._prepared(source)
-        return run_cell(
-            code,
-            self.notebook,
-            Options(np=gang.wanted.np, **options),
-            framework=framework,
-            title="test",
-            code=f"%%{framework}{code}",
-            view=self.view,
-            warm=gang,
-            ranks=ranks,
-        )
+        settings = Options(np=gang.wanted.np, **options)
+        spec = RunSpec(Cell(code, self.notebook), settings, framework, "test", f"%%{framework}{code}", gang, ranks)
+        return run_spec(spec, self.view)
 
     def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
         """What the cell's last expression is on each rank that takes part."""

@@ -94,7 +94,7 @@ def test_a_ring_that_grows_has_no_failed_rank(told):
         (Failure("exit", "exited with code 3"), "rank 1 on vm exited with code 3"),
         (Failure("lost", "lost: no sign of life for 20 s"), "rank 1 on vm was lost: no sign of life for 20 s"),
         (
-            Failure("signal", "out of memory: killed by SIGKILL"),
+            Failure("out of memory", "out of memory: killed by SIGKILL"),
             "rank 1 on vm failed: out of memory: killed by SIGKILL",
         ),
     ],

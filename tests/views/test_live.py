@@ -123,7 +123,7 @@ def test_how_it_ended_is_told_at_once(running):
     record = replay(
         [
             events.RankFailed(BEGAN + 2, 1, failure),
-            events.RankFailed(BEGAN + 2, 0, events.Failure("exception", "HorovodInternalError", follows=True)),
+            events.RankFailed(BEGAN + 2, 0, events.Failure("echo", "HorovodInternalError")),
             events.RunFinished(BEGAN + 2, "failed", "", 1),
         ],
         running,

@@ -25,7 +25,7 @@ FRAMES = (
     CodeFrame("<cell>", 5, "train", True, (SourceLine(4, "    y = x + 1"), SourceLine(5, "    raise ValueError(x)"))),
 )
 FAILURE = Failure("exception", "ValueError: 3", FRAMES, TRACEBACK, "Try another number.")
-ECHO = Failure("exception", "HorovodInternalError: gone", follows=True)
+ECHO = Failure("echo", "HorovodInternalError: gone")
 
 
 @pytest.mark.parametrize(

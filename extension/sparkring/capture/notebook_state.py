@@ -11,7 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from sparkring.wire.messages import Handler, Logger, NotebookState, PathKind
 
 # Variables of a machine, a process or an installation, which would be wrong on another.
 _NOT_OURS = re.compile(
@@ -21,51 +23,6 @@ _NOT_OURS = re.compile(
 )
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
-
-PathKind = Literal["", "stdlib", "site"]
-
-
-class Handler(NamedTuple):
-    """A handler that writes to `stream`; `format` holds the arguments of its logging.Formatter, if it has one."""
-
-    stream: Literal["stdout", "stderr"]
-    level: int
-    format: tuple[str | None, str | None, Literal["%", "{", "$"]] | None
-
-
-class Logger(NamedTuple):
-    """The settings of a logger. `handlers` is None if the module that owns the logger sets it up on import."""
-
-    level: int
-    propagate: bool
-    handlers: Sequence[Handler] | None
-
-
-class NotebookState(NamedTuple):
-    """The settings of the notebook that ranks take over.
-
-    prefix, folder, path: its sys.prefix, working directory, and sys.path with the kind of each entry.
-    environment: the variables that its process has changed since it started; None for a deleted one.
-    loggers: by name; the root's name is ''.
-    logging_disabled: the level up to which logging is disabled.
-    """
-
-    prefix: str = ""
-    folder: str = ""
-    path: Sequence[tuple[str, PathKind]] = ()
-    environment: Mapping[str, str | None] = {}
-    loggers: Mapping[str, Logger] = {}
-    logging_disabled: int = 0
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> NotebookState:
-        """Rebuild the state from _asdict() after a round trip through JSON."""
-        loggers = {
-            name: Logger(level, propagate, handlers and [Handler(*handler) for handler in handlers])
-            for name, (level, propagate, handlers) in fields["loggers"].items()
-        }
-        return cls(**{**fields, "path": [(entry, kind) for entry, kind in fields["path"]], "loggers": loggers})
-
 
 # ── On the driver ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

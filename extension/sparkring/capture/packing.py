@@ -48,7 +48,7 @@ from sparkring.capture.source_lines import SourceLines, code_with_lines, source_
 from sparkring.capture.string_names import MARKS, StringName, names_in_strings
 from sparkring.capture.submodules import Submodule, imported_submodules
 from sparkring.errors import CaptureError
-from sparkring.wire.channel import Buffer
+from sparkring.wire.messages import Buffer
 
 APART_BYTES = 1 << 20
 _POSITIONAL = ""  # in a packed call, what holds the number of positional arguments

@@ -15,9 +15,9 @@ import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from sparkring.errors import OptionsError
+from sparkring.wire.messages import Script as Script
 
 # Words as a shell would split them, with their quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
@@ -34,46 +34,6 @@ _ELSEWHERE = {
     "t": "the timer",
     "N": "the timer",
 }
-
-
-class Script(NamedTuple):
-    """A script as a rank is to run it.
-
-    line: the text after %run, by which the rank finds the script; `arguments` is the script's part of it.
-    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one for each cell.
-    module: the module to run instead, which the rank imports.
-    written: the path as the user wrote it.
-    name: the value of `__name__`.
-    inside: run in the cell's own namespace.
-    any_exit: take every sys.exit() as a success.
-    patterns: expand `*`, `?` and `[…]` in the arguments.
-    """
-
-    line: str
-    written: str
-    path: str
-    parts: tuple[tuple[str, str], ...]
-    arguments: str = ""
-    module: str = ""
-    name: str = "__main__"
-    inside: bool = False
-    any_exit: bool = False
-    patterns: bool = True
-
-    @property
-    def title(self) -> str:
-        """Its name in a list of what travels."""
-        return f"-m {self.module}" if self.module else self.written
-
-    @property
-    def source(self) -> str:
-        """All its code, with the notebook's cells one below the other."""
-        return "\n".join(source for _, source in self.parts)
-
-    @property
-    def in_ipython(self) -> bool:
-        """Whether its code is for IPython, and so may hold `%` and `!` lines."""
-        return _is_for_ipython(self.path)
 
 
 def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
@@ -100,7 +60,7 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
         line=line,
         arguments=arguments,
         name=name,
-        inside=inside or found.in_ipython,
+        inside=inside or is_for_ipython(found.path),
         any_exit=any_exit,
         patterns=patterns,
     )
@@ -117,7 +77,7 @@ def read_script(written: str, transform: Callable[[str], str] | None = None) -> 
         raise OptionsError(f"there is no file {path}") from None
     except OSError as error:
         raise OptionsError(f"{path} cannot be read: {error.strerror}") from None
-    if not _is_for_ipython(path):
+    if not is_for_ipython(path):
         return Script("", written, path, ((path, _checked(path, _decoded(path, data))),))
     if transform is None:
         raise OptionsError(f"{path} is not a Python script")
@@ -189,7 +149,7 @@ def _decoded(path: str, data: bytes) -> str:
 
 def _checked(name: str, source: str) -> str:
     """The source itself, which must be Python; `await` may stand outside functions where IPython allows it."""
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if _is_for_ipython(name) else 0
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_for_ipython(name) else 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's: the ranks show them
@@ -210,5 +170,6 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
         raise OptionsError(f"{path} is not a notebook of nbformat 4") from None
 
 
-def _is_for_ipython(path: str) -> bool:
+def is_for_ipython(path: str) -> bool:
+    """Whether a script's code is for IPython, and so may hold `%` and `!` lines."""
     return re.search(r"\.ipy(nb( cell \d+)?)?$", path, re.IGNORECASE) is not None

@@ -14,6 +14,13 @@ from sparkring.checkpointing.tensors import Layout
 from sparkring.errors import CheckpointError, CheckpointStorageError
 from sparkring.runtime import report
 from sparkring.runtime.storage import Location
+from sparkring.wire.messages import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointRemoved,
+    CheckpointRestored,
+    CheckpointSaved,
+)
 
 OTHERS_LIMIT_S = 600.0  # without a file of any other rank
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # between two looks for them
@@ -62,8 +69,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
             raise
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
         written = save.directory.written
-        told = {"folder": written, "step": save.commit.step, "reason": reason}
-        report.tell("checkpoint", {"event": "failed", "told": told})
+        report.tell(CheckpointFailed(written, save.commit.step, reason))
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
         if not report.connected():
             say(message)
@@ -74,14 +80,12 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
 
 def tell_restored(directory: Location, entry: Entry, took_s: float) -> None:
     """Tell the driver that this rank has gone back to a checkpoint."""
-    told = {"folder": directory.written, "name": entry.name, "step": entry.step, "took_s": took_s}
-    report.tell("checkpoint", {"event": "restored", "told": told})
+    report.tell(CheckpointRestored(directory.written, entry.name, entry.step, took_s))
 
 
 def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
     """Tell the driver that a checkpoint is not as it was written."""
-    told = {"folder": directory.written, "name": entry.name, "step": entry.step, "reason": reason}
-    report.tell("checkpoint", {"event": "damaged", "told": told})
+    report.tell(CheckpointDamaged(directory.written, entry.name, entry.step, reason))
 
 
 def say(text: str) -> None:
@@ -140,21 +144,21 @@ def _committed(save: Save, commit: Commit, there: There) -> None:
     found = [Entry(save.name, "committed", commit), *there.entries]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began
-    saved = {
-        "folder": save.directory.written,
-        "name": save.name,
-        "step": commit.step,
-        "size_bytes": commit.size_bytes,
-        "took_s": took_s,
-        "blocked_s": took_s if save.blocked_s is None else save.blocked_s,
-        "metrics": commit.metrics,
-        "best": top is not None and top.name == save.name,
-    }
-    report.tell("checkpoint", {"event": "saved", "told": saved})
+    report.tell(
+        CheckpointSaved(
+            save.directory.written,
+            save.name,
+            commit.step,
+            commit.size_bytes,
+            took_s,
+            took_s if save.blocked_s is None else save.blocked_s,
+            commit.metrics,
+            best=top is not None and top.name == save.name,
+        )
+    )
     for entry in retention.superfluous(found, save.policy):
         if _removed(save.directory, entry):
-            told = {"folder": save.directory.written, "name": entry.name}
-            report.tell("checkpoint", {"event": "removed", "told": told})
+            report.tell(CheckpointRemoved(save.directory.written, entry.name))
     for name in retention.abandoned(there.unfinished, save.policy, time.time()):
         if _never_finished(save.directory, name):
             _removed(save.directory, Entry(name, "partial"))

@@ -37,7 +37,7 @@ def _finder(module: str) -> Any:
 
     def find(name: str) -> Any:
         if module in ("sparkdl", "sparkdl.horovod") and name == "HorovodRunner":
-            from sparkring.engine.runner import HorovodRunner
+            from sparkring.engine.api import HorovodRunner
 
             return HorovodRunner
         if module == "sparkdl.horovod" and name == "log_to_driver":

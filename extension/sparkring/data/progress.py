@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sparkring.history.events import DataKind, Piece
 from sparkring.runtime import report, world
+from sparkring.wire.messages import DataOpened, EpochPlan, PlannedPiece, ReadProgress
 
 TELL_EVERY_S = 0.2
 PIECES, PIECES_OF_ALL = 500, 32_000  # that a rank tells of an epoch, and all ranks together
@@ -51,20 +52,20 @@ class Progress:
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
-        opened = {
-            "reader": self._reader,
-            "name": name,
-            "kind": kind,
-            "columns": list(columns),
-            "where": where,
-            "version": version,
-            "files": files,
-            "row_groups": row_groups,
-            "rows": rows,
-            "size_bytes": size_bytes,
-            "batch_size": batch_size,
-        }
-        report.tell("data", {"opened": opened})
+        opened = DataOpened(
+            self._reader,
+            name,
+            kind,
+            tuple(columns),
+            where,
+            version,
+            files,
+            row_groups,
+            rows,
+            size_bytes,
+            batch_size,
+        )
+        report.tell(opened)
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
         """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""
@@ -94,32 +95,25 @@ class Progress:
         most = max(1, min(PIECES, PIECES_OF_ALL // world.world().size))
         pieces = at_most(most, joined(route.pieces))
         files = list(dict.fromkeys(piece.file for piece in pieces))[: min(FILES_NAMED, most)]
-        told = {
-            "reader": self._reader,
-            "epoch": epoch,
-            "pieces": pieces,
-            "names": [(file, os.path.basename(route.named(file))[:NAME_CHARACTERS]) for file in files],
-            "begun": route.begun,
-            "window": route.window,
-        }
-        report.tell("plan", told)
+        names = tuple((file, os.path.basename(route.named(file))[:NAME_CHARACTERS]) for file in files)
+        planned = tuple(PlannedPiece(*piece) for piece in pieces)
+        report.tell(EpochPlan(self._reader, epoch, planned, names, route.begun, route.window))
 
     def _tell(self, now: float, *, done: bool) -> None:
         report.tell(
-            "read",
-            {
-                "reader": self._reader,
-                "epoch": self._epoch,
-                "rows": self._rows,
-                "steps": self._steps,
-                "size_bytes": self._size_bytes,
-                "rows_planned": self._rows_planned,
-                "steps_planned": self._steps_planned,
-                "waited_s": round(self._waited_s, 3),
-                "elapsed_s": round(now - self._began, 3),
-                "place": self._place,
-                "done": done,
-            },
+            ReadProgress(
+                self._reader,
+                self._epoch,
+                self._rows,
+                self._steps,
+                self._size_bytes,
+                self._rows_planned,
+                self._steps_planned,
+                round(self._waited_s, 3),
+                round(now - self._began, 3),
+                self._place,
+                done,
+            )
         )
 
 

@@ -219,7 +219,7 @@ class Shards:
             self.layout.learn(_table(next(reading)).combine_chunks().to_batches()[0])
         return self.layout.spec
 
-    def _sparkring_look_ahead(self, size: int, calls: Iterable[Call] = ()) -> None:
+    def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
         """What would be told on the ranks is told before they are started."""
         self.plan(self.size if self.seat else size)
         for each in self.dataset.schema:

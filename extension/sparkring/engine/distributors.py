@@ -11,7 +11,6 @@ import operator
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 # Modules that only the driver has are imported in run(): a rank may import a module of the user's that imports these
@@ -47,12 +46,13 @@ class TorchDistributor:
         A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
         returned. RunFailed says which rank failed and why; OptionsError.
         """
-        from sparkring.engine.runner import run_function
+        from sparkring.engine.api import run_spec
+        from sparkring.engine.spec import Call, RunSpec
 
         if callable(train_object):
             check_call(train_object, args, kwargs)
             options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
-            return run_function(train_object, args, kwargs, options, framework="torch", notice=notice).value
+            return run_spec(RunSpec(Call(train_object, args, kwargs), options, "torch", notice=notice)).value
         if not isinstance(train_object, str | os.PathLike):
             raise OptionsError(
                 f"TorchDistributor.run() takes a function or the path of a script, not {type(train_object).__name__}."
@@ -70,15 +70,8 @@ class TorchDistributor:
         arguments = [str(argument) for argument in args]
         title = shlex.join([os.path.basename(written), *arguments])[:_TITLE_LENGTH]
         options, notice = _options(self.num_processes, self.local_mode, self.use_gpu)
-        return run_function(
-            run_script,
-            (script, arguments),
-            {},
-            replace(options, name=title),
-            framework="torch",
-            code=script.source,
-            notice=notice,
-        ).value
+        call = Call(run_script, (script, arguments))
+        return run_spec(RunSpec(call, options, "torch", title, script.source, notice=notice)).value
 
 
 class MirroredStrategyRunner:
@@ -115,21 +108,16 @@ class MirroredStrategyRunner:
 
         RunFailed says which rank failed and why; OptionsError.
         """
-        from sparkring.engine.runner import run_function
+        from sparkring.engine.api import run_spec
+        from sparkring.engine.spec import Call, RunSpec
 
         if not callable(train_fn):
             raise OptionsError(f"MirroredStrategyRunner.run() takes a function, not {type(train_fn).__name__}.")
         check_call(train_fn, (), kwargs)
         options, notice = _options(self._num_slots, self._local_mode, self._use_gpu, several=True)
-        return run_function(
-            call_mirrored,
-            (train_fn, self._use_custom_strategy),
-            kwargs,
-            replace(options, name=name_of(train_fn)),
-            framework="tensorflow",
-            code=source_of(train_fn),
-            notice=notice,
-        ).value
+        call = Call(call_mirrored, (train_fn, self._use_custom_strategy), kwargs)
+        spec = RunSpec(call, options, "tensorflow", name_of(train_fn), source_of(train_fn), notice=notice)
+        return run_spec(spec).value
 
 
 def _at_least_one(name: str, value: Any) -> int:

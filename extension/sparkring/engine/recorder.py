@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from sparkring.history import events, record, run_store
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord
-from sparkring.views import Quiet, View
+from sparkring.history.view import View
 
 
 class Recorder:
@@ -17,6 +17,7 @@ class Recorder:
 
     def __init__(self, view: View, started: events.RunStarted) -> None:
         self._view = view
+        self._shows = True
         self._folder = run_store.RunFolder(started.run_id)
         self.record = RunRecord(log_folder=str(self._folder.path))
         self.add([started])
@@ -33,14 +34,15 @@ class Recorder:
             if notice is not None:
                 self.record = record.apply(self.record, notice)
         self._folder.flush()
-        self._show(self._view.refresh)
+        if self._shows:
+            self._show(self._view.refresh)
 
     def _show(self, show: Callable[[RunRecord], None]) -> None:
         """Show the record. A display that fails must not cost a training run: it is told, and given up."""
         try:
             show(self.record)
         except Exception as error:  # whatever a front end may raise
-            self._view = Quiet()
+            self._shows = False
             text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
             self.notice(text)
             warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
@@ -49,15 +51,16 @@ class Recorder:
         self.add([events.Notice(time.time(), text, until)])
 
     def show_again(self) -> None:
-        """Show the run also in the current cell."""
+        """Show the run also in the current cell, since the user has asked for it."""
         self._show(self._view.again)
 
-    def close(self, outcome: events.Outcome, message: str = "", failed_rank: int | None = None) -> RunRecord:
+    def close(self, ending: events.Ending, message: str = "", failed_rank: int | None = None) -> RunRecord:
         try:
             self.add(self._folder.end_timeline(time.time()))
-            self.add([events.RunFinished(time.time(), outcome, message, failed_rank)])
+            self.add([events.RunFinished(time.time(), ending, message, failed_rank)])
         finally:
             self._folder.close()
-        self._show(self._view.close)
+        if self._shows:
+            self._show(self._view.close)
         run_store.prune(slack=run_store.SLACK)
         return self.record

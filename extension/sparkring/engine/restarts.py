@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkring.checkpointing.entries import Last
-from sparkring.engine.options import Options
-from sparkring.engine.recorder import Recorder
-from sparkring.engine.result import RunResult
-from sparkring.engine.supervisor import Drive, TurnLost, fail
+from sparkring.engine.polling import poll_until
+from sparkring.engine.spec import Outcome
+from sparkring.engine.supervisor import LiveRun, deadline_of, run_on_fresh_ranks
 from sparkring.errors import LaunchError, SlotsError
 from sparkring.gangs.execution import Request
-from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
+from sparkring.history.describe import NoRestart
 from sparkring.history.events import Failure
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.launchers import open_launcher, room
 from sparkring.launchers.base import Wanted
-from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.resume_point import Here
 
 if TYPE_CHECKING:
@@ -33,81 +32,72 @@ if TYPE_CHECKING:
 PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
 LONGEST_PAUSE_S = 30.0  # … up to this
 SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
+SAY_AFTER_S = 1.0  # that slots are waited for
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
-TICK_S = 0.1
+INTERRUPTED = Outcome("interrupted", "between two attempts")
 
 
-class Attempts:
+class Restarts:
     """Runs a request on one gang after another until it ends well, or there is no use in going on.
 
     `directory` is where checkpoints go; without one, each attempt begins anew.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        wanted: Wanted,
-        options: Options,
-        recorder: Recorder,
-        interrupts: Interrupts,
-        directory: Directory | None,
-    ) -> None:
+    def __init__(self, run: LiveRun, request: Request, launch: Wanted, directory: Directory | None) -> None:
+        self.run = run
+        self.options, self.recorder, self.interrupts = run
         self.request = request
-        self.wanted = wanted
-        self.options = options
-        self.recorder = recorder
-        self.interrupts = interrupts
+        self.launch = launch
         self.directory = directory
-        self._size = wanted.size
-        self._began = time.monotonic()
+        self._size = launch.size
+        self._deadline = deadline_of(run.options)
         self._look_at = 0.0
         self._room_since = 0.0  # when there was room for more ranks again; 0 if there is none
 
-    def to_the_end(self) -> RunResult:
-        """RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well."""
-        number, up_to = 0, 0.0
+    def outcome(self) -> Outcome:
+        """How the last attempt ended, or what there was between two of them that ended the run."""
+        number, slots_until = 0, 0.0
         last = Last() if self.directory is None else self._first()
         with self.interrupts:
             while True:
                 number += 1
                 self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
-                try:
-                    return self._attempt(number, last)
-                except TurnLost as lost:
-                    up_to = time.monotonic() + WAIT_FOR_SLOTS_S
-                    last = self._last()
-                    pause_s = self._next(number, lost, last)
-                except LaunchError as error:
-                    if number == 1 or time.monotonic() > up_to:
-                        raise
+                outcome = self._attempt(number, last)
+                if outcome.ending == "not started" and number > 1 and time.monotonic() <= slots_until:
                     pause_s = PAUSE_S  # nothing has run: this is no restart that counts
-                    self.recorder.add([events.AttemptEnded(time.time(), number, str(error), None, pause_s)])
-                self._wait(pause_s)
-                self._size = self._as_many_as_can(up_to)
+                elif outcome.ending in ("failed", "called off"):
+                    slots_until = time.monotonic() + WAIT_FOR_SLOTS_S
+                    last = self._last()
+                    no_restart = self._why_not(outcome)
+                    if no_restart is not None:
+                        words = filter(None, [describe.no_restart(no_restart), self._how_to_go_on(last)])
+                        return replace(outcome, explanation="\n".join(words))
+                    pause_s = self._pause_after(outcome)
+                else:
+                    return outcome
+                ended = events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)
+                self.recorder.add([ended])
+                if outcome.ending == "failed":
+                    self._tell_of_a_new_beginning(last)
+                ends = self._wait(pause_s) or self._wait_for_slots(slots_until)
+                if ends is not None:
+                    return ends
 
-    def _attempt(self, number: int, last: Last) -> RunResult:
+    def _attempt(self, number: int, last: Last) -> Outcome:
         """One gang, from its start to its end."""
         record = self.recorder.record
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
-        np = self._size if self.wanted.np > 0 else -self._size
-        launcher = open_launcher(self.wanted._replace(np=np, size=self._size), self.recorder.notice)
+        np = self._size if self.launch.np > 0 else -self._size
+        try:
+            launcher = open_launcher(self.launch._replace(np=np, size=self._size), self.recorder.notice)
+        except LaunchError as error:
+            return Outcome("not started", str(error), error=error)
         self._room_since = 0.0
-        with Gang(launcher, self._size) as gang:
-            turn = gang.submit(
-                self.request._replace(checkpoints=here, restarts=number - 1, max_restarts=self.options.max_restarts)
-            )
-            gang.start()
-            return Drive(
-                gang,
-                turn,
-                self.recorder,
-                self.options,
-                self.interrupts,
-                warm=False,
-                began=self._began,
-                calls_off=self._can_be_larger,
-            ).to_the_end()
+        request = self.request._replace(checkpoints=here, restarts=number - 1, max_restarts=self.options.max_restarts)
+        return run_on_fresh_ranks(
+            self.run, request, launcher, self._size, deadline=self._deadline, calls_off=self._can_be_larger
+        )
 
     # ── checkpoints ───────────────────────────────────────────────────────────
 
@@ -121,86 +111,91 @@ class Attempts:
     def _last(self) -> Last:
         return Last() if self.directory is None else self.directory.last(self.recorder.record)
 
-    # ── between attempts ──────────────────────────────────────────────────────
-
-    def _next(self, number: int, lost: TurnLost, last: Last) -> float:
-        """How long to wait before the next attempt; if there is to be none, raises RunFailed."""
-        record = self.recorder.record
-        ended = events.AttemptEnded(time.time(), number, lost.reason, lost.rank)
-        if lost.rank is None:
-            self.recorder.add([ended])
-            return 0.0
-        failure = record.ranks[lost.rank].failure
-        now = record.attempts[-1]._replace(failed_rank=lost.rank, failure=failure)
-        attempts = (*record.attempts[:-1], now)
-        why_not = gives_up(attempts, record.checkpoints, self.options.max_restarts)
-        if why_not is None and failure is not None:
-            failures = [rank.failure for rank in record.ranks if rank.failure is not None]
-            why_not = cannot_heal(failure, failures, record.size, stepped=has_stepped(record))
-        if why_not is not None:
-            lost.left = "\n".join(filter(None, [why_not, self._how_to_go_on(last)]))
-            fail(self.recorder, lost)
-        pause_s = pause_after(attempts, record.checkpoints)
-        self.recorder.add([events.AttemptEnded(ended.time, number, lost.reason, lost.rank, pause_s)])
-        if self.directory is not None and not last.name:
-            self.recorder.notice(
-                f"the cell begins anew: all checkpoints in {self.options.checkpoint_dir} are damaged"
-                if record.checkpoints
-                else f"the cell begins anew: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
-                "(checkpoints().save(step, state) on the ranks saves one)"
-            )
-        return pause_s
-
     def _how_to_go_on(self, last: Last) -> str:
         if self.directory is None or not last.name:
             return ""
         return f"Step {last.step:,} is saved in {self.directory.location.written}: run the cell again to go on from it."
 
-    def _wait(self, pause_s: float) -> None:
-        until = time.monotonic() + pause_s
-        while time.monotonic() < until:
-            self._stop_if_asked()
-            time.sleep(min(TICK_S, pause_s))
+    def _tell_of_a_new_beginning(self, last: Last) -> None:
+        if self.directory is not None and not last.name:
+            self.recorder.notice(
+                f"the cell begins anew: all checkpoints in {self.options.checkpoint_dir} are damaged"
+                if self.recorder.record.checkpoints
+                else f"the cell begins anew: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
+                "(checkpoints().save(step, state) on the ranks saves one)"
+            )
 
-    def _stop_if_asked(self) -> None:
-        if self.interrupts.seen:
-            raise interrupted("between two attempts")
+    # ── between attempts ──────────────────────────────────────────────────────
+
+    def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
+        """All attempts, the last one with the failure that has ended it."""
+        record = self.recorder.record
+        failure = None if outcome.rank is None else record.ranks[outcome.rank].failure
+        return (*record.attempts[:-1], record.attempts[-1]._replace(failed_rank=outcome.rank, failure=failure))
+
+    def _why_not(self, outcome: Outcome) -> NoRestart | None:
+        """Why there is no further attempt after one that has ended like that; None if there is one."""
+        if outcome.rank is None:
+            return None
+        record, attempts = self.recorder.record, self._attempts(outcome)
+        why_not = gives_up(attempts, record.checkpoints, self.options.max_restarts)
+        failure = attempts[-1].failure
+        if why_not is None and failure is not None:
+            failures = [rank.failure for rank in record.ranks if rank.failure is not None]
+            why_not = cannot_heal(failure, failures, record.size, stepped=has_stepped(record))
+        return why_not
+
+    def _pause_after(self, outcome: Outcome) -> float:
+        if outcome.rank is None:
+            return 0.0
+        return pause_after(self._attempts(outcome), self.recorder.record.checkpoints)
+
+    def _wait(self, pause_s: float) -> Outcome | None:
+        stopped = poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s)
+        return INTERRUPTED if stopped else None
 
     # ── how many ranks ────────────────────────────────────────────────────────
 
-    def _as_many_as_can(self, up_to: float) -> int:
-        """The ranks of the next attempt: waits for slots as long as there are too few."""
-        wanted, least = self.wanted.size, self.options.least or self.wanted.size
-        began, told = time.monotonic(), False
-        while True:
-            there = room(self.wanted)
-            if there >= wanted:
-                return wanted
-            waited_s = time.monotonic() - began
-            if there >= least and waited_s > SHRINK_AFTER_S:
-                return there
-            if time.monotonic() > up_to:
-                raise SlotsError(
-                    f"{wanted} ranks need {wanted} task slots, and Spark has had {there} for "
-                    f"{describe.duration(round(waited_s))}. Add executors and run the cell again, or let it go on with "
-                    f"fewer: --min-np {max(there, 1)}."
-                )
-            if not told and waited_s > 1.0:
+    def _wait_for_slots(self, until: float) -> Outcome | None:
+        """Decide how many ranks the next attempt has, and wait for slots as long as there are too few.
+
+        Returns how the run ends if there is no next attempt.
+        """
+        most, least = self.launch.size, self.options.least or self.launch.size
+        began, there, told = time.monotonic(), 0, False
+
+        def enough() -> bool:
+            nonlocal there, told
+            there, waited_s = room(self.launch), time.monotonic() - began
+            if there >= most or (there >= least and waited_s > SHRINK_AFTER_S):
+                return True
+            if waited_s > SAY_AFTER_S and not told:
                 told = True
                 fewer = f"; the run starts with {there} after {SHRINK_AFTER_S:.0f} s" if there >= least else ""
-                waits = f"waiting for {wanted} task slots: Spark has {there} now{fewer}"
-                self.recorder.notice(waits, until="up")
-            self._stop_if_asked()
-            time.sleep(TICK_S)
+                self.recorder.notice(f"waiting for {most} task slots: Spark has {there} now{fewer}", until="up")
+            return self.interrupts.seen
+
+        found = poll_until(enough, until)
+        if self.interrupts.seen:
+            return INTERRUPTED
+        if found:
+            self._size = min(there, most)
+            return None
+        waited = describe.duration(round(time.monotonic() - began))
+        error = SlotsError(
+            f"{most} ranks need {most} task slots, and Spark has had {there} for {waited}. Add executors and run the "
+            f"cell again, or let it go on with fewer: --min-np {max(there, 1)}."
+        )
+        return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
         """Asked while a ring runs that is smaller than it should be: why to start it again now, at a checkpoint."""
-        if self._size == self.wanted.size:
+        if self._size == self.launch.size:
             return ""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
-            if room(self.wanted) <= self._size:
+            if room(self.launch) <= self._size:
                 self._room_since = 0.0
             elif not self._room_since:
                 self._room_since = time.time()
@@ -218,45 +213,40 @@ def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """
     lost, damaged = [], set()
     for each in attempts:
-        if each.failure is not None and each.failure.cause == "damaged" and each.checkpoint not in damaged:
+        if each.failure is not None and each.failure.cause == "damaged checkpoint" and each.checkpoint not in damaged:
             damaged.add(each.checkpoint)
         elif each.failure is not None:
             lost.append(each)
     return lost
 
 
-def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max_restarts: int) -> str | None:
-    """Why there is no further attempt after the last of `attempts`, which has failed; None if there is one.
-
-    '' if the user has asked for none.
-    """
+def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max_restarts: int) -> NoRestart | None:
+    """Why there is no further attempt after the last of `attempts`, which has failed; None if there is one."""
     now, lost = attempts[-1], counted(attempts)
     if now not in lost:
         return None
     if len(lost) > max_restarts:
-        used_up = f"This was attempt {len(attempts)}: all restarts are used up (--max-restarts {max_restarts})."
-        return used_up if max_restarts else ""
+        return NoRestart("used up" if max_restarts else "not asked for", len(attempts), max_restarts)
     before = lost[-2] if len(lost) > 1 else None
     moved = any(each.attempt >= len(attempts) - 1 for each in checkpoints)
     if before is not None and not moved and _same(before, now):
-        return "It failed twice in the same way, and saved no checkpoint in between: another restart would not help."
+        return NoRestart("twice the same", len(attempts), max_restarts)
     return None
 
 
-def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> str | None:
+def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> NoRestart | None:
     """Why another attempt of `size` ranks would fail in the same way, judged by the exceptions' types, or None.
 
     `failures` are those of all ranks; `stepped` says whether a rank has reached a step. The answer is None if a process
     died without an exception or a collective broke: the failure may then follow from the end of another rank.
     """
-    if failure.follows or failure.cause == "damaged" or not all(each.error for each in failures):
+    if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
     if failure.cause == "code":
-        return f"The run was not restarted: another attempt would raise the same {failure.error.rpartition('.')[2]}."
+        return NoRestart("code", error=failure.error)
     alike = [each for each in failures if (each.error, each.frames[-1:]) == (failure.error, failure.frames[-1:])]
     if not stepped and len(alike) == size:
-        who = "all ranks failed in the same way" if size > 1 else "the rank failed"
-        return f"The run was not restarted: {who} before the first step."
+        return NoRestart("before the first step", size=size)
     return None
 
 
@@ -272,7 +262,7 @@ def _same(one: Attempt, other: Attempt) -> bool:
     first, second = one.failure, other.failure
     assert first is not None
     assert second is not None
-    if first.kind != "exception" or second.kind != "exception" or first.follows or second.follows:
+    if not (first.is_exception and second.is_exception):
         return False
     return (first.summary, first.frames[-1:]) == (second.summary, second.frames[-1:])
 

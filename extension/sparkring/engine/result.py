@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from sparkring.engine.spec import Results
 from sparkring.errors import SparkringError
 from sparkring.gangs.execution import Turn, Value
 from sparkring.history import describe, run_store
@@ -56,18 +57,11 @@ class RunResult:
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
 
-class Brought(NamedTuple):
-    """What a turn brought: the values by rank, the pulled names, and what could not be brought back."""
-
-    values: dict[int, Any]
-    pulled: dict[str, Any]
-    problems: list[str]
-
-
-def bring_back(turn: Turn) -> Brought:
-    """Unpack what the ranks sent."""
-    found = Brought({}, {}, [f"rank {turn.ranks[0]} has no variable `{name}` to pull" for name in turn.missing])
-    for rank, named in sorted(turn.values.items()):
+def unpack_results(execution: Turn) -> Results:
+    """Unpack what the ranks have sent so far."""
+    missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
+    found = Results({}, {}, missing)
+    for rank, named in sorted(execution.values.items()):
         for name, packed in named.items():
             try:
                 value = _unpacked(packed)

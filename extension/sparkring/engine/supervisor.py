@@ -1,23 +1,26 @@
-"""Drives one turn of a gang to its end, in whichever way it ends."""
+"""Watches one execution of a request on a gang to its end, in whichever way it ends."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NamedTuple
 
 from sparkring.engine.options import Options
+from sparkring.engine.polling import POLL_S, poll_until
 from sparkring.engine.recorder import Recorder
-from sparkring.engine.result import RunResult, bring_back
-from sparkring.errors import RunFailed, RunTimeout
-from sparkring.gangs.execution import Turn
+from sparkring.engine.result import unpack_results
+from sparkring.engine.spec import Outcome
+from sparkring.errors import LaunchError
+from sparkring.gangs.execution import Request, Turn
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, reading
 from sparkring.history.stacks import collective
-from sparkring.runtime.interrupts import Interrupts, interrupted
+from sparkring.launchers.base import Launcher
+from sparkring.runtime.interrupts import Interrupts
 
-POLL_S = 0.1
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
 OTHERS_GRACE_S = 1.0  # the wait for other ranks' failures after an exception, which decide on a restart
@@ -30,137 +33,150 @@ EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
 
 
-class TurnLost(Exception):
-    """A turn has ended before its time: `rank` failed, or, if that is None, it was called off for `reason`.
+class LiveRun(NamedTuple):
+    """A run while it goes on: its options, what records and shows it, and whether it is to be stopped."""
 
-    `left` says what is left of a warm gang; `values` are those of the ranks that had finished.
+    options: Options
+    recorder: Recorder
+    interrupts: Interrupts
+
+
+def run_on_fresh_ranks(
+    run: LiveRun,
+    request: Request,
+    launcher: Launcher,
+    size: int,
+    *,
+    deadline: float | None = None,
+    calls_off: Callable[[], str] = str,
+) -> Outcome:
+    """Run a request on a gang of its own, from its start to its end; `deadline` and `calls_off` as for Supervisor.
+
+    The run's interrupts are open.
     """
-
-    def __init__(self, rank: int | None, reason: str, left: str, values: dict[int, Any]) -> None:
-        super().__init__(reason)
-        self.rank = rank
-        self.reason = reason
-        self.left = left
-        self.values = values
-
-
-def fail(recorder: Recorder, lost: TurnLost) -> NoReturn:
-    """End the run with the turn that was lost, and raise RunFailed."""
-    done = recorder.close("failed", lost.reason, lost.rank)
-    raise RunFailed(
-        "\n\n".join(filter(None, [describe.explain_failure(done), lost.left])), record=done, values=lost.values
-    )
+    try:
+        with Gang(launcher, size) as gang:
+            execution = gang.submit(request)
+            gang.start()
+            return Supervisor(run, gang, execution, deadline=deadline, calls_off=calls_off).watch()
+    except LaunchError as error:
+        return Outcome("not started", str(error), error=error)
 
 
-class Drive:
-    """Watches one turn until it is over.
+def deadline_of(options: Options) -> float:
+    """When the time limit of a run that begins now will have passed, of time.monotonic()."""
+    return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
-    `warm` says that the gang outlives its turns. It does unless a rank died, or did not come back when the turn was
-    to end: then the gang is closed, as a cold one is at any end. `began` is what the time limit counts from.
-    `calls_off` is asked now and then whether the turn is to be called off, and says why.
+
+class Supervisor:
+    """Watches one execution until it is over.
+
+    `warm` says that the gang outlives its executions. It does unless a rank died, or did not come back when the
+    execution was to end: then the gang is closed, as a cold one is at any end. At the `deadline` (of time.monotonic())
+    the run's time limit has passed; without one, the limit counts from now. `calls_off` is asked now and then whether
+    the execution is to be called off, and says why.
     """
 
     def __init__(
         self,
+        run: LiveRun,
         gang: Gang,
-        turn: Turn,
-        recorder: Recorder,
-        options: Options,
-        interrupts: Interrupts,
+        execution: Turn,
         *,
-        warm: bool,
-        began: float | None = None,
+        warm: bool = False,
+        deadline: float | None = None,
         calls_off: Callable[[], str] = str,
     ) -> None:
+        self.options, self.recorder, self.interrupts = run
         self.gang = gang
-        self.turn = turn
-        self.recorder = recorder
-        self.options = options
-        self.interrupts = interrupts
+        self.execution = execution
         self.warm = warm
-        self.began = time.monotonic() if began is None else began
+        self.deadline = deadline_of(run.options) if deadline is None else deadline
         self.calls_off = calls_off
-        self._released = False
+        self._slow_at = time.monotonic() + gang.launcher.slow_after_s
         self._look_at = 0.0
         self._told = ""
+        self._released = False
 
-    def to_the_end(self) -> RunResult:
-        """TurnLost, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well."""
-        began, slow_told = time.monotonic(), False
-        while not self.turn.done:
-            self.recorder.add(self.gang.poll(POLL_S))
-            now = time.monotonic()
-            if self.interrupts.seen:
-                self._interrupted()
-            if self.turn.failed_rank is not None:
-                self._failed(self.turn.failed_rank)
-            if self.options.timeout_s is not None and now - self.began > self.options.timeout_s:
-                self._timed_out(self.options.timeout_s)
-            if not self.gang.up and not slow_told and now - began > self.gang.launcher.slow_after_s:
-                slow_told = True
-                self.recorder.notice(what_it_waits_for(self.gang, self.recorder.record.joined), until="up")
+    def watch(self) -> Outcome:
+        """Returns when the execution is over; LaunchError if the ranks could not be started."""
+        while not self.execution.done:
+            self._poll(POLL_S)
+            outcome = self._ended_early()
+            if outcome is not None:
+                return outcome
+            self._tell_of_a_slow_start()
             self._look_for_a_stall()
-            reason = self.calls_off()
-            if reason:
-                raise TurnLost(None, reason, self._ended(), {})
         return self._finished()
+
+    def _poll(self, timeout_s: float) -> None:
+        self.recorder.add(self.gang.poll(timeout_s))
+
+    def _poll_until(self, condition: Callable[[], object], within_s: float, *, every_s: float = POLL_S) -> bool:
+        return poll_until(condition, time.monotonic() + within_s, self._poll, every_s=every_s)
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
-    def _finished(self) -> RunResult:
+    def _ended_early(self) -> Outcome | None:
+        """How the execution has ended before all ranks have run the request; None if it goes on."""
+        if self.interrupts.seen:
+            return self._interrupted()
+        if self.execution.failed_rank is not None:
+            return self._failed(self.execution.failed_rank)
+        if time.monotonic() > self.deadline:
+            return self._timed_out()
+        reason = self.calls_off()
+        if reason:
+            self._end()
+            return Outcome("called off", reason)
+        return None
+
+    def _finished(self) -> Outcome:
         if not self.warm:
             self._let_go(LEAVE_GRACE_S)
-        values, pulled, problems = bring_back(self.turn)
-        done = self.recorder.close("failed" if problems else "finished", "; ".join(problems))
-        return RunResult(values, pulled, done, tuple(problems))
+        return Outcome("finished", results=unpack_results(self.execution))
 
-    def _failed(self, rank: int) -> NoReturn:
+    def _failed(self, rank: int) -> Outcome:
         if self.warm and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
             left = self._kept()
         else:
             rank = self._hear_others(rank)
-            left = self._ended()
-        values, _, _ = bring_back(self.turn)
+            left = self._end()
         failure = self.recorder.record.ranks[rank].failure
-        raise TurnLost(rank, failure.summary if failure else "", left, values)
+        reason = failure.summary if failure else ""
+        return Outcome("failed", reason, rank, unpack_results(self.execution), left)
 
     def _hear_others(self, rank: int) -> int:
         """Wait for a moment for failures of other ranks; returns the rank whose failure is the cause.
 
         These failures decide on a restart: whether all ranks failed in the same way, and whether one has died.
         """
-        failure = self.turn.failures[rank]
-        if self.options.max_restarts and failure.kind == "exception" and not failure.follows:
-            until = time.monotonic() + OTHERS_GRACE_S
-            while self.turn.running and not self.interrupts.seen and time.monotonic() < until:
-                self.recorder.add(self.gang.poll(POLL_S))
-        found = self.turn.failed_rank
+        if self.options.max_restarts and self.execution.failures[rank].is_exception:
+            self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
+        found = self.execution.failed_rank
         return rank if found is None else found
 
-    def _ended(self) -> str:
-        """End the ranks, and the gang."""
+    def _end(self) -> str:
+        """End the ranks, and the gang. Says what is left of a warm one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
-        self._until_gone(EVERYTHING_ENDS_S)
+        self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
 
-    def _interrupted(self) -> NoReturn:
-        running = self.turn.running if self.gang.up else []
-        left = self._end_early()
-        verb = "stopped" if self.warm else "ended"
-        message = f"{describe.rank_count(len(running))} {verb}" if running else "before the ranks were up"
-        self.recorder.close("interrupted", f"{message}. {left}" if left else message)
-        raise interrupted(self.recorder.record.message)
+    def _interrupted(self) -> Outcome:
+        running = self.execution.running if self.gang.up else []
+        return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
 
-    def _timed_out(self, timeout_s: float) -> NoReturn:
+    def _timed_out(self) -> Outcome:
         self._ask_where()
         # What they were doing when the time was up, before they are stopped.
-        message = describe.explain_timeout(self.recorder.record, timeout_s)
-        told = [reading.notes(found) for found in reading.data_sets(self.recorder.record, time.time())]
-        message = "\n\n".join([message, *(f"Reading: {note}." for note in told if note)])
-        left = self._end_early()
-        values, _, _ = bring_back(self.turn)
-        done = self.recorder.close("timed out", f"the limit of {describe.duration(timeout_s)} passed")
-        raise RunTimeout(message + (left and f"\n\n{left}"), record=done, values=values)
+        record, limit_s = self.recorder.record, self.options.timeout_s or 0.0
+        told = [describe.explain_timeout(record, limit_s)]
+        notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
+        told += [f"Reading: {note}." for note in notes if note]
+        told += [self._end_early()]
+        reason = f"the limit of {describe.duration(limit_s)} passed"
+        explanation = "\n\n".join(filter(None, told))
+        return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
         """Interrupt the ranks; the gang ends unless it is warm and they come back. Says what is left of a warm one."""
@@ -173,51 +189,45 @@ class Drive:
 
     def _come_back(self, grace_s: float) -> bool:
         """Interrupt what the ranks do; False if some did not come back in time, or died."""
-        began, repeated = time.monotonic(), False
+        began = time.monotonic()
         self.interrupts.seen = False
+
+        def over() -> bool:
+            impatient = self.interrupts.seen and time.monotonic() - began > INTERRUPT_GRACE_S
+            return impatient or bool(self.gang.deaths) or not self.execution.running
+
         self.gang.interrupt()
-        while self.turn.running and not self.gang.deaths:
-            self.recorder.add(self.gang.poll(POLL_S / 2))
-            waited_s = time.monotonic() - began
-            if waited_s > grace_s or (self.interrupts.seen and waited_s > INTERRUPT_GRACE_S):
-                break
-            if self.warm and not self._released and waited_s > RELEASE_AFTER_S:
-                self._released = True
-                self.gang.release()
-            if self.warm and not repeated and waited_s > REPEAT_AFTER_S:
-                repeated = True
-                self.gang.interrupt()
-        return not (self.turn.running or self.gang.deaths)
+        for after_s, step in ((RELEASE_AFTER_S, self._release), (REPEAT_AFTER_S, self.gang.interrupt)):
+            if (
+                self.warm
+                and after_s < grace_s
+                and not poll_until(over, began + after_s, self._poll, every_s=POLL_S / 2)
+            ):
+                step()
+        poll_until(over, began + grace_s, self._poll, every_s=POLL_S / 2)
+        return not (self.execution.running or self.gang.deaths)
+
+    def _release(self) -> None:
+        self._released = True
+        self.gang.release()
 
     def _kept(self) -> str:
-        kept = "The gang goes on: its ranks keep what the cells have bound."
-        if self._released:
-            kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
-        return kept
+        return describe.gang_kept(released=self._released)
 
     def _given_up(self) -> str:
         """Close the gang; says what that means if it was a warm one."""
-        stuck = self.turn.running
-        if self.turn.request.timeline:  # what close() makes haste with is not kept
+        stuck = self.execution.running
+        if self.execution.request.timeline:  # what close() makes haste with is not kept
             self.gang.stop(signal.SIGKILL, 0.0)
-            self._until_gone(EVERYTHING_ENDS_S)
+            self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
-        self.recorder.add(self.gang.poll(0.0))
-        if not self.warm:
-            return ""
-        if self.gang.deaths:
-            why = f"{describe.rank_list(self.gang.deaths)} died"
-        else:
-            why = f"{describe.rank_list(stuck)} did not come back" if stuck else "it could not go on"
-        return (
-            f"The gang is gone, and with it what the cells had bound on its ranks ({why}). "
-            "The next cell starts a fresh one."
-        )
+        self._poll(0.0)
+        return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
         """Let the ranks of a cold gang end by themselves, and kill those that have not by then."""
         self.gang.leave()
-        self._until_gone(grace_s)
+        self._poll_until_gone(grace_s)
         if not self.gang.gone:
             self.recorder.notice(
                 f"some ranks did not end within {grace_s:.0f} s after the cell (a thread or an atexit "
@@ -225,26 +235,32 @@ class Drive:
             )
         self.gang.close()
 
-    def _until_gone(self, most_s: float) -> None:
-        deadline = time.monotonic() + most_s
-        # Members that have not become ranks yet are close()'s affair.
-        while self.gang.up and not self.gang.gone and (time.monotonic() < deadline or self.gang.brings):
-            self.recorder.add(self.gang.poll(POLL_S))
+    def _poll_until_gone(self, within_s: float) -> None:
+        def gone() -> bool:
+            return self.gang.gone or not self.gang.up  # members that have not become ranks yet are close()'s affair
+
+        self._poll_until(gone, within_s)
+        self._poll_until(lambda: gone() or not self.gang.brings, math.inf)
         # Frames that were already in the queue behind the last goodbye.
-        self.recorder.add(self.gang.poll(0.0))
+        self._poll(0.0)
 
     # ── where the ranks are ───────────────────────────────────────────────────
+
+    def _tell_of_a_slow_start(self) -> None:
+        if not self.gang.up and time.monotonic() > self._slow_at:
+            self._slow_at = math.inf
+            self.recorder.notice(why_it_waits(self.gang, self.recorder.record.joined), until="up")
 
     def _ask_where(self) -> None:
         """Have the record say where each rank stands."""
         asked = time.time()
         self.gang.ask_for_stacks()
-        until = time.monotonic() + STACKS_WAIT_S
-        while time.monotonic() < until and any(
-            rank.state == "running" and (rank.stack is None or rank.stack.time < asked)
-            for rank in self.recorder.record.ranks
-        ):
-            self.recorder.add(self.gang.poll(POLL_S))
+
+        def answered() -> bool:
+            running = (rank for rank in self.recorder.record.ranks if rank.state == "running")
+            return all(rank.stack is not None and rank.stack.time >= asked for rank in running)
+
+        self._poll_until(answered, STACKS_WAIT_S)
 
     def _look_for_a_stall(self) -> None:
         """Tell where the ranks are when those that still run have long been silent, and others are elsewhere."""
@@ -252,7 +268,7 @@ class Drive:
         if now < self._look_at or not self.gang.up:
             return
         self._look_at = now + STALL_EVERY_S
-        running = self.turn.running
+        running = self.execution.running
         heard = max((rank.last_heard for rank in self.recorder.record.ranks), default=0.0)
         if not running or time.time() - heard < self.options.stall_s:
             return
@@ -263,13 +279,12 @@ class Drive:
         # All of Keras' fit is one line of the cell.
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
-        if (len(places) > 1 or len(running) < len(self.turn.ranks)) and where != self._told:
+        if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:
             self._told = where
             silence = describe.duration(round(time.time() - heard))
             self.recorder.notice(f"nothing heard for {silence}: {where}", until="heard")
 
 
-def what_it_waits_for(gang: Gang, joined: int) -> str:
+def why_it_waits(gang: Gang, joined: int) -> str:
     """Why a start takes long, as far as that can be told."""
-    reason = gang.launcher.waits_for() if not joined else ""
-    return f"waiting for ranks to start: {joined} of {gang.size} have dialled home" + (reason and f" ({reason})")
+    return describe.waiting_for_ranks(joined, gang.size, gang.launcher.waits_for() if not joined else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -17,8 +18,9 @@ from dataclasses import replace
 
 from sparkring.capture.remote_names import Held
 from sparkring.engine.options import GangOptions
+from sparkring.engine.polling import poll_until
 from sparkring.engine.recorder import Recorder
-from sparkring.engine.supervisor import STACKS_WAIT_S, what_it_waits_for
+from sparkring.engine.supervisor import STACKS_WAIT_S, why_it_waits
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events
@@ -110,7 +112,7 @@ class WarmGang:
                         if stuck
                         else "it was closed"
                     )
-                    self.ended = self.ended or _why(self.gang) or late
+                    self.ended = self.ended or describe.deaths(self.gang.deaths) or late
                 elif stuck:
                     self._end("its last cell ended in the middle")
                 elif turn is not None and turn is not before:
@@ -125,20 +127,22 @@ class WarmGang:
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
             found = replay([started, *(events.RankStarted(asked, *gang.place_of(rank)) for rank in range(gang.size))])
             gang.ask_for_stacks()
-            until = time.monotonic() + STACKS_WAIT_S
-            while time.monotonic() < until and any(rank.stack is None for rank in found.ranks):
-                heard = gang.poll(0.1)
+
+            def listen(timeout_s: float) -> None:
+                nonlocal found
+                heard = gang.poll(timeout_s)
                 self._keep(heard)
                 found = replay(heard, found)
+
+            deadline = time.monotonic() + STACKS_WAIT_S
+            poll_until(lambda: all(rank.stack is not None for rank in found.ranks), deadline, listen)
         return found
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
         with contextlib.suppress(LaunchError), self.take() as gang:  # it may be gone already
             gang.leave()
-            until = time.monotonic() + LEAVE_S
-            while not gang.gone and time.monotonic() < until:
-                gang.poll(0.1)
+            poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
             self._end(STOPPED)
         self._listener.join()
 
@@ -161,7 +165,7 @@ class WarmGang:
                 if self.gang.deaths:
                     self._settle()
                     problem = self.gang.launcher.problem()
-                    self._lost(_why(self.gang) + (f" ({problem})" if problem else ""))
+                    self._lost(describe.deaths(self.gang.deaths) + (f" ({problem})" if problem else ""))
                 elif time.time() - self.used > self.wanted.idle_s:
                     self._lost(f"no cell ran on it for {describe.duration(round(self.wanted.idle_s))}")
             if time.monotonic() > warn_at and self._free():
@@ -171,9 +175,8 @@ class WarmGang:
                     self._tell(warning)
 
     def _settle(self) -> None:
-        until = time.monotonic() + SETTLE_S
-        while time.monotonic() < until and not self.gang.gone:
-            self._keep(self.gang.poll(0.1))
+        deadline = time.monotonic() + SETTLE_S
+        poll_until(lambda: self.gang.gone, deadline, lambda timeout_s: self._keep(self.gang.poll(timeout_s)))
 
     def _lost(self, why: str) -> None:
         self._end(why)
@@ -259,14 +262,18 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
 
 
 def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
-    began, joined, told = time.monotonic(), 0, False
-    while not gang.up:
-        joined += sum(isinstance(event, events.MemberJoined) for event in gang.poll(0.1))
-        if interrupts.seen:
-            raise interrupted("before the ranks were up")
-        if not told and time.monotonic() - began > gang.launcher.slow_after_s:
-            told = True
-            say(what_it_waits_for(gang, joined))
+    joined, slow_at = 0, time.monotonic() + gang.launcher.slow_after_s
+
+    def listen(timeout_s: float) -> None:
+        nonlocal joined, slow_at
+        joined += sum(isinstance(event, events.MemberJoined) for event in gang.poll(timeout_s))
+        if time.monotonic() > slow_at and not gang.up:
+            slow_at = math.inf
+            say(why_it_waits(gang, joined))
+
+    poll_until(lambda: gang.up or interrupts.seen, math.inf, listen)
+    if interrupts.seen:
+        raise interrupted("before the ranks were up")
 
 
 def default_np() -> int | None:
@@ -320,12 +327,3 @@ def _at(np: int) -> WarmGang | None:
 
 def _where(np: int) -> str:
     return "local" if np < 0 else "spark"
-
-
-def _why(gang: Gang) -> str:
-    """Which ranks have died, and of what."""
-    by_summary: dict[str, list[int]] = {}
-    for rank, failure in gang.deaths.items():
-        said = failure.summary + (f" ({failure.advice})" if failure.kind == "lost" and failure.advice else "")
-        by_summary.setdefault(said, []).append(rank)
-    return "; ".join(f"{describe.rank_list(ranks)}: {said}" for said, ranks in by_summary.items())

@@ -1,16 +1,14 @@
-"""A turn: one request on some ranks of a gang, what came back of it, and who failed."""
+"""An execution: one request on some ranks of a gang, what came back of it, and who failed."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from sparkring.capture.notebook_state import NotebookState
-from sparkring.capture.scripts import Script
-from sparkring.gangs.exit_status import echo_order
+from sparkring.gangs.exit_status import cause_priority
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.channel import Frame
+from sparkring.wire.messages import Buffers, Done, NotebookState, RankNews, Script
 
 SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
 
@@ -40,11 +38,11 @@ class Value(NamedTuple):
     """A value that came back, still packed: its parts, or why it could not be packed."""
 
     type_name: str
-    parts: list[Any]
+    parts: Buffers
     error: str
 
 
-class Turn:
+class Execution:
     """One request on `ranks`. Made by Gang.submit(), which also tells it what happens."""
 
     def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
@@ -73,26 +71,32 @@ class Turn:
 
     @property
     def failed_rank(self) -> int | None:
-        """The rank whose failure ends the turn, once that can be told."""
+        """The rank whose failure ends the execution, once that can be told."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
         # The first to fail, unless it only echoes another: dicts keep the order of arrival.
-        return min(self.failures, key=lambda rank: echo_order(self.failures[rank]))
+        return min(self.failures, key=lambda rank: cause_priority(self.failures[rank]))
 
     @property
     def decides_in_s(self) -> float | None:
         """When failed_rank may be known without further news; None if that is not what it waits for."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
-    def finished(self, rank: int, frame: Frame) -> list[Event]:
-        """The rank has run the request, and `frame` holds its values."""
-        parts, values = list(frame.parts), {}
-        for item in frame.fields["names"]:
-            taken, parts = parts[: item["parts"]], parts[item["parts"] :]
-            values[item["name"]] = Value(item["type"], taken, item["error"])
+    def heard(self, rank: int, news: RankNews) -> None:
+        """Note what the rank has bound and loaded."""
+        self.names.update(news.names_bound)
+        if news.loaded:
+            self.loaded.add(rank)
+
+    def finished(self, rank: int, done: Done) -> list[Event]:
+        """The rank has run the request, and `done` holds its values."""
+        parts, values = done.parts, {}
+        for packed in done.values:
+            taken, parts = parts[: packed.parts], parts[packed.parts :]
+            values[packed.name] = Value(packed.type_name, taken, packed.error)
         self.values[rank] = values
-        self.missing += frame.fields["missing"]
-        return [RankFinished(time.time(), rank, frame.fields["repr"])]
+        self.missing += done.missing
+        return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
         """The rank has ended before its time, unless that is known, or of no matter any more.
@@ -101,12 +105,15 @@ class Turn:
         """
         if rank not in self.running and rank not in self.values:
             return []
-        if self.interrupted and (failure.interrupt or failure.follows):
+        if self.interrupted and failure.cause in ("interrupt", "echo"):
             self.stopped.add(rank)  # it did as it was told
             return [RankStopped(time.time(), rank)]
         self.failures[rank] = failure
-        if echo_order(failure) == 0:
+        if cause_priority(failure) == 0:
             self._decide_at = None
         elif len(self.failures) == 1:
             self._decide_at = time.monotonic() + SETTLE_S
         return [RankFailed(time.time(), rank, failure)]
+
+
+Turn = Execution

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 from sparkring.history.events import Failure
+from sparkring.wire.messages import Exited
 
 
-def echo_order(failure: Failure) -> int:
-    """0 for what no other rank's end can bring about, 2 for what looks like its echo, 1 in between."""
-    if failure.follows:
+def cause_priority(failure: Failure) -> int:
+    """Which of several failures is the cause, lowest first.
+
+    0 for what no other rank's end can bring about, 2 for what looks like a consequence of one, 1 in between.
+    """
+    if failure.cause == "echo":
         return 2
-    return 0 if failure.kind == "lost" or "SIGKILL" in failure.summary else 1
+    return 0 if failure.cause == "lost" or failure.signal == "SIGKILL" else 1
 
 
-def exit_failure(fields: dict[str, Any]) -> Failure:
+def exit_failure(exited: Exited) -> Failure:
     """A rank's process ended before the cell did."""
-    peak = f"; its memory peaked at {fields['peak_memory_bytes'] / 1e6:,.0f} MB"
-    if fields["signal"] is None:
+    peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
+    if exited.signal is None:
         advice = "The process ended itself: os._exit(), or a library that calls exit()."
-        return Failure("exit", f"exited with code {fields['code']} before the cell ended", advice=advice)
+        summary = f"exited with code {exited.code} before the cell ended"
+        return Failure("exit", summary, advice=advice, exit_code=exited.code)
     try:
-        name = signal.Signals(fields["signal"]).name
+        name = signal.Signals(exited.signal).name
     except ValueError:
-        name = f"signal {fields['signal']}"
-    if fields["out_of_memory"]:
+        name = f"signal {exited.signal}"
+    if exited.out_of_memory:
         return Failure(
-            "signal",
+            "out of memory",
             f"out of memory: killed by {name}{peak}",
             advice="Use fewer ranks per machine, smaller batches, or a shard of the data.",
+            signal=name,
         )
     advice = {
         "SIGSEGV": "A crash in native code; the stack that it left is among its last lines.",
         "SIGABRT": "Native code gave up (abort); its last lines say why.",
         "SIGKILL": f"Something outside killed it; where memory is short, that is the kernel (dmesg tells){peak}.",
     }.get(name, "")
-    return Failure("signal", f"killed by {name}", advice=advice)
+    return Failure("signal", f"killed by {name}", advice=advice, signal=name)

@@ -1,210 +1,137 @@
-"""A gang: N ranks that have dialled home. Placement, turns, ends, for every launcher.
+"""A gang: N ranks that have connected to the driver, for every launcher.
 
-Connection threads (one per member) put frames into one bounded queue; whoever runs the gang takes them
-out with poll(), as events. The bound holds ranks back when they print faster than the driver can read.
-A gang runs one request after another, each of them a Turn; a cold gang is given one, a warm gang many.
+`Members` knows who is there, `Inbox` has what they send, `Outbox` what is sent to them. Whoever runs the gang takes out
+what has happened with poll(), as events. A gang runs one request after another, each of them an Execution: a cold gang
+is given one, a warm gang many.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import secrets
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, get_args
 
-from sparkring.capture.versions import difference
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.frameworks.base import Framework, Seat, Start
-from sparkring.gangs.execution import Request, Turn
+from sparkring.frameworks.base import Framework, Start
+from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.exit_status import exit_failure
-from sparkring.history import events, stacks
+from sparkring.gangs.inbox import Arrival, Inbox
+from sparkring.gangs.members import Members
+from sparkring.gangs.outbox import Outbox
+from sparkring.gangs.reports import as_event, as_failure
+from sparkring.history import events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.storage import root_for_ranks
-from sparkring.runtime.world import World, gpu_environments, place_ranks
-from sparkring.wire.channel import Buffer, ChannelClosed, Connection, Frame, Listener
+from sparkring.runtime.world import World
+from sparkring.wire.messages import (
+    Beat,
+    Done,
+    Exited,
+    Failed,
+    GpuUsage,
+    Hello,
+    Interrupt,
+    Leave,
+    RankNews,
+    RecordTimeline,
+    Release,
+    Report,
+    Run,
+    Stop,
+    TakeStack,
+    TimelinePiece,
+)
 from sparkring.wire.ticket import Ticket
 
-QUEUE_FRAMES = 64
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
-SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
-DISPLAY_TYPES = get_args(events.DisplayType)
-BRINGS_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
+TIMELINE_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
-STRANGERS = 16  # connections beside the members' own that may wait for their proof
-_END: tuple[int, None] = (-1, None)  # the last thing in a gang's queue
-_WAKE: tuple[int, None] = (-2, None)  # nothing but a reason to look up
 
 
 class Gang:
-    """N ranks: `start`, then `submit` a request and `poll` until its Turn is over, as often as there is one; `close`.
-
-    `worlds` are the places of the members, once all are up; `deaths` are the ranks whose process has ended though
-    nobody asked for it.
-    """
+    """N ranks: `start`; `submit` a request and `poll` until its Execution is over, any number of times; `close`."""
 
     def __init__(self, launcher: Launcher, size: int) -> None:
         self.size = size
         self.launcher = launcher
-        self.worlds: list[World] = []
-        self.deaths: dict[int, Failure] = {}
-        self.turn: Turn | None = None
-        self._secret = secrets.token_bytes(32)
-        self._inbox: queue.Queue[tuple[int, Frame | None]] = queue.Queue(QUEUE_FRAMES)
-        self._connections: dict[int, Connection] = {}
-        self._hellos: dict[int, dict[str, Any]] = {}
-        self._rank_of: dict[int, int] = {}
-        self._member_of: dict[int, int] = {}
-        self._seats: list[Seat] = []  # by rank
+        self.turn: Execution | None = None
+        self._members = Members(size)
+        self._inbox = Inbox(size, self._members.admit)
+        self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each: members tell changes only
-        self._early: list[tuple[int, Frame]] = []
+        self._early: list[Arrival] = []  # of ranks that have no number yet
         self._untold: list[Event] = []  # what poll() is to return before anything else
-        self._exited: set[int] = set()
-        self._polled = time.monotonic()
-        self._brings_until = 0.0
+        self._started = self._polled = time.monotonic()
+        self._timeline_until = 0.0
         self._leaving = False
         self._stopping = False
-        self._senders: dict[int, threading.Thread] = {}
-        self._outbox: dict[int, list[tuple[str, dict[str, Any] | None, Sequence[Buffer]]]] = {}
-        self._cleanup = contextlib.ExitStack()
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
 
     # ── life ──────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Open the door and have the members started; returns at once. LaunchError if that fails."""
+        """Listen for members and have them started; returns at once. LaunchError if that fails."""
+        launcher, secret = self.launcher, secrets.token_bytes(32)
         try:
-            listener = Listener(
-                self.launcher.bind_host,
-                self.launcher.port,
-                self._secret,
-                self._welcome,
-                most=self.size + STRANGERS,
-            )
+            port = self._inbox.open(launcher.bind_host, launcher.port, secret)
         except OSError as error:
-            place = f"{self.launcher.bind_host}:{self.launcher.port}"
             raise LaunchError(
-                f"the driver cannot listen on {place}: {error.strerror or error}. "
+                f"the driver cannot listen on {launcher.bind_host}:{launcher.port}: {error.strerror or error}. "
                 + (
                     "Set spark.sparkring.driver.port to a free port, or leave it out for any free one."
-                    if self.launcher.port
+                    if launcher.port
                     else "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
                 )
             ) from error
-        self._cleanup.callback(listener.close)
-        self._cleanup.callback(self._closed.set)
-        ticket = Ticket(-1, self.launcher.host, listener.port, self._secret.hex(), [], [], sys.prefix)
         self._started = time.monotonic()
-        self.launcher.start(self.size, ticket)
+        launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
-    def submit(self, request: Request, ranks: Sequence[int] = ()) -> Turn:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other turn may be running.
+    def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
+        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other may be running.
 
         LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
         """
-        self._check_packages(request)
-        self.turn = Turn(request, tuple(ranks) or tuple(range(self.size)))
+        self._members.check_packages(request.modules)
+        self.turn = Execution(request, tuple(ranks) or tuple(range(self.size)))
         if self.up:
-            self._begin(self.turn)
+            self._untold += self._begin(self.turn)
         return self.turn
-
-    @property
-    def up(self) -> bool:
-        """Whether all ranks have been given their World."""
-        return bool(self.worlds)
-
-    def place_of(self, rank: int) -> tuple[int, str, int]:
-        """The rank, its node and its process."""
-        member = self._member_of[rank]
-        return rank, self.worlds[member].node, self._hellos[member]["pid"]
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed.is_set()
-
-    @property
-    def brings(self) -> bool:
-        """Whether a rank's process has ended whose timeline is still on its way."""
-        return time.monotonic() < self._brings_until
-
-    @property
-    def gone(self) -> bool:
-        """Whether every rank's process has ended."""
-        return len(self._exited) == self.size
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What has happened: waits up to `timeout_s` for the first event, then takes what is there."""
         found, self._untold = self._untold, []
         if self.turn is not None and self.turn.decides_in_s is not None:
             timeout_s = min(timeout_s, self.turn.decides_in_s)
-        try:
-            found += self._take(*(self._inbox.get_nowait() if found else self._inbox.get(timeout=timeout_s)))
-            for _ in range(QUEUE_FRAMES):  # and no more: ranks that print on and on must not keep us here
-                found += self._take(*self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        found += self._watch()
-        return found
+        for arrival in self._inbox.take(0.0 if found else timeout_s):
+            found += self._take(arrival)
+        return found + self._watch()
 
     def wake(self) -> None:
         """Have a poll() that waits in another thread return."""
-        with contextlib.suppress(queue.Full):  # then it does not wait
-            self._inbox.put_nowait(_WAKE)
-
-    def interrupt(self) -> None:
-        """Interrupt what the ranks of this turn still run, as Ctrl-C would."""
-        if self.turn is not None and self.up:
-            self.turn.interrupted = True
-            for rank in self.turn.running:
-                self._tell(self._member_of[rank], "interrupt")
-
-    def release(self) -> None:
-        """Have every rank end the collectives that it, or another one, waits in."""
-        self._to_all("release")
-
-    def leave(self) -> None:
-        """Tell the ranks that nothing more will come."""
-        self._leaving = True
-        self._to_all("leave")
-
-    def stop(self, number: int, grace_s: float) -> None:
-        """Have every rank's process group signalled, and killed after the grace."""
-        self._stopping = True
-        self._to_all("stop", {"signal": int(number), "grace_s": grace_s})
-
-    def ask_for_stacks(self) -> None:
-        """Have every member say where its rank stands; the answers come as StackTaken events."""
-        self._to_all("stacks")
+        self._inbox.wake()
 
     def close(self) -> None:
         """End what is left, wait until it has ended, and release everything; a second time there is nothing to do."""
         if self.closed:
             return
         self._stopping = True
-        # Nobody polls any more, and members must not wait for a full queue.
-        drain = threading.Thread(target=self._drain, name="sparkring-drain", daemon=True)
-        drain.start()
         try:
-            if not self.gone:
-                self._to_all("stop", {"signal": int(signal.SIGKILL), "grace_s": 0.0})
-            self.launcher.stop(0.5 if self._outbox else 3.0)  # a rank that takes nothing in hears nothing either
+            self._inbox.close(self._take, self._end_members)
         finally:
-            self._cleanup.close()
-            self._inbox.put(_END)
-            drain.join()
-            for sender in self._senders.values():
-                sender.join()
+            for framework in self._frameworks.values():
+                framework.close()
+            self._outbox.join()
+
+    def _end_members(self) -> None:
+        if not self.gone:
+            self._outbox.send_all(Stop(signal.SIGKILL, 0.0))
+        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that takes nothing in hears nothing either
 
     def __enter__(self) -> Gang:
         return self
@@ -214,233 +141,167 @@ class Gang:
     ) -> None:
         self.close()
 
-    # ── members ───────────────────────────────────────────────────────────────
+    # ── what is known of it ───────────────────────────────────────────────────
 
-    def _welcome(self, connection: Connection) -> None:
-        """In a connection's own thread: read until it ends."""
-        member = -1
-        try:
-            hello = connection.receive()
-            member = int(hello.fields["member"])
-            with self._lock:
-                if hello.kind != "hello" or not 0 <= member < self.size or member in self._connections:
-                    return
-                self._connections[member] = connection
-            self._put(member, hello)
-            while True:
-                self._put(member, connection.receive())
-        except ChannelClosed:
-            if member in self._connections:
-                self._put(member, None)
+    @property
+    def up(self) -> bool:
+        """Whether all ranks have been given their World."""
+        return self._members.up
 
-    def _put(self, member: int, frame: Frame | None) -> None:
-        while not self._closed.is_set():
-            try:
-                self._inbox.put((member, frame), timeout=0.5)
-                return
-            except queue.Full:
-                continue  # ranks print faster than we read: hold them back
+    @property
+    def gone(self) -> bool:
+        """Whether every rank's process has ended."""
+        return self._members.gone
 
-    def _drain(self) -> None:
-        while (item := self._inbox.get()) is not _END:
-            self._take(*item)
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._inbox.closed
 
-    def _to_all(self, kind: str, fields: dict[str, Any] | None = None) -> None:
-        for member in list(self._connections):
-            self._tell(member, kind, fields)
+    @property
+    def worlds(self) -> list[World]:
+        """The places of the members, once all are up."""
+        return self._members.worlds
 
-    def _tell(self, member: int, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[Buffer] = ()) -> None:
-        with self._lock:
-            if member in self._outbox:  # behind what is on its way; a frozen rank may never take that in
-                self._outbox[member].append((kind, fields, parts))
-                return
-        self._post(member, kind, fields, parts)
+    @property
+    def deaths(self) -> dict[int, Failure]:
+        """The ranks whose process has ended though nobody asked for it."""
+        return self._members.deaths
 
-    def _post(self, member: int, kind: str, fields: dict[str, Any] | None, parts: Sequence[Buffer]) -> None:
-        try:
-            self._connections[member].send(kind, fields, parts)
-        except ChannelClosed:
-            pass  # its own thread tells
+    @property
+    def brings(self) -> bool:
+        """Whether a rank's process has ended whose timeline is still on its way."""
+        return time.monotonic() < self._timeline_until
 
-    def _take(self, member: int, frame: Frame | None) -> list[Event]:
-        """One frame as events."""
-        now = time.time()
-        if frame is None:
-            return self._lost(member, "its connection broke off") if member >= 0 else []
-        if frame.kind == "hello":
-            self._hellos[member] = frame.fields
-            joined: list[Event] = [events.MemberJoined(now, member, frame.fields["host"])]
-            if self._stopping:  # it comes too late for what the others were told
-                self._tell(member, "stop", {"signal": int(signal.SIGKILL), "grace_s": 0.0})
-            elif len(self._hellos) == self.size:
-                joined += self._enter_world()
-            return joined
+    def place_of(self, rank: int) -> tuple[int, str, int]:
+        """The rank, its node and its process."""
+        return rank, self._members.world_of(rank).node, self._members.pid_of(rank)
+
+    # ── orders ────────────────────────────────────────────────────────────────
+
+    def interrupt(self) -> None:
+        """Interrupt what the ranks still run of this request, as Ctrl-C would."""
+        if self.turn is not None and self.up:
+            self.turn.interrupted = True
+            for rank in self.turn.running:
+                self._outbox.send(self._members.member_of(rank), Interrupt())
+
+    def release(self) -> None:
+        """Have every rank end the collectives that it, or another one, waits in."""
+        self._outbox.send_all(Release())
+
+    def leave(self) -> None:
+        """Tell the ranks that nothing more will come."""
+        self._leaving = True
+        self._outbox.send_all(Leave())
+
+    def stop(self, number: int, grace_s: float) -> None:
+        """Have every rank's process group signalled, and killed after the grace."""
+        self._stopping = True
+        self._outbox.send_all(Stop(int(number), grace_s))
+
+    def ask_for_stacks(self) -> None:
+        """Have every member say where its rank stands; the answers come as StackTaken events."""
+        self._outbox.send_all(TakeStack())
+
+    # ── what members report ───────────────────────────────────────────────────
+
+    def _take(self, arrival: Arrival) -> list[Event]:
+        """What has arrived, as events."""
+        if arrival.report is None:
+            return self._lost(arrival.member, arrival.end)
+        if isinstance(arrival.report, Hello):
+            return self._joined(arrival.report)
         if not self.up:
-            self._early.append((member, frame))  # a rank that speaks before it has a number: told then
+            self._early.append(arrival)  # a rank that speaks before it has a number: told then
             return []
-        rank = self._rank_of[member]
-        fields = frame.fields
-        match frame.kind:
-            case "output":
-                return [events.Output(now, rank, fields["stream"], bytes(frame.parts[0]))]
-            case "display" if fields["mime_type"] in DISPLAY_TYPES:
-                return [events.Displayed(now, rank, data=bytes(frame.parts[0]), **fields)]
-            case "message":
-                return [events.Message(now, rank, fields["text"])]
-            case "metrics":
-                return [events.Metrics(now, rank, **fields)]
-            case "gpu":
-                self._gpus[rank, fields["address"]] = events.GpuUsed(now, rank, **fields)
-                return [self._gpus[rank, fields["address"]]]
-            case "data":
-                opened = fields["opened"]
-                return [events.DataOpened(now, rank, **{**opened, "columns": tuple(opened["columns"])})]
-            case "plan":
-                return [events.DataPlanned(now, rank, **events.plan_from_json(fields))]
-            case "read":
-                return [events.DataRead(now, rank, **fields)]
-            case "checkpoint":
-                kind, told = fields["event"], fields["told"]
-                return [events.CHECKPOINT_EVENTS[kind](time=now, rank=rank, **told)]
-            case "timeline":
-                self._brings_until = time.monotonic() + BRINGS_S
-                return [events.TimelinePart(now, rank, bytes(frame.parts[0]), fields["last"], fields["cut"])]
-            case "done" if self.turn is not None:
-                self._heard_of(rank, fields)
-                return self.turn.finished(rank, frame)
-            case "failed":
-                self._heard_of(rank, fields)
-                return self._failed(rank, events.failure_from_json(fields["failure"]))
-            case "stack":
-                line = stacks.cell_line(fields["text"])
-                return [events.StackTaken(now, rank, fields["state"], line, fields["text"])]
-            case "exited":
-                return self._died(rank, exit_failure(fields))
-        return []
+        return self._reported(self._members.rank_of(arrival.member), arrival.report)
+
+    def _joined(self, hello: Hello) -> list[Event]:
+        self._members.join(hello)
+        joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
+        if self._stopping:  # it comes too late for what the others were told
+            self._outbox.send(hello.member, Stop(signal.SIGKILL, 0.0))
+        elif self._members.complete:
+            joined += self._enter_world()
+        return joined
 
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, and the request if there is one already."""
-        hellos = [self._hellos[member] for member in range(self.size)]
-        by_node = self.turn is None or FRAMEWORKS[self.turn.request.framework].by_node
-        self.worlds = place_ranks(_nodes(hellos), [hello["gpus"] for hello in hellos], by_node=by_node)
-        gpus = gpu_environments(self.worlds) if self.launcher.pins_gpus else {}
-        self._rank_of = {member: place.rank for member, place in enumerate(self.worlds)}
-        self._member_of = {rank: member for member, rank in self._rank_of.items()}
-        for rank in range(self.size):
-            hello, connection = hellos[self._member_of[rank]], self._connections[self._member_of[rank]]
-            seat = Seat(hello["host"], hello["address"], hello["interface"], connection.peer_host(), hello["port"])
-            self._seats.append(seat)
-        if self.turn is not None:
-            self._check_packages(self.turn.request)
-        for member, place in enumerate(self.worlds):
-            world = {
-                "world": place._asdict(),
-                "address": hellos[member]["address"],
-                "environment": gpus.get(place.node, {}),
-            }
-            self._tell(member, "world", world)
-        if self.turn is not None:
-            self._begin(self.turn)
-        found, self._untold = self._untold, []
-        for member, frame in self._early:
-            found += self._take(member, frame)
+        execution = self.turn
+        self._members.place(by_node=execution is None or FRAMEWORKS[execution.request.framework].by_node)
+        if execution is not None:
+            self._members.check_packages(execution.request.modules)
+        for member, order in self._members.entries(pins_gpus=self.launcher.pins_gpus):
+            self._outbox.send(member, order)
+        found = [] if execution is None else self._begin(execution)
+        for arrival in self._early:
+            found += self._take(arrival)
         return found
 
-    # ── turns ─────────────────────────────────────────────────────────────────
+    def _reported(self, rank: int, report: Report) -> list[Event]:
+        now = time.time()
+        match report:
+            case Hello() | Beat():
+                return []
+            case Done():
+                self._heard(rank, report.news)
+                return [] if self.turn is None else self.turn.finished(rank, report)
+            case Failed():
+                self._heard(rank, report.news)
+                return self._failed(rank, as_failure(report.failure))
+            case Exited():
+                return self._exited(rank, exit_failure(report))
+            case GpuUsage():
+                used = events.GpuUsed(now, rank, *report)
+                self._gpus[rank, used.address] = used
+                return [used]
+            case TimelinePiece():
+                self._timeline_until = time.monotonic() + TIMELINE_S
+        return [as_event(now, rank, report)]
 
-    def _begin(self, turn: Turn) -> None:
+    def _heard(self, rank: int, news: RankNews) -> None:
+        """What a rank tells at the end of a request beside how it went."""
+        self._members.heard(rank, news)
+        if self.turn is not None:
+            self.turn.heard(rank, news)
+
+    # ── requests ──────────────────────────────────────────────────────────────
+
+    def _begin(self, execution: Execution) -> list[Event]:
         """Send the request to the ranks that take part."""
-        request, now = turn.request, time.time()
+        request, now = execution.request, time.time()
         framework = self._framework(request.framework)
-        start = Start(request.checkpoints.run_id, request.restarts, request.max_restarts)
-        for rank in turn.ranks:
-            member = self._member_of[rank]
-            environment = root_for_ranks() | framework.environment(self.worlds[member], start)
+        begun: list[Event] = []
+        for rank in execution.ranks:
+            member = self._members.member_of(rank)
             if request.timeline and framework.timeline is not None:
-                environment |= framework.timeline.beside
-                self._tell(member, "timeline", {"variable": framework.timeline.variable, "wanted": rank == 0})
-            environment |= dict(request.environment)
-            fields = {
-                "what": request.what,
-                "source": request.source,
-                "pull": list(request.pull) if rank == turn.ranks[0] else [],
-                "autolog": request.autolog,
-                "barrier": framework.in_task,
-                "environment": environment,
-                "notebook": request.notebook._asdict(),
-                "defaults": framework.defaults(self.worlds[member]),
-                "checkpoints": request.checkpoints._asdict(),
-                "scripts": [script._asdict() for script in request.scripts],
-            }
-            parts: list[Buffer] = [request.payload, *request.buffers]
-            if sum(map(len, parts)) <= SMALL_BYTES:
-                self._tell(member, "run", fields, parts)
-            else:
-                self._send(member, fields, parts)
-            self._untold.append(events.RankStarted(now, *self.place_of(rank)))
-        self._untold += [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in turn.ranks]
-
-    def _check_packages(self, request: Request) -> None:
-        """LaunchError if a member runs another Python that lacks a package which the request needs."""
-        for hello in self._hellos.values():
-            if hello["packages"] is not None and (found := difference(request.modules, hello["packages"])):
-                raise LaunchError(
-                    f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
-                    f"({sys.executable}), but the executors' Python on {hello['host']} ({hello['python']}) has "
-                    f"{found.there or 'none'}: set PYSPARK_PYTHON to a Python with the notebook's packages before the "
-                    f"SparkSession is made, or install {found.module} there."
-                )
-
-    def _send(self, member: int, fields: dict[str, Any], parts: Sequence[Buffer]) -> None:
-        """Send to several members at once, while they go on telling."""
-        with self._lock:
-            self._outbox[member] = [("run", fields, parts)]
-        sender = threading.Thread(target=self._empty_outbox, args=(member,), name="sparkring-send", daemon=True)
-        sender.start()
-        self._senders[member] = sender
-
-    def _empty_outbox(self, member: int) -> None:
-        """In a thread of its own: send what waits for a member, until nothing does."""
-        while True:
-            with self._lock:
-                if not self._outbox[member]:
-                    del self._outbox[member]
-                    return
-                kind, fields, parts = self._outbox[member].pop(0)
-            self._post(member, kind, fields, parts)
+                self._outbox.send(member, RecordTimeline(framework.timeline.variable, wanted=rank == 0))
+            pull = request.pull if rank == execution.ranks[0] else ()
+            self._outbox.send(member, _order(request, framework, self._members.world_of(rank), pull))
+            begun.append(events.RankStarted(now, *self.place_of(rank)))
+        return begun + [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
 
     def _framework(self, name: str) -> Framework:
         if name not in self._frameworks:
-            framework = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, self._seats)
-            self._frameworks[name] = framework
-            self._cleanup.callback(framework.close)
+            endpoints = self._members.endpoints
+            self._frameworks[name] = FRAMEWORKS[name](self.launcher.host, self.launcher.bind_host, endpoints)
         return self._frameworks[name]
-
-    def _heard_of(self, rank: int, fields: dict[str, Any]) -> None:
-        """What a rank tells at the end of a request beside how it went."""
-        # Where its framework may listen next time: the port of this time may not be free yet.
-        self._seats[rank] = self._seats[rank]._replace(port=fields["port"])
-        if self.turn is not None:
-            self.turn.names.update(fields["names_bound"])
-            if fields["loaded"]:
-                self.turn.loaded.add(rank)
 
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
-        if self.turn is None or (self._stopping and failure.interrupt):
-            return []  # between turns, or it does as it was told
+        if self.turn is None or (self._stopping and failure.cause == "interrupt"):
+            return []  # between requests, or it does as it was told
         return self.turn.failed(rank, failure)
 
-    def _died(self, rank: int, failure: Failure) -> list[Event]:
+    def _exited(self, rank: int, failure: Failure) -> list[Event]:
         """A rank's process is no more."""
-        if rank in self._exited:
+        if self._members.has_exited(rank):
             return []
-        self._exited.add(rank)
-        found: list[Event] = []
-        if not (self._leaving or self._stopping):
-            self.deaths[rank] = failure
-            found += self._failed(rank, failure)
+        asked_for = self._leaving or self._stopping
+        self._members.exit(rank, None if asked_for else failure)
+        found = [] if asked_for else self._failed(rank, failure)
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
@@ -448,52 +309,64 @@ class Gang:
         if not self.up:
             if self._stopping:
                 return []
-            host = self._hellos[member]["host"]
+            host = self._members.host_of(member)
             raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
-        rank = self._rank_of[member]
-        if rank in self._exited:
+        rank = self._members.rank_of(member)
+        if self._members.has_exited(rank):
             return []  # it has said goodbye
-        said = f"{how} (the member on {self.worlds[member].node} is gone)"
+        said = f"{how} (the member on {self._members.world_of(rank).node} is gone)"
         reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
-        return self._died(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
+        return self._exited(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
-        """What no frame tells: a launch that fails, members that fall silent."""
+        """What no message tells: a launch that fails, members that fall silent."""
         now = time.monotonic()
         slept, self._polled = now - self._polled, now
-        found: list[Event] = []
         if self._stopping:
-            return found
+            return []
         if not self.up:
-            problem = self.launcher.problem()
-            if problem is not None:
-                raise problem
-            if now - self._started > self.launcher.give_up_after_s:
-                missing = [member for member in range(self.size) if member not in self._hellos]
-                raise MemberLost(
-                    f"{len(missing)} of {self.size} ranks did not start within "
-                    f"{self.launcher.give_up_after_s:.0f} s (first missing: member {missing[0]}). Members dial the "
-                    f"driver at {self.launcher.host}: can that address be reached from where they run?"
-                )
-        elif slept < SILENT_LIMIT_S / 4:  # else it is we who were away
-            for member, connection in self._connections.items():
-                silent_s = now - connection.heard_at
-                # While it passes a large payload on to its rank, a member has no time to beat.
-                sender = self._senders.get(member)
-                if silent_s > SILENT_LIMIT_S and not (sender and sender.is_alive()):
-                    found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
-        else:
-            for connection in self._connections.values():
-                connection.heard_at = now
+            self._watch_launch(now)
+            return []
+        if slept >= SILENT_LIMIT_S / 4:
+            self._members.forgive_silence()
+            return []
+        found: list[Event] = []
+        for member, silent_s in self._members.silences().items():
+            # While it passes a large payload on to its rank, a member has no time to beat.
+            if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
+                found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
         return found
 
+    def _watch_launch(self, now: float) -> None:
+        launcher = self.launcher
+        problem = launcher.problem()
+        if problem is not None:
+            raise problem
+        if now - self._started > launcher.give_up_after_s:
+            missing = self._members.missing
+            raise MemberLost(
+                f"{len(missing)} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first "
+                f"missing: member {missing[0]}). Members dial the driver at {launcher.host}: can that address be "
+                "reached from where they run?"
+            )
 
-def _nodes(hellos: list[dict[str, Any]]) -> list[str]:
-    """What tells the members' nodes apart: their hosts' names, with the address where two hosts share a name."""
-    addresses: dict[str, set[str]] = {}
-    for hello in hellos:
-        addresses.setdefault(hello["host"], set()).add(hello["address"])
-    return [
-        hello["host"] if len(addresses[hello["host"]]) == 1 else f"{hello['host']}-{hello['address']}"
-        for hello in hellos
-    ]
+
+def _order(request: Request, framework: Framework, world: World, pull: tuple[str, ...]) -> Run:
+    """The request as one rank gets it."""
+    start = Start(request.checkpoints.run_id, request.restarts, request.max_restarts)
+    environment = root_for_ranks() | framework.environment(world, start)
+    if request.timeline and framework.timeline is not None:
+        environment |= framework.timeline.beside
+    return Run(
+        what=request.what,
+        source=request.source,
+        pull=pull,
+        autolog=request.autolog,
+        barrier=framework.in_task,
+        environment=environment | dict(request.environment),
+        defaults=framework.defaults(world),
+        notebook=request.notebook,
+        checkpoints=request.checkpoints,
+        scripts=request.scripts,
+        parts=(request.payload, *request.buffers),
+    )

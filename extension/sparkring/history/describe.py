@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from sparkring.history import metrics
 from sparkring.history.events import CodeFrame, Failure, GpuUsed, SourceLine
@@ -382,6 +382,87 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
             dropped = set(at[end - length + 1 : end + 1])
             return [line for index, line in enumerate(lines) if index not in dropped]
     return list(lines)
+
+
+class NoRestart(NamedTuple):
+    """Why a run that failed was not started again, after how many attempts of `max_restarts` + 1.
+
+    `error` is the class of the exception that another attempt would raise again, `size` the number of ranks.
+    """
+
+    why: Literal["not asked for", "used up", "twice the same", "code", "before the first step"]
+    attempts: int = 1
+    max_restarts: int = 0
+    error: str = ""
+    size: int = 0
+
+
+def no_restart(found: NoRestart) -> str:
+    """Why a run was not started again, in one sentence; '' if nobody asked for that."""
+    match found.why:
+        case "not asked for":
+            return ""
+        case "used up":
+            limit = f"--max-restarts {found.max_restarts}"
+            return f"This was attempt {found.attempts}: all restarts are used up ({limit})."
+        case "twice the same":
+            return (
+                "It failed twice in the same way, and saved no checkpoint in between: another restart would not help."
+            )
+        case "code":
+            return f"The run was not restarted: another attempt would raise the same {found.error.rpartition('.')[2]}."
+        case "before the first step":
+            who = "all ranks failed in the same way" if found.size > 1 else "the rank failed"
+            return f"The run was not restarted: {who} before the first step."
+
+
+# ── What the engine says of a gang ────────────────────────────────────────────
+
+
+def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
+    """What a start that takes long waits for; `reason` as far as that can be told."""
+    return f"waiting for ranks to start: {joined} of {size} have dialled home" + (reason and f" ({reason})")
+
+
+def interrupted(running: int, left: str, *, warm: bool) -> str:
+    """How an interrupt ended a run: `2 ranks ended`. `left` is what is left of a warm gang."""
+    ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
+    return f"{ended}. {left}" if left else ended
+
+
+def gang_kept(*, released: bool) -> str:
+    """That a warm gang outlives the end of a run; `released` if the collectives of its ranks were ended."""
+    kept = "The gang goes on: its ranks keep what the cells have bound."
+    if released:
+        kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
+    return kept
+
+
+def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
+    """What it means that a warm gang was closed because ranks died, or did not come back."""
+    if dead:
+        why = f"{rank_list(dead)} died"
+    else:
+        why = f"{rank_list(stuck)} did not come back" if stuck else "it could not go on"
+    bound = "what the cells had bound on its ranks"
+    return f"The gang is gone, and with it {bound} ({why}). The next cell starts a fresh one."
+
+
+def deaths(failures: Mapping[int, Failure]) -> str:
+    """Which ranks of a warm gang have died, and of what."""
+    by_summary: dict[str, list[int]] = {}
+    for rank, failure in failures.items():
+        said = failure.summary + (f" ({failure.advice})" if failure.cause == "lost" and failure.advice else "")
+        by_summary.setdefault(said, []).append(rank)
+    return "; ".join(f"{rank_list(ranks)}: {said}" for said, ranks in by_summary.items())
+
+
+def large_value(name: str, size_bytes: int) -> str:
+    """A notice about a value that is sent to every rank."""
+    return (
+        f"`{name}` ({size(size_bytes)}) travels to every rank; let ranks load or make large data themselves where they "
+        "can"
+    )
 
 
 # ── Where every rank is ───────────────────────────────────────────────────────

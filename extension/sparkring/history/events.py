@@ -6,19 +6,18 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
-Stream = Literal["stdout", "stderr"]
+from sparkring.wire.messages import CheckpointKind as CheckpointKind
+from sparkring.wire.messages import DataKind as DataKind
+from sparkring.wire.messages import DisplayType as DisplayType
+from sparkring.wire.messages import FailureCause as FailureCause
+from sparkring.wire.messages import Stream as Stream
+
 Until = Literal["", "up", "heard"]
-Outcome = Literal["finished", "failed", "interrupted", "timed out"]
-DataKind = Literal["parquet", "petastorm", "tfrecord"]
-CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
-FailureKind = Literal["exception", "exit", "signal", "lost", "result"]
-FailureCause = Literal["", "code", "damaged"]
-DisplayType = Literal[
-    "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
-]
+Ending = Literal["finished", "failed", "interrupted", "timed out"]
 
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
@@ -46,21 +45,24 @@ class CodeFrame:
 class Failure:
     """Why a rank ended before its time.
 
-    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`.
-    `follows` says that it looks like the echo of another rank's end (a broken collective), `interrupt` that
-    it is a KeyboardInterrupt. `error` is the exception's class, with its module. `cause` is "code" if another
-    attempt would fail again, "damaged" if the checkpoint that the attempt went on from is damaged, else "".
+    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
+    the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
+    `exit_code` the code that the process exited with.
     """
 
-    kind: FailureKind
+    cause: FailureCause
     summary: str
     frames: tuple[CodeFrame, ...] = ()
     traceback: str = ""
     advice: str = ""
-    follows: bool = False
-    interrupt: bool = False
     error: str = ""
-    cause: FailureCause = ""
+    signal: str = ""
+    exit_code: int | None = None
+
+    @property
+    def is_exception(self) -> bool:
+        """Whether the rank's own code raised an exception, other than to exit or because of another rank."""
+        return bool(self.error) and self.cause not in ("exit", "echo")
 
 
 @dataclass(frozen=True)
@@ -510,7 +512,7 @@ class RunFinished:
     """The run is over; `failed_rank` is the one whose failure ended it."""
 
     time: float
-    outcome: Outcome
+    outcome: Ending
     message: str = ""
     failed_rank: int | None = None
 
@@ -602,4 +604,20 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
         CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
         for frame in found.get("frames", ())
     )
-    return Failure(**{**found, "frames": frames})
+    return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
+
+
+def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
+    """A failure as version 0.1 saved it, with the cause that it had spread over several fields and the summary."""
+    named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
+    cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
+    signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None
+    code = re.search(r"exited with code (-?\d+)", found["summary"]) if cause == "exit" else None
+    if signal is not None and found["summary"].startswith("out of memory"):
+        cause = "out of memory"
+    return {
+        **found,
+        "cause": cause,
+        "signal": signal[1] if signal else "",
+        "exit_code": int(code[1]) if code else None,
+    }

@@ -25,6 +25,7 @@ from sparkring.history.events import (
     DataPlanned,
     DataRead,
     Displayed,
+    Ending,
     Event,
     Failure,
     GpuUsed,
@@ -32,7 +33,6 @@ from sparkring.history.events import (
     Message,
     Metrics,
     Notice,
-    Outcome,
     Output,
     RankExited,
     RankFailed,
@@ -186,7 +186,7 @@ class RunRecord:
     displays: tuple[Displayed, ...] = ()  # those that were not left out, in order of arrival
     metrics: tuple[Metrics, ...] = ()
     notices: tuple[Notice, ...] = ()
-    outcome: Outcome | None = None
+    outcome: Ending | None = None
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.errors import LaunchError
 from sparkring.wire.ticket import Ticket
@@ -28,28 +29,36 @@ class Wanted(NamedTuple):
     stays: bool = False
 
 
-class Launcher(Protocol):
-    """One place where members can run. A launcher serves one gang, once."""
+class Launcher(ABC):
+    """One place where members can run. A launcher serves one gang, once.
 
-    where: str  # as shown to the user: 'local', 'spark'
-    bind_host: str  # the driver listens here …
-    host: str  # … and members reach it here
-    port: int  # 0: any free one
-    pins_gpus: bool  # whether ranks see the GPUs of their node's ranks and no others
-    slow_after_s: float  # when it is worth saying what the start waits for
-    give_up_after_s: float  # when a member that has not dialled is given up
+    The driver listens on `bind_host`, and members reach it at `host`, both on `port` (0: any free one). With
+    `pins_gpus`, ranks see the GPUs of their node's ranks and no others. After `slow_after_s` the user is told what the
+    start waits for, and after `give_up_after_s` members that have not connected are given up.
+    """
 
+    bind_host = host = "127.0.0.1"
+    port = 0
+    pins_gpus = False
+    slow_after_s = 5.0
+    give_up_after_s = 120.0
+
+    @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
         """Start `size` members with `ticket`, each with its own `member`; returns at once."""
 
+    @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         """Why members cannot come up, or went away, as soon as it is known. Waits up to `wait_s` for that."""
 
+    @abstractmethod
+    def stop(self, grace_s: float) -> None:
+        """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""
+
     def waits_for(self) -> str:
         """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""
+        return ""
 
     def warning(self) -> str:
         """What the user should know of while the members are up and idle; each thing is said once, '' if nothing."""
-
-    def stop(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""
+        return ""

@@ -10,20 +10,15 @@ from pathlib import Path
 
 import sparkring
 from sparkring.errors import LaunchError, MemberLost
+from sparkring.launchers.base import Launcher
 from sparkring.runtime.world import share_gpus
 from sparkring.wire.ticket import BOOT, Ticket
 from sparkring.worker.member import gpus as nvml
 from sparkring.worker.member import timeline
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts each member as a process in a session of its own, out of reach of the terminal's Ctrl-C."""
-
-    where = "local"
-    bind_host = host = "127.0.0.1"
-    port = 0
-    slow_after_s = 5.0
-    give_up_after_s = 120.0
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment
@@ -66,12 +61,6 @@ class LocalLauncher:
                     f"printed is in the driver's stderr. Does `{sys.executable}` start?"
                 )
         return None
-
-    def waits_for(self) -> str:
-        return ""
-
-    def warning(self) -> str:
-        return ""
 
     def stop(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s

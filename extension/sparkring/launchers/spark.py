@@ -28,7 +28,7 @@ from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, execut
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import Launcher, Wanted
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:
@@ -39,13 +39,12 @@ COUNT_EVERY_S = 1.0
 PORT_SETTING = "spark.sparkring.driver.port"
 
 
-class SparkLauncher:
+class SparkLauncher(Launcher):
     """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs.
 
     With data, task i is given its partition i.
     """
 
-    where = "spark"
     slow_after_s = 2.0
     give_up_after_s = 300.0
 

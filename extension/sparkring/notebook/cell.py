@@ -6,7 +6,7 @@ import ast
 import warnings
 from typing import Any
 
-from sparkring.capture.scripts import Script, find_script
+from sparkring.capture.scripts import Script, find_script, is_for_ipython
 from sparkring.errors import CaptureError, OptionsError
 from sparkring.worker.rank.expand import expand
 from sparkring.worker.rank.shell import LINE_MAGICS
@@ -92,7 +92,7 @@ def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
             except OptionsError as error:
                 raise _error_at(node, where, f"{f'%run {line}'.strip()}: {error}.") from None
             scripts[line] = script
-            for part, code in script.parts if script.in_ipython else ():
+            for part, code in script.parts if is_for_ipython(script.path) else ():
                 inner = ast.parse(code)
                 _refuse_magics(inner, part)
                 look_through(inner, part)

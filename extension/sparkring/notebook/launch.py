@@ -247,7 +247,9 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
 def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
     """Run the cell as its line says, on `ranks` of the warm gang if any are named."""
-    from sparkring.engine import runner
+    from sparkring.engine import api
+    from sparkring.engine.prepare import capture_cell
+    from sparkring.engine.spec import Cell, RunSpec
 
     options = parse(magic, line, gang_selection.default_np())
     if ranks:
@@ -255,26 +257,13 @@ def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, r
     source = python_source(shell, magic, cell)
     scripts = find_scripts(shell, source)
     gang = gang_selection.gang_for(options)
-    if options.dry_run:
-        show_captured(runner.take_along(source, shell.user_ns, options, framework, scripts).table)
-        return None
     title = options.name or title_of(source) or f"%%{magic} -n {options.np}"
-    code = f"%%{magic} {line}\n{cell}"
-    if options.background:
-        return runner.start_cell(
-            source, shell.user_ns, options, framework=framework, title=title, code=code, scripts=scripts
-        )
-    return runner.run_cell(
-        source,
-        shell.user_ns,
-        options,
-        framework=framework,
-        title=title,
-        code=code,
-        scripts=scripts,
-        warm=gang,
-        ranks=ranks,
-    )
+    work = Cell(source, shell.user_ns, scripts)
+    spec = RunSpec(work, options, framework, title, f"%%{magic} {line}\n{cell}", gang, ranks)
+    if options.dry_run:
+        show_captured(capture_cell(spec, work).table)
+        return None
+    return api.start_spec(spec) if options.background else api.run_spec(spec)
 
 
 def _launch_magic(framework: str) -> Magic:

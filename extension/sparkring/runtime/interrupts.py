@@ -8,22 +8,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_SAYS = "sparkring: interrupted, "
-
 
 def interrupted(what: str) -> KeyboardInterrupt:
     """The KeyboardInterrupt to raise; IPython shows it without frames of ours."""
-    message = f"{_SAYS}{what}"
+    message = f"sparkring: interrupted, {what}"
     error: Any = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
     found: KeyboardInterrupt = error
     return found
-
-
-def when(error: KeyboardInterrupt) -> str:
-    """What interrupted() was told; '' of any other KeyboardInterrupt."""
-    said = str(error)
-    return said.removeprefix(_SAYS) if said.startswith(_SAYS) else ""
 
 
 class Interrupts:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+from sparkring.wire.messages import Metrics, Told, UserMessage
+
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
 DISPLAYS_KEPT, DISPLAY_BYTES = (
     30,
@@ -18,12 +20,12 @@ DISPLAYS_KEPT, DISPLAY_BYTES = (
 )  # of a rank in a run: number of displays, and bytes of all
 DISPLAY_TEXT_CHARACTERS = 4_000  # of a text form; the log has all of it
 
-Tell = Callable[[str, dict[str, Any]], None]
+Tell = Callable[[Told], None]
 _tell: Tell | None = None
 
 
 def connect(tell: Tell) -> None:
-    """Send what is reported from now on through `tell(kind, fields)`; called once on each rank."""
+    """Send what is reported from now on through `tell(message)`; called once on each rank."""
     global _tell
     _tell = tell
 
@@ -33,10 +35,10 @@ def connected() -> bool:
     return _tell is not None
 
 
-def tell(kind: str, fields: dict[str, Any]) -> None:
-    """Tell the driver something that the gang knows by `kind`; where there is no driver, nobody."""
+def tell(message: Told) -> None:
+    """Tell the driver something; where there is no driver, nobody."""
     if _tell is not None:
-        _tell(kind, fields)
+        _tell(message)
 
 
 def log(
@@ -54,14 +56,12 @@ def log(
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:
-        found = {"step": step, "epoch": epoch, "steps": steps, "epochs": epochs}
-        counts = {name: None if value is None else int(value) for name, value in found.items()}
-        tell("metrics", {"values": values, **counts})
+        tell(Metrics(values, _count(step), _count(epoch), _count(steps), _count(epochs)))
 
 
 def log_epoch(epoch: int, epochs: int | None, values: dict[str, float]) -> None:
     """Report the metrics of a whole epoch (counted from 1); used by callbacks."""
-    tell("metrics", {"values": values, "epoch": epoch, "epochs": epochs, "ends_epoch": True})
+    tell(Metrics(values, epoch=epoch, epochs=epochs, ends_epoch=True))
 
 
 def numbers(logs: Any) -> dict[str, float]:
@@ -81,7 +81,11 @@ def log_to_driver(message: object) -> None:
     if _tell is None:
         print(text)
     else:
-        _tell("message", {"text": text})
+        _tell(UserMessage(text))
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _number(name: str, value: Any) -> float:

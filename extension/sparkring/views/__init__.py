@@ -9,23 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
 from sparkring.history.record import RunRecord
+from sparkring.history.view import View as View
 from sparkring.runtime.kernel import in_notebook
-
-
-class View(Protocol):
-    """Shows one run while it goes on, and how it ended."""
-
-    def refresh(self, record: RunRecord) -> None:
-        """Show the run as it is now; called often, the view itself takes care not to show too often."""
-
-    def close(self, record: RunRecord) -> None:
-        """Show the run as it ended."""
-
-    def again(self, record: RunRecord) -> None:
-        """Show the run also in the current cell."""
 
 
 class Quiet:

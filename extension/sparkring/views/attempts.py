@@ -35,9 +35,9 @@ def why(attempt: Attempt) -> str:
         return first_line(attempt.reason, REASON_CHARACTERS)
     where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""
     said = first_line(attempt.failure.summary, REASON_CHARACTERS)
-    if said.startswith(("killed by", "lost")):
+    if attempt.failure.cause in ("signal", "lost"):
         said = f"was {said}"
-    elif attempt.failure.kind != "exit" or not said.startswith(("exited", "called")):
+    elif attempt.failure.cause != "exit":
         said = f"failed: {said}"
     return f"rank {attempt.failed_rank}{where} {said}"
 

@@ -6,9 +6,12 @@
       ── HMAC(secret, "driver", M, D) ────▶
       ◀──────────── frames, both ways ─────────▶
 
-A frame is a length-prefixed JSON header (its `kind` and fields) and a binary body in parts:
+A frame carries one of the messages in messages.py. It is a length-prefixed JSON header (the message's `kind` and
+fields, and the parts' `sizes`) and a binary body in parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
+
+A frame that is no message ends the connection: what follows it cannot be trusted either.
 
 Nothing but fixed-size bytes is read from a peer before it has proved that it holds the gang's
 secret. The proof authenticates the connection; it does not encrypt what follows.
@@ -26,8 +29,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from sparkring.wire.messages import KINDS, MalformedMessage, Message, decode, encode
 
 GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
@@ -40,28 +45,22 @@ CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # passed on at a time: it stays in the processor's cache
 PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may grant less
 
-Buffer = bytes | bytearray | memoryview
-
 
 class ChannelClosed(ConnectionError):
     """The peer has gone, or did not prove itself."""
 
 
+class ProtocolError(ChannelClosed):
+    """The peer sent something that is no message, or none for this end; nothing more is taken from it."""
+
+
 class Head(NamedTuple):
     """A frame whose body has not been read yet; `sizes` are the parts' lengths in bytes."""
 
-    kind: str
+    kind: type[Message]
     fields: dict[str, Any]
     sizes: list[int]
     raw: bytes
-
-
-class Frame(NamedTuple):
-    """A whole frame."""
-
-    kind: str
-    fields: dict[str, Any]
-    parts: list[Buffer]
 
 
 class Connection:
@@ -81,11 +80,12 @@ class Connection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def send(self, kind: str, fields: dict[str, Any] | None = None, parts: Sequence[Buffer] = ()) -> None:
-        """Send one frame; ChannelClosed if the peer has gone."""
+    def send(self, message: Message) -> None:
+        """Send one message; ChannelClosed if the peer has gone."""
+        fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
-        header = json.dumps({**(fields or {}), "kind": kind, "sizes": sizes}).encode()
+        header = json.dumps({**fields, "kind": type(message).__name__, "sizes": sizes}).encode()
         prefix = PREFIX.pack(len(header), sum(sizes)) + header
         with self._send_lock:
             if self._broken:
@@ -104,25 +104,30 @@ class Connection:
                     raise ChannelClosed(str(error)) from error
                 raise
 
-    def receive(self) -> Frame:
-        """Wait for one frame; ChannelClosed at the end of the stream."""
-        head = self.receive_head()
-        return Frame(head.kind, head.fields, self.receive_body(head))
+    def receive(self) -> Message:
+        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError for what is none."""
+        return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
-        """Wait for a frame's header; its body must be taken next."""
+        """Wait for a frame's header; its body must be taken next, or passed on."""
         prefix = self._exactly(PREFIX.size)
         header_bytes, body_bytes = PREFIX.unpack(prefix)
         raw = bytes(self._exactly(header_bytes))
-        fields = json.loads(raw)
-        kind, sizes = fields.pop("kind"), fields.pop("sizes")
-        if sum(sizes) != body_bytes:
-            raise ChannelClosed("a frame's parts do not add up to its body")
+        try:
+            fields = json.loads(raw)
+            kind, sizes = KINDS[fields.pop("kind")], fields.pop("sizes")
+            if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != body_bytes:
+                raise ProtocolError("a frame's parts do not add up to its body")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ProtocolError(f"a frame's header is no message's: {raw[:60]!r}") from error
         return Head(kind, fields, sizes, bytes(prefix) + raw)
 
-    def receive_body(self, head: Head) -> list[Buffer]:
-        """Read the parts of the frame whose header was just received."""
-        return [self._exactly(size) for size in head.sizes]
+    def receive_body(self, head: Head) -> Message:
+        """Read the rest of the message whose header was just received."""
+        try:
+            return decode(head.kind, head.fields, [self._exactly(size) for size in head.sizes])
+        except MalformedMessage as error:
+            raise ProtocolError(str(error)) from error
 
     def pass_on(self, head: Head, other: Connection) -> None:
         """Hand the frame whose header was just received to `other`, without holding a large one in memory."""
@@ -165,7 +170,10 @@ class Connection:
         return self._peer
 
     def _exactly(self, size: int) -> bytearray | memoryview:
-        data: bytearray | memoryview = bytearray(size) if size <= CHUNK_BYTES else _blank(size)
+        try:
+            data: bytearray | memoryview = bytearray(size) if size <= CHUNK_BYTES else _blank(size)
+        except (OSError, OverflowError) as error:
+            raise ChannelClosed(f"no memory for {size:,} bytes from the peer") from error
         view, filled = memoryview(data), 0
         while filled < size:
             try:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkring.runtime import report
+from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker.rank.imports import when_imported
 
 # Where Model is defined: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12, Keras 3.
@@ -124,15 +125,18 @@ def _tell_model_checkpoints(kind: Any) -> None:
         path, took_s = callback.__dict__.pop("_sparkring_wrote")  # KeyError if it was not good enough to be written
         if _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
-            _tell_saved(
-                folder=folder or ".",
-                name=name,
-                step=int(epoch) + 1,
-                size_bytes=_size_bytes(path),
-                took_s=took_s,
-                metrics=report.numbers(logs),
-                best=bool(callback.save_best_only),
-                kind="keras",
+            report.tell(
+                CheckpointSaved(
+                    folder=folder or ".",
+                    name=name,
+                    step=int(epoch) + 1,
+                    size_bytes=_size_bytes(path),
+                    took_s=took_s,
+                    blocked_s=took_s,
+                    metrics=report.numbers(logs),
+                    best=bool(callback.save_best_only),
+                    kind="keras",
+                )
             )
 
     _tell_after(kind, "_save_handler", note)
@@ -148,19 +152,22 @@ def _tell_backups(kind: Any) -> None:
             folder = os.fspath(callback.backup_dir)
             remove(callback)
             callback._sparkring_wrote = (folder, os.path.relpath(path, folder))
-            _tell_saved(
-                folder=folder,
-                name=callback._sparkring_wrote[1],
-                step=int(epoch) + 1,
-                size_bytes=_size_bytes(path),
-                took_s=took_s,
-                kind="tensorflow",
+            report.tell(
+                CheckpointSaved(
+                    folder=folder,
+                    name=callback._sparkring_wrote[1],
+                    step=int(epoch) + 1,
+                    size_bytes=_size_bytes(path),
+                    took_s=took_s,
+                    blocked_s=took_s,
+                    kind="tensorflow",
+                )
             )
 
     def remove(callback: Any) -> None:
         folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))
         if name:
-            report.tell("checkpoint", {"event": "removed", "told": {"folder": folder, "name": name}})
+            report.tell(CheckpointRemoved(folder, name))
 
     def ended(callback: Any, took_s: float, logs: Any = None) -> None:
         if callback.delete_checkpoint:
@@ -186,10 +193,6 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
     do_and_tell._sparkring = True  # type: ignore[attr-defined]
     setattr(kind, name, do_and_tell)
-
-
-def _tell_saved(**told: Any) -> None:
-    report.tell("checkpoint", {"event": "saved", "told": {**told, "blocked_s": told["took_s"]}})
 
 
 def _writes(model: Any) -> bool:

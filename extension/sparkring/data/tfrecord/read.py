@@ -106,7 +106,7 @@ class Records:
     def __len__(self) -> int:
         return self.steps
 
-    def _sparkring_look_ahead(self, size: int, calls: Iterable[Call] = ()) -> None:
+    def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
         """What would be told on the ranks is told before they are started."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 

@@ -18,9 +18,33 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
-from sparkring.wire.channel import ChannelClosed, Connection, dial, pair
+from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
+from sparkring.wire.messages import (
+    Beat,
+    Done,
+    EnterWorld,
+    Exited,
+    Failed,
+    GpuUsage,
+    Hello,
+    Interrupt,
+    Leave,
+    MemberReport,
+    Message,
+    Output,
+    RankReport,
+    RecordTimeline,
+    Release,
+    Run,
+    SetEnvironment,
+    Stack,
+    Stop,
+    Stream,
+    TakeStack,
+)
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process
 from sparkring.worker.member.gpus import Meter
@@ -34,6 +58,8 @@ TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # something that the rank started may go on writing without end
+_PASSED_ON = (Run, Release, Leave)  # from the driver to the rank, however large
+_FROM_RANK = get_args(RankReport)
 
 
 class RankProcess(NamedTuple):
@@ -56,7 +82,7 @@ class Member:
         self.rank_pid = rank.pid
         self.to_rank = rank.channel
         self.stack_fd = rank.stacks
-        self.pipes = {fd: Pipe(name, fd) for name, fd in (("stdout", rank.stdout), ("stderr", rank.stderr))}
+        self.pipes = {fd: Pipe(name, fd) for name, fd in _streams(rank)}
         self.timeline: TimelineFile | None = None
         self.wait_status: int | None = None
         self.peak_memory_bytes = 0
@@ -65,21 +91,21 @@ class Member:
         self.gpus = Meter()
         self.paused_until = 0.0
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
-        self.home.send("hello", self.introduction(ticket))
+        self.home.send(self.introduction(ticket))
 
-    def introduction(self, ticket: Ticket) -> dict[str, Any]:
+    def introduction(self, ticket: Ticket) -> Hello:
         address = self.home.local_host()
-        return {
-            "member": ticket.member,
-            "gpus": ticket.gpus,
-            "pid": self.rank_pid,
-            "host": socket.gethostname(),
-            "address": address,
-            "interface": interface_of(address),
-            "port": free_port(address),
-            "python": sys.executable,
-            "packages": None if sys.prefix == ticket.prefix else _packages(),
-        }
+        return Hello(
+            member=ticket.member,
+            pid=self.rank_pid,
+            host=socket.gethostname(),
+            address=address,
+            interface=interface_of(address),
+            port=free_port(address),
+            python=sys.executable,
+            gpus=tuple(ticket.gpus),
+            packages=None if sys.prefix == ticket.prefix else _packages(),
+        )
 
     def run(self) -> None:
         """Serve until the rank and everything it started are gone."""
@@ -146,49 +172,53 @@ class Member:
                 self.send_output(pipe, pipe.take_rest())
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
-            self.tell("beat")
+            self.tell(Beat())
             for gpu in self.gpus.changes():
-                self.tell("gpu", gpu._asdict())
+                self.tell(GpuUsage(*gpu))
 
     # ── to and from the driver ────────────────────────────────────────────────
 
-    def tell(self, kind: str, fields: dict[str, Any] | None = None, parts: tuple[bytes, ...] = ()) -> None:
+    def tell(self, message: MemberReport) -> None:
         try:
-            self.home.send(kind, fields, parts)
+            self.home.send(message)
         except ChannelClosed:
             self.abandon()
 
     def from_home(self) -> None:
         try:
             head = self.home.receive_head()
-            if head.kind == "stop":
-                self.stop(head.fields["signal"], head.fields["grace_s"])
-            elif head.kind == "interrupt":
-                process.signal_group(self.rank_pid, signal.SIGINT)
-            elif head.kind == "stacks":
-                self.tell("stack", self.take_stack())
-            elif head.kind == "timeline":
-                self.record_timeline(head.fields["variable"], head.fields["wanted"])
+            if head.kind in _PASSED_ON:
+                self.reach_rank(lambda: self.home.pass_on(head, self.to_rank))
             else:
-                if head.kind == "world":
-                    self.gpus = Meter(head.fields["world"]["gpus"])
-                self.pass_to_rank(head)
+                self.obey(self.home.receive_body(head))
         except ChannelClosed:
             self.abandon()
 
-    def record_timeline(self, variable: str, wanted: bool) -> None:
-        """Give the rank a file for its framework's timeline, of which the driver gets what is in it in the end."""
-        if self.timeline is None:
-            self.timeline = TimelineFile(self.cleanup, wanted=wanted)
-        try:
-            self.to_rank.send("environment", {"variables": {variable: self.timeline.path}})
-        except ChannelClosed:
-            if not self.rank_has_ended():
-                raise
+    def obey(self, order: Message) -> None:
+        """Do what the driver asks of the member itself."""
+        match order:
+            case Stop():
+                self.stop(order.signal, order.grace_s)
+            case Interrupt():
+                process.signal_group(self.rank_pid, signal.SIGINT)
+            case TakeStack():
+                self.tell(self.take_stack())
+            case EnterWorld():
+                self.gpus = Meter(order.world.gpus)
+                self.reach_rank(lambda: self.to_rank.send(order))
+            case RecordTimeline():
+                # The rank gets a file, of which the driver gets what is in it in the end.
+                if self.timeline is None:
+                    self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
+                variables = SetEnvironment({order.variable: self.timeline.path})
+                self.reach_rank(lambda: self.to_rank.send(variables))
+            case _:
+                raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
-    def pass_to_rank(self, head: Any) -> None:
+    def reach_rank(self, send: Callable[[], None]) -> None:
+        """Send something to the rank; ChannelClosed if it is the driver's end that has broken."""
         try:
-            self.home.pass_on(head, self.to_rank)
+            send()
         except ChannelClosed:
             if not self.rank_has_ended():
                 raise
@@ -196,12 +226,16 @@ class Member:
     def from_rank(self) -> None:
         try:
             head = self.to_rank.receive_head()
+        except ProtocolError:
+            raise  # the rank's process is not to be trusted any more: main() ends it
         except ChannelClosed:
             for selector in self.selectors:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind in ("done", "failed"):
+        if head.kind not in _FROM_RANK:
+            raise ProtocolError(f"the rank sent {head.kind.__name__}, which is not for the driver")
+        if head.kind in (Done, Failed):
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)
         try:
@@ -230,7 +264,7 @@ class Member:
     def send_output(self, pipe: Pipe, data: bytes) -> None:
         if data:
             self.paused_until = time.monotonic() + GATHER_S
-            self.tell("output", {"stream": pipe.stream}, (data,))
+            self.tell(Output(pipe.stream, data))
 
     # ── the rank's life ───────────────────────────────────────────────────────
 
@@ -283,30 +317,29 @@ class Member:
             while self.forward(pipe, all_of_it=True) and time.monotonic() < deadline:
                 time.sleep(0.002)
         if self.timeline is not None:
-            for fields, data in self.timeline.parts():
-                self.tell("timeline", fields, (data,))
+            for piece in self.timeline.pieces():
+                self.tell(piece)
             self.timeline.remove()
         status = self.wait_status or 0
         killed = process.out_of_memory_kills() > self.oom_before
         self.tell(
-            "exited",
-            {
-                "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                "out_of_memory": killed,
-                "peak_memory_bytes": self.peak_memory_bytes,
-            },
+            Exited(
+                code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                out_of_memory=killed,
+                peak_memory_bytes=self.peak_memory_bytes,
+            )
         )
         self.home.close()
 
-    def take_stack(self) -> dict[str, Any]:
+    def take_stack(self) -> Stack:
         """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
         state = process.state(self.rank_pid)
         if not state.startswith("frozen"):
             try:
                 os.kill(self.rank_pid, signal.SIGUSR2)
             except OSError:
-                return {"state": "gone", "text": ""}
+                return Stack("gone", "")
         text, quiet_since = b"", time.monotonic()
         while time.monotonic() - quiet_since < (0.03 if text else 0.3):
             try:
@@ -319,7 +352,11 @@ class Member:
                 time.sleep(0.005)
             if state.startswith("frozen"):
                 break
-        return {"state": state, "text": text.decode("utf-8", "replace")}
+        return Stack(state, text.decode("utf-8", "replace"))
+
+
+def _streams(rank: RankProcess) -> tuple[tuple[Stream, int], ...]:
+    return ("stdout", rank.stdout), ("stderr", rank.stderr)
 
 
 def _packages() -> dict[str, str]:

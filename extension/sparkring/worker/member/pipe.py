@@ -6,6 +6,8 @@ import fcntl
 import os
 import time
 
+from sparkring.wire.messages import Stream
+
 READ_BYTES = 1 << 20
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; bursts then do not block the rank
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
@@ -14,7 +16,7 @@ PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
 class Pipe:
     """The reading end of one of the rank's streams, and the line that has not ended yet."""
 
-    def __init__(self, stream: str, fd: int) -> None:
+    def __init__(self, stream: Stream, fd: int) -> None:
         self.stream = stream
         self.fd = fd
         self.rest = b""

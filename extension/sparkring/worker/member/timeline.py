@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+
+from sparkring.wire.messages import TimelinePiece
 
 READ_BYTES = 1 << 20
 MOST_BYTES = 256 << 20  # more than a trace viewer can take in
@@ -25,11 +26,8 @@ class TimelineFile:
         self.path = os.path.join(self.folder, NAME)
         self.wanted = wanted
 
-    def parts(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """What is in the file, as fields and bytes of frames: one zlib stream, whose last piece has `last`.
-
-        `cut` is how many bytes had no room. If there is no file, the stream is empty.
-        """
+    def pieces(self) -> Iterator[TimelinePiece]:
+        """What is in the file, as messages. If there is no file, the stream is empty."""
         if not self.wanted:
             return
         import zlib
@@ -45,10 +43,10 @@ class TimelineFile:
                     packed = packer.compress(data)
                     if packed:
                         sent += len(packed)
-                        yield {"last": False, "cut": 0}, packed
+                        yield TimelinePiece(last=False, cut=0, data=packed)
         except OSError:
             pass  # the framework has made none, or the disk fails: what there is goes home
-        yield {"last": True, "cut": rest}, packer.flush()
+        yield TimelinePiece(last=True, cut=rest, data=packer.flush())
 
     def remove(self) -> None:
         """Remove the file and its folder."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAY_TEXT_CHARACTERS
+from sparkring.wire.messages import Display, DisplayType
 from sparkring.worker.rank.imports import when_imported
 
-Send = Callable[[dict[str, Any], bytes], None]
+Send = Callable[[Display], None]
 
 # The forms that can be shown, in order of preference, and IPython's method for each.
-_METHODS = {
+_METHODS: dict[DisplayType, str] = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
     "image/jpeg": "_repr_jpeg_",
@@ -43,7 +44,7 @@ _clears = False  # whether the next display replaces all before it
 
 
 def connect(send: Send) -> None:
-    """Send what is displayed from now on through `send(fields, data)`; called once on each rank."""
+    """Send what is displayed from now on through `send(message)`; called once on each rank."""
     global _send
     _send = send
     when_imported("IPython.core.display_functions", _replace_ipythons)
@@ -209,7 +210,7 @@ def _has_scripts(bundle: Mapping[str, Any]) -> bool:
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 
-def _richest(bundle: Mapping[str, Any]) -> tuple[str, bytes] | None:
+def _richest(bundle: Mapping[str, Any]) -> tuple[DisplayType, bytes] | None:
     """The form to show: a picture rather than HTML that needs scripts."""
     kinds = [kind for kind in _METHODS if bundle.get(kind)]
     if _has_scripts(bundle):
@@ -239,15 +240,10 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
         if display_id is not None:
             _numbers[display_id] = known
     kind, data = found
-    fields = {
-        "number": known,
-        "mime_type": kind,
-        "text": text[:DISPLAY_TEXT_CHARACTERS],
-        "size_bytes": len(data),
-        "clears": _clears,
-    }
+    sent = data if len(data) <= DISPLAY_BYTES else b""
+    message = Display(known, kind, text[:DISPLAY_TEXT_CHARACTERS], len(data), _clears, sent)
     _clears = False
-    _send(fields, data if len(data) <= DISPLAY_BYTES else b"")
+    _send(message)
 
 
 def _print(text: str) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkring.capture import submodules
 from sparkring.errors import (
@@ -20,10 +20,8 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
+from sparkring.wire.messages import CodeLine, CodePlace, FailureCause, RankFailure
 from sparkring.worker.rank import script
-
-if TYPE_CHECKING:
-    from sparkring.history.events import FailureCause
 
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
@@ -52,31 +50,27 @@ _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, Options
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
-def as_failure(error: BaseException, cell: str = CELL_NAME) -> dict[str, Any]:
-    """The fields of an events.Failure, as JSON values; `cell` is the file name of the cell that is being run."""
+def as_failure(error: BaseException, cell: str = CELL_NAME) -> RankFailure:
+    """What ended the request; `cell` is the file name of the cell that is being run."""
     if _INTERRUPTED in _text_of(error):
         error = KeyboardInterrupt().with_traceback(error.__traceback__)
     name = type(error).__qualname__
     text = _text_of(error)
     if isinstance(error, SystemExit):
         said = "" if error.code is None else repr(error.code)
-        summary, kind = f"called sys.exit({said})", "exit"
+        summary = f"called sys.exit({said})"
     elif isinstance(error, KeyboardInterrupt):
-        summary, kind = "interrupted", "exception"
+        summary = "interrupted"
     else:
-        summary, kind = (f"{name}: {text}" if text else name), "exception"
-    frames = _frames(error, cell)
-    return {
-        "kind": kind,
-        "summary": summary,
-        "frames": frames,
-        "traceback": _traceback(error),
-        "advice": _advice(error),
-        "interrupt": isinstance(error, KeyboardInterrupt),
-        "follows": any(map(_is_echo, _chain(error))),
-        "error": f"{type(error).__module__}.{name}",
-        "cause": _cause(error),
-    }
+        summary = f"{name}: {text}" if text else name
+    return RankFailure(
+        cause=_cause(error),
+        summary=summary,
+        frames=_frames(error, cell),
+        traceback=_traceback(error),
+        advice=_advice(error),
+        error=f"{type(error).__module__}.{name}",
+    )
 
 
 def _is_echo(error: BaseException) -> bool:
@@ -95,9 +89,17 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _cause(error: BaseException) -> FailureCause:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupt"
     if isinstance(error, CheckpointDamagedError):
-        return "damaged"
-    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else ""
+        return "damaged checkpoint"
+    if any(map(_is_echo, _chain(error))):
+        return "echo"
+    if isinstance(error, SystemExit):
+        return "exit"
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return "code" if isinstance(error, _CODE) and not isinstance(error, CheckpointStorageError) else "exception"
 
 
 def _text_of(error: BaseException) -> str:
@@ -141,13 +143,14 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 def _is_ours(filename: str, error: BaseException) -> bool:
     """Whether a frame lies between a cell and the script that it runs, or in the code that raised sparkring's error."""
-    worker = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
+    here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
     if isinstance(error, SparkringError):
-        return filename.startswith(os.path.join(os.path.dirname(worker), ""))
-    return os.path.dirname(filename) == worker
+        package = os.path.dirname(os.path.dirname(here))
+        return filename.startswith(os.path.join(package, ""))
+    return os.path.dirname(filename) == here
 
 
-def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
+def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
     found = []
     for frame, line in traceback.walk_tb(_skip_ours(error)):
         filename = frame.f_code.co_filename
@@ -159,17 +162,9 @@ def _frames(error: BaseException, cell: str) -> list[dict[str, Any]]:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
                 if text.strip():
-                    source.append({"number": number, "text": text.rstrip("\n")})
-        found.append(
-            {
-                "filename": _as_told(filename, cell),
-                "line": line,
-                "function": frame.f_code.co_name,
-                "in_cell": in_cell,
-                "source": source,
-            }
-        )
-    return found[-MOST_FRAMES:]
+                    source.append(CodeLine(number, text.rstrip("\n")))
+        found.append(CodePlace(_as_told(filename, cell), line, frame.f_code.co_name, in_cell, tuple(source)))
+    return tuple(found[-MOST_FRAMES:])
 
 
 def _as_told(filename: str, cell: str) -> str:

@@ -6,7 +6,6 @@ The loop takes one request after another, and what they bind stays; a run of one
 
 from __future__ import annotations
 
-import ast
 import builtins
 import gc
 import os
@@ -19,16 +18,31 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sparkring.capture.notebook_state import NotebookState, RankState
-from sparkring.capture.source_lines import keep_lines
+from sparkring.capture.notebook_state import RankState
 from sparkring.data.petastorm import quiet
 from sparkring.history import stacks
 from sparkring.runtime import report, resume_point, world
 from sparkring.runtime.interrupts import held_back
-from sparkring.wire.channel import ChannelClosed, Connection, Frame
+from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
+from sparkring.wire.messages import (
+    Buffer,
+    Display,
+    Done,
+    EnterWorld,
+    Failed,
+    Leave,
+    Message,
+    PackedValue,
+    RankNews,
+    Release,
+    Run,
+    SetEnvironment,
+    Told,
+)
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, libraries
+from sparkring.worker.rank import children, collectives, displays, libraries, shell
+from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
 FLUSH_EVERY_S = 0.1
@@ -40,10 +54,7 @@ def main(home: Connection, stack_fd: int, context: str = "", rows: int = -1) -> 
 
 
 class Rank:
-    """The rank's side of the protocol: `world`, `environment`, `run`, `release`, `leave` come in.
-
-    `done` and `failed` go out, and meanwhile what the cell tells.
-    """
+    """The rank's side of the protocol: takes one request after another, and tells how each has ended."""
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
@@ -51,7 +62,7 @@ class Rank:
         self.pid = os.getpid()
         # Importing a framework makes objects that stay: with Python's 700, a fifth of it goes on collections.
         gc.set_threshold(5_000, 10, 10)
-        self.requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.address = ""
         self.environment: dict[str, str] = {}  # the member's, for all requests, unless the notebook has others
         self.notebook = RankState()
@@ -63,29 +74,23 @@ class Rank:
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
         report.connect(self.tell)
-        displays.connect(self.show)
+        displays.connect(self.tell)
         quiet.silence_when_imported()
         children.prepare_children(children.main_of_rank)
         libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, kind: str, fields: dict[str, Any]) -> None:
+    def tell(self, message: Told | Display | Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
         An interrupt in the middle of it would leave half a frame, behind which no other can be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
-                self.home.send(kind, fields)
-
-    def show(self, fields: dict[str, Any], data: bytes) -> None:
-        """Send a display to the notebook, like tell()."""
-        if os.getpid() == self.pid:
-            with held_back():
-                self.home.send("display", fields, [data])
+                self.home.send(message)
 
     def listen(self) -> None:
-        """In a thread: take frames in, and see to it that a line without its end is shown in time."""
+        """In a thread: take messages in, and see to it that a line without its end is shown in time."""
         flushing = threading.Lock()
         # A fork must not happen while this thread is inside a stream's lock: the child would
         # inherit it locked and hang at its first print.
@@ -97,57 +102,57 @@ class Rank:
             if not readable:
                 continue
             try:
-                frame = self.home.receive()
-                if frame.kind == "release":  # the main thread is the one that waits
+                order = self.home.receive()
+                if isinstance(order, Release):  # the main thread is the one that waits
                     collectives.release()
                 else:
-                    self.requests.put(frame)
+                    self.orders.put(order)
             except ChannelClosed:
                 # The member is gone. On Linux the kernel has killed us by now; elsewhere we do it.
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> int:
         while True:
-            frame = self.requests.get()
-            if frame.kind == "leave":
-                # The interpreter would end with a collection over all that a framework has made: most of a
-                # second, for memory that the system takes back anyway.
-                gc.freeze()
-                return 0
-            if frame.kind == "world":
-                self.enter(frame.fields)
-            elif frame.kind == "environment":
-                self.environment.update(frame.fields["variables"])
-            elif frame.kind == "run":
-                self.run(frame)
+            match order := self.orders.get():
+                case Run():
+                    self.run(order)
+                case EnterWorld():
+                    self.enter(order)
+                case SetEnvironment():
+                    self.environment.update(order.variables)
+                case Leave():
+                    # The interpreter would end with a collection over all that a framework has made: most of a
+                    # second, for memory that the system takes back anyway.
+                    gc.freeze()
+                    return 0
+                case _:
+                    raise ProtocolError(f"{type(order).__name__} is not for a rank")
 
-    def enter(self, fields: dict[str, Any]) -> None:
-        seat = world.World(**fields["world"])
-        seat = seat._replace(gpus=tuple(seat.gpus))  # in JSON it was a list
-        world.enter(seat)
-        self.address = fields["address"]
-        os.environ.update(fields["environment"])
+    def enter(self, order: EnterWorld) -> None:
+        place = order.world
+        world.enter(place)
+        self.address = order.address
+        os.environ.update(order.environment)
         # Ranks that each start a thread per core spin against one another, and all come to a crawl.
-        fair_share = max(1, process.cores() // seat.local_size)
+        fair_share = max(1, process.cores() // place.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
-        self.namespace.update(rank=seat.rank, size=seat.size, local_rank=seat.local_rank)
+        self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
         self.names_told = set(self.namespace)
         from sparkring.compat import sparkdl
 
         sparkdl.install()
 
-    def run(self, frame: Frame) -> None:
+    def run(self, request: Run) -> None:
         """Run one request and report how it ended; an interrupt is reported as an error, as is an exit with a code."""
-        fields = frame.fields
         self.cells += 1
         self.loaded = False
         try:
-            self.prepare(fields)
+            self.prepare(request)
             try:
                 # Anew for each request: the cell before may have set its own.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 try:
-                    value = self.compute(fields, frame)
+                    value = self.compute(request)
                 except SystemExit as end:
                     if exit_code(end) != 0:
                         raise
@@ -160,7 +165,7 @@ class Rank:
                 signal.signal(signal.SIGINT, _pass_over)
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
-            self.report_value(value, fields["pull"])
+            self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is told
             signal.signal(signal.SIGINT, _pass_over)  # it may have come in the middle of the line above
             if os.getpid() != self.pid:
@@ -170,100 +175,67 @@ class Rank:
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
             # That another rank has gone is one line's worth: what counts is the other one's traceback.
-            _print(f"{failure['summary']}\n" if failure["follows"] else failure["traceback"])
+            _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
-            self.tell("failed", {"failure": failure, **self.news()})
+            self.tell(Failed(failure, self.news()))
 
-    def prepare(self, fields: dict[str, Any]) -> None:
+    def prepare(self, request: Run) -> None:
         """Set up what a request asks for: checkpoints, displays, the notebook's state, environment, autolog."""
-        resume_point.enter(resume_point.Here(**fields["checkpoints"]))
+        resume_point.enter(request.checkpoints)
         displays.begin()
-        self.notebook.apply(NotebookState.from_json(fields["notebook"]))
-        os.environ.update({**fields["environment"], **self.environment})
-        for name, value in fields["defaults"].items():
+        self.notebook.apply(request.notebook)
+        os.environ.update({**request.environment, **self.environment})
+        for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
         displays.draw_figures()
-        if fields["autolog"]:
+        if request.autolog:
             from sparkring.worker import keras_hooks
 
             keras_hooks.install()
 
-    def news(self) -> dict[str, Any]:
-        """What the gang needs for the next request: the names that are there now, and a port that is free."""
+    def news(self) -> RankNews:
         bound = [name for name in self.namespace if name not in self.names_told]
         self.names_told.update(bound)
-        return {"names_bound": bound, "loaded": self.loaded, "port": free_port(self.address)}
+        return RankNews(tuple(bound), self.loaded, free_port(self.address))
 
-    def compute(self, fields: dict[str, Any], frame: Frame) -> Any:
+    def compute(self, request: Run) -> Any:
         from sparkring.capture import packing
 
-        payload, *buffers = frame.parts
-        if fields["what"] == "call":
+        payload, *buffers = request.parts
+        if request.what == "call":
             function, kwargs = packing.unpack_call(payload, buffers)
             return function(**kwargs)
-        if fields["scripts"]:
-            from sparkring.capture.scripts import Script
-            from sparkring.worker.rank import shell
-
-            shell.scripts.update({each["line"]: Script(**each) for each in fields["scripts"]})
+        shell.scripts.update((script.line, script) for script in request.scripts)
         packing.unpack_names(payload, self.namespace, buffers)
-        if fields["barrier"]:
+        if request.barrier:
             from sparkring.worker.rank import barrier  # it imports pyspark
 
             self.namespace.update(barrier.names(*self.task))
             self.task = (self.task[0], -1)  # the rows are there once
         self.loaded = True
-        return run_cell(fields["source"], self.namespace, stacks.cell_name(self.cells))
+        return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
 
-    def report_value(self, value: Any, pull: list[str]) -> None:
+    def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
         """Send the value home, and the names to pull; each by itself, so that one cannot spoil the rest."""
         import cloudpickle
 
-        missing = [name for name in pull if name not in self.namespace]
+        missing = tuple(name for name in pull if name not in self.namespace)
         wanted = {"": value, **{name: self.namespace[name] for name in pull if name in self.namespace}}
-        names: list[dict[str, Any]] = []
-        parts: list[Any] = []
+        values: list[PackedValue] = []
+        parts: list[Buffer] = []
         for name, item in wanted.items():
             buffers: list[Any] = []
-            told: dict[str, Any] = {"name": name, "type": type_name(item), "parts": 0, "error": ""}
+            pieces: list[Buffer] = []
+            problem = ""
             try:
                 packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
                 pieces = [packed, *(buffer.raw() for buffer in buffers)]
-                told["parts"] = len(pieces)
-                parts += pieces
             except Exception as error:  # any object may refuse in its own way
-                told["error"] = f"{type(error).__name__}: {error}"
-            names.append(told)
+                problem = f"{type(error).__name__}: {error}"
+            values.append(PackedValue(name, type_name(item), len(pieces), problem))
+            parts += pieces
         _flush()
-        self.home.send("done", {"names": names, "missing": missing, "repr": short_repr(value), **self.news()}, parts)
-
-
-def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
-    """Run a cell's code in `namespace`; returns the value of its last expression, or None.
-
-    Functions keep working after the cell, and tracebacks show its lines. `await` works at the top level.
-    """
-    keep_lines(filename, source)
-    tree = ast.parse(source, filename)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    _execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
-    if last is None:
-        return None
-    assert isinstance(last, ast.Expr)
-    expression = ast.Expression(last.value)
-    return _execute(compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
-
-
-def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
-    value = eval(code, namespace)
-    if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
-        import asyncio  # 30 ms, and most cells do without
-
-        async def wait() -> Any:
-            return await value
-
-        return asyncio.run(wait())
-    return value
+        self.home.send(Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
@@ -309,11 +281,9 @@ def _fresh_main() -> dict[str, Any]:
     sys.argv = [""]
     # The `exit` that Python's site module defines closes stdin, which the next cell of a warm gang may read.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
-    from sparkring.worker.rank.shell import get_ipython
-
     module.__dict__.update(
         __builtins__=__builtins__,
-        get_ipython=get_ipython,
+        get_ipython=shell.get_ipython,
         display=displays.display,
         displayHTML=displays.display_html,
     )

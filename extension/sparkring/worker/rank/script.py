@@ -8,10 +8,10 @@ import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sparkring.capture.scripts import Script
+from sparkring.wire.messages import Script
+from sparkring.worker.rank.cell import run_cell
 
 files: set[str] = set()  # file names of scripts in tracebacks
 
@@ -63,8 +63,6 @@ def _code(script: Script, module: types.ModuleType) -> types.CodeType:
 
 
 def _run_inside(script: Script, cell: dict[str, Any]) -> None:
-    from sparkring.worker.rank.rank import run_cell
-
     for name, source in script.parts:
         run_cell(source, cell, name)
 

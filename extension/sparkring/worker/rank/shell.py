@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkring.errors import OptionsError
-
-if TYPE_CHECKING:
-    from sparkring.capture.scripts import Script
+from sparkring.wire.messages import Script
+from sparkring.worker.rank.script import run_script
 
 # Magics that make sense on a rank. The driver refuses others before the launch.
 LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
@@ -63,7 +62,6 @@ class Shell:
                 f"%run {line}: the script was not sent with the cell. Write the %run line in the cell itself."
             )
         from sparkring.capture.scripts import split_arguments
-        from sparkring.worker.rank.script import run_script
 
         found = scripts[line]
         run_script(found, split_arguments(self._expand(found.arguments), patterns=found.patterns))

@@ -1,0 +1,187 @@
+"""What the notebook and programs call: a spec is prepared, shown and carried out, and its result or error comes back.
+
+Nothing else in the engine knows of views: here the one is opened that suits where Python runs.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from sparkring.capture.calls import options_apart
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.options import Logs, Options, checked, restarts
+from sparkring.engine.options import timeline as asked_timeline
+from sparkring.engine.prepare import prepare
+from sparkring.engine.result import RunResult
+from sparkring.engine.runner import Run
+from sparkring.engine.spec import Call, RunSpec
+from sparkring.errors import OptionsError, ResultError
+from sparkring.frameworks import FRAMEWORKS
+from sparkring.history.view import View
+from sparkring.runtime.interrupts import Interrupts
+from sparkring.runtime.kernel import tell
+from sparkring.views import open_view
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+last_result: RunResult | None = None  # of this process, for `sparkring.last_result`
+
+
+def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
+    """Carry out a run, and wait for it. A `view` shows it in place of the one that suits where Python runs.
+
+    CaptureError if something that it reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt
+    if it does not end well; and what else prepare() raises.
+    """
+    return _carry_out(_open(spec, view))
+
+
+def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
+    """Carry out a run in a thread of its own; what can be wrong before the launch is raised at once.
+
+    The spec's options say that it goes on in the background. On a warm gang no run can.
+    """
+    run = _open(spec, view)
+    directory = run.prepared.directory
+    return BackgroundRun(
+        lambda: _carry_out(run), run.recorder, run.interrupts, None if directory is None else directory.location
+    )
+
+
+def _open(spec: RunSpec, view: View | None) -> Run:
+    prepared, interrupts = prepare(spec), Interrupts()
+    if view is None:
+        options = prepared.options
+        view = open_view(quiet=options.quiet, stop=interrupts.request, background=options.background)
+    return Run(prepared, view, interrupts)
+
+
+def _carry_out(run: Run) -> RunResult:
+    global last_result
+    last_result = result = run.to_the_end()
+    if result.problems:
+        raise ResultError(
+            f"the cell ran, but {'; '.join(result.problems)}. The other values are in sparkring.last_result.values.",
+            record=result.record,
+            values=result.by_rank,
+        )
+    return result
+
+
+def spark(slots: int = 2) -> SparkSession:
+    """The notebook's SparkSession; where there is none a new one on this machine, with `slots` and some to spare.
+
+    It finds a Java from pip where there is no other. LaunchError if there is none, or the session has been stopped.
+    """
+    from sparkring.cluster.session import find_session
+
+    return find_session(slots, tell)
+
+
+class HorovodRunner:
+    """Runs a training function on a ring of Horovod ranks, with the signature that notebooks know.
+
+    np < 0: that many processes on this machine; np > 0: that many Spark barrier tasks; np = 0: every
+    task slot (deprecated). `driver_log_verbosity` is "all", or "log_callback_only": then the notebook
+    shows only what log_to_driver and LogCallback send, and everything else is in the run's logs.
+
+    The API is that of sparkdl's public documentation, where this class is described.
+    """
+
+    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+        np = _whole(np)
+        if np == 0:
+            warnings.warn(
+                "np=0 (every task slot) is deprecated: give the number of ranks",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        self.num_processor = np
+        self._logs = _logs(driver_log_verbosity)
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call `main(**kwargs)` on every rank; returns what rank 0 returned.
+
+        Both are packed with cloudpickle. RunFailed says which rank failed and why.
+        """
+        options = Options(np=self.num_processor, logs=self._logs)
+        return run_spec(RunSpec(Call(main, (), kwargs), options, "horovod")).value
+
+
+@overload
+def run(main: Callable[..., Any], *args: Any, background: Literal[True], **kwargs: Any) -> BackgroundRun: ...
+
+
+@overload
+def run(main: Callable[..., Any], *args: Any, background: Literal[False] = False, **kwargs: Any) -> RunResult: ...
+
+
+@options_apart
+def run(
+    main: Callable[..., Any],
+    *args: Any,
+    np: int = -1,
+    driver_log_verbosity: str = "all",
+    framework: str = "horovod",
+    gpus: int | None = None,
+    timeout_s: float | None = None,
+    checkpoint_dir: str | os.PathLike[str] = "",
+    max_restarts: int | None = None,
+    min_np: int = 0,
+    fresh: bool = False,
+    resume: bool = False,
+    background: bool = False,
+    timeline: bool = False,
+    **kwargs: Any,
+) -> RunResult | BackgroundRun:
+    """Call `main(*args, **kwargs)` on a ring of ranks: HorovodRunner's keywords, and a launch magic's options.
+
+        sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
+
+    np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
+    options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
+    at once.
+
+    A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
+    with functools.partial(main, checkpoint_dir=…); then the keyword is the option.
+
+    Errors as for a launch magic; OptionsError.
+    """
+    if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
+        carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
+        raise OptionsError(f"run(framework={framework!r}): it is one of {carried}.")
+    directory = os.fspath(checkpoint_dir)
+    options = Options(
+        np=_whole(np),
+        logs=_logs(driver_log_verbosity),
+        gpus=gpus,
+        timeout_s=timeout_s,
+        checkpoint_dir=directory,
+        max_restarts=restarts(max_restarts, directory),
+        least=min_np,
+        fresh=fresh,
+        resume=resume,
+        background=background,
+        timeline=asked_timeline("run()", framework == "horovod", timeline),
+    )
+    spec = RunSpec(Call(main, args, kwargs), checked("run()", options), framework)
+    return start_spec(spec) if background else run_spec(spec)
+
+
+def _whole(np: Any) -> int:
+    try:
+        return operator.index(np)
+    except TypeError:
+        raise TypeError(f"np must be a whole number, not {type(np).__name__}") from None
+
+
+def _logs(driver_log_verbosity: str) -> Logs:
+    logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
+    if driver_log_verbosity not in logs:
+        raise ValueError(f"driver_log_verbosity is 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
+    return logs[driver_log_verbosity]

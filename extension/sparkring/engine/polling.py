@@ -1,0 +1,27 @@
+"""Waiting for something that only polling can tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+POLL_S = 0.1
+
+
+def poll_until(
+    condition: Callable[[], object],
+    deadline: float,
+    poll: Callable[[float], object] = time.sleep,
+    *,
+    every_s: float = POLL_S,
+) -> bool:
+    """Call `poll` with the seconds that it may take until `condition()` holds; returns whether it does.
+
+    It does not if the `deadline` (of time.monotonic(); math.inf for none) has passed before.
+    """
+    while not condition():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        poll(min(every_s, left_s))
+    return True

@@ -1,0 +1,250 @@
+"""Makes a run ready: looks up and checks all that can be wrong before anything is launched, and packs what travels."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkring.capture import notebook_state
+from sparkring.capture.calls import check_call, name_of, source_of
+from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
+from sparkring.capture.names import method_calls
+from sparkring.capture.packing import pack_call
+from sparkring.capture.versions import modules_of, versions
+from sparkring.engine import background
+from sparkring.engine.options import Options
+from sparkring.engine.result import RunResult
+from sparkring.engine.spec import Call, Cell, RunSpec
+from sparkring.errors import CaptureError, CheckpointError
+from sparkring.frameworks import FRAMEWORKS
+from sparkring.gangs.execution import Request
+from sparkring.history import describe, events, run_store
+from sparkring.launchers import every_slot, open_launcher
+from sparkring.launchers.base import Wanted
+from sparkring.runtime.kernel import tell
+from sparkring.runtime.storage import locate
+
+if TYPE_CHECKING:
+    from sparkring.checkpointing.directory import Directory
+    from sparkring.cluster.partitions import Data
+    from sparkring.engine.warm_gang import WarmGang
+
+# Names that ranks have unless the notebook defines them. IPython removes `exit` and `quit` from its kernel's builtins.
+PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run of which nothing is known that is wrong, and which has not started.
+
+    `launch` is what a launcher is to start if the run has ranks of its own; else it runs on `ranks` of `gang`.
+    `directory` is where checkpoints go, None for nowhere. `started` begins its record, and `notices` come next.
+    `on_result` is called with what it brings.
+    """
+
+    options: Options
+    request: Request
+    launch: Wanted
+    started: events.RunStarted
+    notices: tuple[str, ...] = ()
+    directory: Directory | None = None
+    gang: WarmGang | None = None
+    ranks: tuple[int, ...] = ()
+    on_result: Callable[[RunResult], None] = lambda result: None
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What a cell or a call comes to: the request, what it takes along, and how large the large parts of it are."""
+
+    request: Request
+    captured: tuple[events.CapturedName, ...]
+    large: dict[str, int]
+    values: list[tuple[str, Any]]  # of the notebook's names, or the arguments, which have none
+    title: str
+    code: str
+    scripts: tuple[str, ...] = ()  # their sources: checkpoints of a cell that runs others are other ones
+    data: Data | None = None
+    on_result: Callable[[RunResult], None] = lambda result: None
+
+
+def prepare(spec: RunSpec) -> PreparedRun:
+    """Look up, check and pack.
+
+    CaptureError if something that the work reads is not there or cannot travel; OptionsError, CheckpointError,
+    PathError or LaunchError if the rest cannot work; TypeError if what is to be called cannot be.
+    """
+    packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
+    options, request = spec.options, packed.request
+    if packed.data is not None:
+        options = replace(options, np=options.np or packed.data.ranks())
+    _validate(packed, options.size)
+    values = [value for _, value in packed.values]
+    directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
+    size = options.size or every_slot()
+    here = spec.framework != "barrier"
+    launch = Wanted(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
+    if options.background:
+        # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
+        open_launcher(launch, tell)
+        # The notebook may change its arrays before ranks have them, those that are started again included.
+        request = request._replace(buffers=tuple(memoryview(bytes(each)) for each in request.buffers))
+    started = events.RunStarted(
+        time.time(),
+        run_store.new_id(),
+        packed.title,
+        packed.code,
+        size,
+        "local" if options.np < 0 else "spark",
+        spec.framework,
+        options.logs,
+        tuple(spec.ranks),
+        spec.gang is not None,
+        options.checkpoint_dir,
+        packed.captured[: events.CAPTURED_KEPT],
+        versions(),
+    )
+    notices = [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if not options.np else []
+    notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
+    notices += [spec.notice] if spec.notice else []
+    return PreparedRun(
+        options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
+    )
+
+
+# ── What travels ──────────────────────────────────────────────────────────────
+
+
+def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
+    """What a cell takes from the notebook to the ranks, but for what those of a warm gang hold already."""
+    gang = spec.gang
+    try:
+        return capture(
+            cell.source,
+            cell.namespace,
+            provided=PROVIDED,
+            reserved=FRAMEWORKS[spec.framework].reserved,
+            also=spec.options.push,
+            held=gang.held.beside(cell.namespace, _taking_part(spec)) if gang else (),
+            on_ranks=gang.held.names if gang else (),
+            scripts=cell.scripts,
+            dry_run=spec.options.dry_run,
+        )
+    except CaptureError as error:
+        if gang and gang.news:  # what it misses may have been on the ranks that are gone
+            raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
+        raise
+
+
+def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
+    options, gang, namespace = spec.options, spec.gang, cell.namespace
+    captured = capture_cell(spec, cell)
+    request = Request(
+        "cell",
+        captured.payload,
+        spec.framework,
+        cell.source,
+        options.pull,
+        options.autolog,
+        (*(gang.wanted.env if gang else ()), *options.env),
+        captured.buffers,
+        modules_of(namespace[name] for name in captured.sent),
+        tuple(captured.sent),
+        timeline=options.timeline,
+        notebook=notebook_state.gather(),
+        scripts=tuple(cell.scripts),
+    )
+    data = None
+    if options.data:
+        from sparkring.cluster.partitions import find_data
+
+        data = find_data(options.data, namespace, counted=not options.np)
+
+    def on_result(result: RunResult) -> None:
+        pulled = {} if result.problems else result.pulled
+        namespace.update(pulled)
+        if gang is not None:
+            gang.held.bound({*captured.binds, *pulled}, _taking_part(spec))
+
+    return _Packed(
+        request,
+        captured.table,
+        {name.name: name.size_bytes or 0 for name in captured.large},
+        [(name.name, namespace.get(name.name)) for name in captured.names],
+        spec.title,
+        spec.code or "",
+        tuple(script.source for script in cell.scripts),
+        data,
+        on_result,
+    )
+
+
+def _pack_call(spec: RunSpec, call: Call) -> _Packed:
+    function, args, kwargs = call.function, call.args, dict(call.kwargs)
+    if not callable(function):
+        raise TypeError(f"run() takes a function, not {type(function).__name__}")
+    check_call(function, args, kwargs)
+    namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
+    title = spec.title or name_of(function)
+    packed = pack_call(function, kwargs, namespace, args)
+    request = Request(
+        "call",
+        packed.payload,
+        spec.framework,
+        autolog=spec.options.autolog,
+        buffers=packed.buffers,
+        modules=modules_of((function, *args, *kwargs.values())),
+        timeline=spec.options.timeline,
+        notebook=notebook_state.gather(),
+    )
+    size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
+    return _Packed(
+        request,
+        captured_call(function, kwargs, packed, args),
+        {title: size_bytes} if size_bytes > LARGE_BYTES else {},
+        [("", value) for value in (*args, *kwargs.values())],
+        title,
+        source_of(function) if spec.code is None else spec.code,
+    )
+
+
+def _taking_part(spec: RunSpec) -> Iterable[int]:
+    return spec.ranks or range(spec.options.size)
+
+
+def _validate(packed: _Packed, size: int) -> None:
+    """Let each value say what is wrong with it for so many ranks, and for what the cell calls on it."""
+    for name, value in packed.values:
+        validate = getattr(type(value), "__sparkring_validate__", None)
+        if validate is not None and size:
+            validate(value, size, method_calls(packed.request.source, name) if name else ())
+
+
+# ── Checkpoints ───────────────────────────────────────────────────────────────
+
+
+def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
+    """The directory of checkpoints, and what to go on from there. CheckpointError, PathError if that cannot work."""
+    if not options.checkpoint_dir:
+        return None
+    _refuse_shared(options.checkpoint_dir)
+    from sparkring.checkpointing.directory import open_directory
+    from sparkring.checkpointing.parts import versions as versions_of
+
+    data = versions_of([value for value in values if hasattr(type(value), "__sparkring_validate__")])
+    size = options.size or every_slot()
+    return open_directory(options.checkpoint_dir, size, code, data, fresh=options.fresh, resume=options.resume)
+
+
+def _refuse_shared(directory: str) -> None:
+    """CheckpointError if a run saves in that directory, however it is written, in the background."""
+    location = locate(directory)
+    other = next((each for each in background.going() if each.saves_in(location)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{directory} is where run {other.run_id} saves, which goes on in the background: wait for it, stop it "
+            f"(%runs --stop {other.run_id}), or choose another directory."
+        )

@@ -1,0 +1,121 @@
+"""What the members of a gang send, in one bounded queue.
+
+A thread per connection puts messages in; whoever runs the gang takes them out. The bound holds ranks back when they
+print faster than the driver can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, get_args
+
+from sparkring.wire.channel import ChannelClosed, Connection, Listener, ProtocolError
+from sparkring.wire.messages import Hello, Report
+
+QUEUE_MESSAGES = 64
+STRANGERS = 16  # connections beside the members' own that may wait for their proof
+_REPORTS = get_args(Report)
+
+
+class Arrival(NamedTuple):
+    """A message of a member; None at the end of its connection, which came about as `end` says."""
+
+    member: int
+    report: Report | None
+    end: str = ""
+
+
+_WAKE = Arrival(-1, None)  # nothing but a reason to look up
+_END = Arrival(-2, None)  # the last thing in the queue
+
+
+class Inbox:
+    """Accepts the members' connections, and queues what comes over them.
+
+    `admit(hello, connection)` is asked, in the connection's thread, whether it is a member of this gang that has not
+    come before.
+    """
+
+    def __init__(self, size: int, admit: Callable[[Hello, Connection], bool]) -> None:
+        self._size = size
+        self._admit = admit
+        self._queue: queue.Queue[Arrival] = queue.Queue(QUEUE_MESSAGES)
+        self._listener: Listener | None = None
+        self._closed = threading.Event()
+
+    def open(self, host: str, port: int, secret: bytes) -> int:
+        """Listen for members; returns the port. OSError if that cannot be."""
+        self._listener = Listener(host, port, secret, self._read, most=self._size + STRANGERS)
+        return self._listener.port
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken in any more."""
+        return self._closed.is_set()
+
+    def take(self, timeout_s: float) -> list[Arrival]:
+        """Wait up to `timeout_s` for the first arrival, and take those that are there; more are left for next time."""
+        found: list[Arrival] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
+            for _ in range(QUEUE_MESSAGES):  # and no more: ranks that print on and on must not keep us here
+                found.append(self._queue.get_nowait())
+        return [arrival for arrival in found if arrival is not _WAKE]
+
+    def wake(self) -> None:
+        """Have a take() that waits in another thread return."""
+        with contextlib.suppress(queue.Full):  # then it does not wait
+            self._queue.put_nowait(_WAKE)
+
+    def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
+        """Call `end_members()` while everything that arrives is handled; then close all connections."""
+        # Nobody takes anything out any more, and members must not wait for a full queue.
+        drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
+        drain.start()
+        try:
+            end_members()
+        finally:
+            self._closed.set()
+            if self._listener is not None:
+                self._listener.close()
+            self._queue.put(_END)
+            drain.join()
+
+    def _drain(self, handle: Callable[[Arrival], object]) -> None:
+        while (arrival := self._queue.get()) is not _END:
+            if arrival is not _WAKE:
+                handle(arrival)
+
+    def _read(self, connection: Connection) -> None:
+        """In a connection's own thread: read until it ends."""
+        member = -1
+        try:
+            hello = connection.receive()
+            if not isinstance(hello, Hello) or not self._admit(hello, connection):
+                return
+            member = hello.member
+            self._put(Arrival(member, hello))
+            while True:
+                report = connection.receive()
+                if not isinstance(report, _REPORTS):
+                    raise ProtocolError(f"{type(report).__name__} is not for the driver")
+                self._put(Arrival(member, report))
+        except ProtocolError as error:
+            self._put_end(member, f"what it sent cannot be read: {error}")
+        except ChannelClosed:
+            self._put_end(member, "its connection broke off")
+
+    def _put_end(self, member: int, how: str) -> None:
+        if member >= 0:
+            self._put(Arrival(member, None, how))
+
+    def _put(self, arrival: Arrival) -> None:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(arrival, timeout=0.5)
+                return
+            except queue.Full:
+                continue

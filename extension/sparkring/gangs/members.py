@@ -1,0 +1,148 @@
+"""The members of a gang: who has come, where each is, which rank it has, and which are gone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from sparkring.capture.versions import difference
+from sparkring.errors import LaunchError
+from sparkring.frameworks.base import Seat
+from sparkring.history.events import Failure
+from sparkring.runtime.world import World, gpu_environments, place_ranks
+from sparkring.wire.channel import Connection
+from sparkring.wire.messages import EnterWorld, Hello, RankNews
+
+
+class Members:
+    """The `size` members of a gang.
+
+    `worlds` are the places of the members, by member, once all have come; `endpoints` are where ranks can be reached,
+    by rank. `deaths` are the ranks whose process has ended though nobody asked for it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.connections: dict[int, Connection] = {}
+        self.worlds: list[World] = []
+        self.endpoints: list[Seat] = []
+        self.deaths: dict[int, Failure] = {}
+        self._hellos: dict[int, Hello] = {}
+        self._member_of: dict[int, int] = {}  # by rank
+        self._exited: set[int] = set()  # ranks
+        self._lock = threading.Lock()
+
+    # ── coming ────────────────────────────────────────────────────────────────
+
+    def admit(self, hello: Hello, connection: Connection) -> bool:
+        """Take a connection in, unless it is no member's, or that member's second; from any thread."""
+        with self._lock:
+            if not 0 <= hello.member < self.size or hello.member in self.connections:
+                return False
+            self.connections[hello.member] = connection
+            return True
+
+    def join(self, hello: Hello) -> None:
+        """The member has said where it is."""
+        self._hellos[hello.member] = hello
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have come."""
+        return len(self._hellos) == self.size
+
+    @property
+    def missing(self) -> list[int]:
+        """Those that have not come yet."""
+        return [member for member in range(self.size) if member not in self._hellos]
+
+    def place(self, *, by_node: bool) -> None:
+        """Give each member its rank: neighbours on one node, or not `by_node` in the order of the members."""
+        hellos = [self._hellos[member] for member in range(self.size)]
+        self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
+        self._member_of = {world.rank: member for member, world in enumerate(self.worlds)}
+        for rank in range(self.size):
+            member = self._member_of[rank]
+            hello, peer = hellos[member], self.connections[member].peer_host()
+            self.endpoints.append(Seat(hello.host, hello.address, hello.interface, peer, hello.port))
+
+    def entries(self, *, pins_gpus: bool) -> Iterator[tuple[int, EnterWorld]]:
+        """What each member is told of its rank; with `pins_gpus`, ranks see the GPUs of their node's ranks only."""
+        gpus = gpu_environments(self.worlds) if pins_gpus else {}
+        for member, world in enumerate(self.worlds):
+            yield member, EnterWorld(world, self._hellos[member].address, gpus.get(world.node, {}))
+
+    def check_packages(self, modules: Iterable[str]) -> None:
+        """LaunchError if a member runs another Python that lacks one of the packages."""
+        for hello in self._hellos.values():
+            if hello.packages is not None and (found := difference(modules, hello.packages)):
+                raise LaunchError(
+                    f"the cell's values need {found.module} {found.here}, as in this notebook's Python "
+                    f"({sys.executable}), but the executors' Python on {hello.host} ({hello.python}) has "
+                    f"{found.there or 'none'}: set PYSPARK_PYTHON to a Python with the notebook's packages before the "
+                    f"SparkSession is made, or install {found.module} there."
+                )
+
+    # ── being there ───────────────────────────────────────────────────────────
+
+    @property
+    def up(self) -> bool:
+        """Whether all have been given their place."""
+        return bool(self.worlds)
+
+    def rank_of(self, member: int) -> int:
+        return self.worlds[member].rank
+
+    def member_of(self, rank: int) -> int:
+        return self._member_of[rank]
+
+    def host_of(self, member: int) -> str:
+        """The name of the member's host, as it has told."""
+        return self._hellos[member].host
+
+    def world_of(self, rank: int) -> World:
+        return self.worlds[self._member_of[rank]]
+
+    def pid_of(self, rank: int) -> int:
+        """The rank's process, on its host."""
+        return self._hellos[self._member_of[rank]].pid
+
+    def heard(self, rank: int, news: RankNews) -> None:
+        """Note where the rank's framework may listen next: the port of this time may not be free yet."""
+        self.endpoints[rank] = self.endpoints[rank]._replace(port=news.port)
+
+    def silences(self) -> dict[int, float]:
+        """For how many seconds nothing has been heard of each member."""
+        now = time.monotonic()
+        return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
+
+    def forgive_silence(self) -> None:
+        """Begin to count silences anew: it is the driver that was away."""
+        for connection in list(self.connections.values()):
+            connection.heard_at = time.monotonic()
+
+    # ── going ─────────────────────────────────────────────────────────────────
+
+    @property
+    def gone(self) -> bool:
+        """Whether every rank's process has ended."""
+        return len(self._exited) == self.size
+
+    def has_exited(self, rank: int) -> bool:
+        return rank in self._exited
+
+    def exit(self, rank: int, failure: Failure | None) -> None:
+        """The rank's process has ended; `failure` says why if nobody asked for it."""
+        self._exited.add(rank)
+        if failure is not None:
+            self.deaths[rank] = failure
+
+
+def _nodes(hellos: Sequence[Hello]) -> list[str]:
+    """What tells the members' nodes apart: their hosts' names, with the address where two hosts share a name."""
+    addresses: dict[str, set[str]] = {}
+    for hello in hellos:
+        addresses.setdefault(hello.host, set()).add(hello.address)
+    return [hello.host if len(addresses[hello.host]) == 1 else f"{hello.host}-{hello.address}" for hello in hellos]

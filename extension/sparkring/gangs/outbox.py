@@ -1,0 +1,79 @@
+"""What is on its way from the driver to the members."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from sparkring.wire.channel import ChannelClosed, Connection
+from sparkring.wire.messages import Message, Run
+
+SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
+
+
+class Outbox:
+    """Sends messages to members, in order, without waiting for a member that is slow to take them.
+
+    A large request is sent by a thread, so that several members get theirs at once, and tell what happens meanwhile.
+    What follows waits behind it.
+    """
+
+    def __init__(self, connections: Mapping[int, Connection]) -> None:
+        self._connections = connections
+        self._waiting: dict[int, list[Message]] = {}  # by member, for those that a thread sends to
+        self._senders: dict[int, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still on its way."""
+        return bool(self._waiting)
+
+    def sends_to(self, member: int) -> bool:
+        """Whether something large is on its way to the member."""
+        sender = self._senders.get(member)
+        return sender is not None and sender.is_alive()
+
+    def send(self, member: int, message: Message) -> None:
+        """Send a message to a member. If its connection has ended, the thread that reads it tells."""
+        with self._lock:
+            if member in self._waiting:  # a frozen rank may never take in what is on its way
+                self._waiting[member].append(message)
+                return
+            if _is_large(message):
+                self._waiting[member] = [message]
+                sender = threading.Thread(target=self._empty, args=(member,), name="sparkring-send", daemon=True)
+                self._senders[member] = sender
+                sender.start()
+                return
+        self._post(member, message)
+
+    def send_all(self, message: Message) -> None:
+        """Send a message to every member that is there."""
+        for member in list(self._connections):
+            self.send(member, message)
+
+    def join(self) -> None:
+        """Wait for the threads to end, once the connections are closed."""
+        for sender in self._senders.values():
+            sender.join()
+
+    def _empty(self, member: int) -> None:
+        """In a thread of its own: send what waits for a member, until nothing does."""
+        while True:
+            with self._lock:
+                if not self._waiting[member]:
+                    del self._waiting[member]
+                    return
+                message = self._waiting[member].pop(0)
+            self._post(member, message)
+
+    def _post(self, member: int, message: Message) -> None:
+        try:
+            self._connections[member].send(message)
+        except ChannelClosed:
+            pass  # the thread that reads the connection tells
+
+
+def _is_large(message: Message) -> bool:
+    return isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES

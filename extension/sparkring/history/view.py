@@ -1,0 +1,20 @@
+"""What shows a run: views implement it, and the engine calls it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sparkring.history.record import RunRecord
+
+
+class View(Protocol):
+    """Shows one run while it goes on, and how it ended."""
+
+    def refresh(self, record: RunRecord) -> None:
+        """Show the run as it is now; called often, the view itself takes care not to show too often."""
+
+    def close(self, record: RunRecord) -> None:
+        """Show the run as it ended."""
+
+    def again(self, record: RunRecord) -> None:
+        """Show the run also in the current cell."""

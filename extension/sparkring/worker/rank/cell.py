@@ -1,0 +1,37 @@
+"""Runs the code of a cell on a rank, as IPython runs one in a notebook."""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import Any
+
+from sparkring.capture.source_lines import keep_lines
+
+
+def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
+    """Run a cell's code in `namespace`; returns the value of its last expression, or None.
+
+    Functions keep working after the cell, and tracebacks show its lines. `await` works at the top level.
+    """
+    keep_lines(filename, source)
+    tree = ast.parse(source, filename)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    _execute(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+    if last is None:
+        return None
+    assert isinstance(last, ast.Expr)
+    expression = ast.Expression(last.value)
+    return _execute(compile(expression, filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+
+
+def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
+    value = eval(code, namespace)
+    if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
+        import asyncio  # 30 ms, and most cells do without
+
+        async def wait() -> Any:
+            return await value
+
+        return asyncio.run(wait())
+    return value

@@ -1,0 +1,141 @@
+"""A launcher without processes: its members are threads that connect to the driver and speak the messages.
+
+So what the driver does with messages, failures and restarts is tested without ranks. A member runs a function of the
+test's in the place of the cell.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+
+from sparkring.launchers.base import Launcher
+from sparkring.wire.channel import ChannelClosed, dial
+from sparkring.wire.messages import (
+    Done,
+    EnterWorld,
+    Exited,
+    Failed,
+    Hello,
+    Interrupt,
+    Leave,
+    Message,
+    PackedValue,
+    RankNews,
+    Run,
+    Stack,
+    Stop,
+    TakeStack,
+)
+from sparkring.wire.ticket import Ticket
+from sparkring.worker.rank.failures import as_failure
+
+NEWS = RankNews((), True, 40_000)
+
+
+class Exit(BaseException):
+    """Raised by a cell: the rank's process ends with a code, or by a signal."""
+
+    def __init__(self, code: int | None = None, signal: int | None = None) -> None:
+        self.exited = Exited(code, signal, False, 0)
+
+
+class Vanish(BaseException):
+    """Raised by a cell: the member's connection breaks off."""
+
+
+class FakeRank:
+    """A rank for `cell(rank)`: its `world`, the `request` that it runs, and whether it was `interrupted` or `ended`.
+
+    `attempt` is the number of the launcher that has started it, from 1.
+    """
+
+    def __init__(self, ticket: Ticket, cell: Callable[[FakeRank], object], attempt: int) -> None:
+        self.attempt = attempt
+        self.ticket = ticket
+        self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
+        self.interrupted = threading.Event()
+        self.ended = threading.Event()
+        self.requests: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+        self.cell = cell
+        self.home.send(Hello(ticket.member, os.getpid(), "host", "127.0.0.1", "lo", 40_000, "", (), None))
+        self.threads = [threading.Thread(target=target) for target in (self.listen, self.work)]
+        for thread in self.threads:
+            thread.start()
+
+    def tell(self, message: Message) -> None:
+        self.home.send(message)
+
+    def exit(self, code: int | None = None, signal: int | None = None) -> None:
+        """The rank's process ends; to be called while no cell runs."""
+        self.tell(Exited(code, signal, False, 0))
+
+    def listen(self) -> None:
+        """In a thread: do as the driver says, until the connection ends."""
+        try:
+            while True:
+                match order := self.home.receive():
+                    case EnterWorld():
+                        self.world = order.world
+                    case Run():
+                        self.interrupted.clear()
+                        self.requests.put(order)
+                    case Interrupt():
+                        self.interrupted.set()
+                    case TakeStack():
+                        self.tell(Stack("running", ""))
+                    case Leave():
+                        self.requests.put(None)
+                    case Stop():
+                        self.tell(Exited(None, order.signal, False, 0))
+                        self.home.close()
+        except ChannelClosed:
+            pass
+        finally:
+            self.interrupted.set()
+            self.ended.set()
+            self.requests.put(None)
+
+    def work(self) -> None:
+        """In a thread: run one request after another."""
+        try:
+            while (request := self.requests.get()) is not None:
+                self.request = request
+                self.tell(self.run())
+            self.tell(Exited(0, None, False, 0))
+        except Exit as end:
+            self.tell(end.exited)
+        except (Vanish, ChannelClosed):
+            self.home.close()
+
+    def run(self) -> Message:
+        """How the request ends."""
+        try:
+            value = self.cell(self)
+        except (Exception, KeyboardInterrupt) as error:
+            return Failed(as_failure(error), NEWS)
+        return Done((PackedValue("", type(value).__name__, 1, ""),), (), repr(value), NEWS, (pickle.dumps(value),))
+
+
+class FakeLauncher(Launcher):
+    """Starts FakeRanks that run `cell`."""
+
+    def __init__(self, cell: Callable[[FakeRank], object], attempt: int = 1) -> None:
+        self.cell = cell
+        self.attempt = attempt
+        self.ranks: list[FakeRank] = []
+
+    def start(self, size: int, ticket: Ticket) -> None:
+        self.ranks = [FakeRank(ticket._replace(member=member), self.cell, self.attempt) for member in range(size)]
+
+    def problem(self, wait_s: float = 0.0) -> None:
+        return None
+
+    def stop(self, grace_s: float) -> None:
+        for rank in self.ranks:
+            rank.home.close()
+            for thread in rank.threads:
+                thread.join()

@@ -1,0 +1,212 @@
+"""Messages become headers and parts and come back the same; whatever is none of them is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkring.gangs.reports import Shown, as_event
+from sparkring.runtime.resume_point import Here
+from sparkring.runtime.world import World
+from sparkring.wire import messages
+from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
+
+NEWS = RankNews(("x", "y"), True, 40_000)
+FAILURE = messages.RankFailure(
+    "code",
+    "TypeError: no",
+    (messages.CodePlace("<cell>", 2, "f", True, (messages.CodeLine(2, "raise TypeError('no')"),)),),
+    "Traceback …",
+    "",
+    "builtins.TypeError",
+)
+NOTEBOOK = messages.NotebookState(
+    "/usr",
+    "/home/u",
+    [("", ""), ("/usr/lib/python3.11", "stdlib")],
+    {"A": "1", "GONE": None},
+    {
+        "": messages.Logger(20, True, [messages.Handler("stderr", 0, ("%(message)s", None, "%"))]),
+        "theirs": messages.Logger(10, False, None),
+        "plain": messages.Logger(10, True, [messages.Handler("stdout", 10, None)]),
+    },
+    10,
+)
+SCRIPT = messages.Script("-i a.py x", "a.py", "/home/u/a.py", (("/home/u/a.py", "y = x"),), "x", inside=True)
+HERE = Here("checkpoints", 17, "00000001.1-0", "abc", "code", "run-1", ["00000001.1-0"], {"step": 1, "files": []})
+
+EXAMPLES: list[Message] = [
+    messages.Stop(15, 0.5),
+    messages.Interrupt(),
+    messages.TakeStack(),
+    messages.RecordTimeline("HOROVOD_TIMELINE", True),
+    messages.EnterWorld(World(1, 2, 1, 2, gpus=("0", "1")), "10.0.0.1", {"CUDA_VISIBLE_DEVICES": "0,1"}),
+    messages.Run("cell", "x + 1", ("x",), True, False, {"A": "1"}, {}, NOTEBOOK, HERE, (SCRIPT,),
+                 (b"payload", b"", b"b")),
+    messages.Release(),
+    messages.Leave(),
+    messages.SetEnvironment({"HOROVOD_TIMELINE": "/tmp/t.json"}),
+    messages.Hello(0, 4711, "höst", "10.0.0.1", "eth0", 40_000, "/usr/bin/python3", ("0",), {"numpy": "1.26"}),
+    messages.Hello(1, 4712, "host", "::1", "", 1, "", (), None),
+    messages.Beat(),
+    messages.Output("stderr", b"bytes \xff\n"),
+    messages.GpuUsage("0", "NVIDIA", 5, 9, None),
+    messages.Stack("running", "File …"),
+    messages.TimelinePiece(True, 7, b"zlib"),
+    messages.Exited(None, 9, True, 1 << 40),
+    messages.Exited(3, None, False, 0),
+    messages.Done((messages.PackedValue("", "int", 2, ""), messages.PackedValue("x", "lock", 0, "no")), ("y",), "1",
+                  NEWS, (b"1", b"2")),
+    messages.Failed(FAILURE, NEWS),
+    messages.UserMessage("text"),
+    messages.Metrics({"loss": 0.5, "nan": float("inf")}, step=3, epoch=None, steps=10),
+    messages.Display(1, "image/png", "<Figure>", 3, False, b"png"),
+    messages.DataOpened(0, "data", "parquet", ("a", "b"), "a > 1", "v1", 2, 4, 100, 1000, 32),
+    messages.EpochPlan(0, 1, (messages.PlannedPiece(0, -1, 10), messages.PlannedPiece(1, 3, 5, 2)), ((0, "a"),), 3, 9),
+    messages.ReadProgress(0, 1, 10, 2, 1000, None, 5, 0.1, 2.0, "part-0, row group 1 of 2", False),
+    messages.CheckpointSaved("dir", "00000001", 1, 10, 0.5, 0.1, {"loss": 1.0}, True, "keras"),
+    messages.CheckpointFailed("dir", 1, "disk full"),
+    messages.CheckpointDamaged("dir", "00000001", 1, "cut"),
+    messages.CheckpointRestored("dir", "00000001", 1, 0.5),
+    messages.CheckpointRemoved("dir", "00000001"),
+]  # fmt: skip
+
+
+def name_of(message: Message) -> str:
+    return type(message).__name__
+
+
+def header(message: Message) -> dict[str, Any]:
+    """The message's fields as they come out of the frame."""
+    found: dict[str, Any] = json.loads(json.dumps(encode(message)[0]))
+    return found
+
+
+def test_there_is_an_example_of_each():
+    assert {type(example) for example in EXAMPLES} == set(messages.KINDS.values()) == set(get_args(Message))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=name_of)
+def test_a_message_comes_back_the_same(message):
+    """With nested values of the types that they were, and parts in their order."""
+    again = decode(type(message), header(message), encode(message)[1])
+    assert again == message
+    assert type(again) is type(message)
+
+
+@pytest.mark.parametrize("message", [each for each in EXAMPLES if each], ids=name_of)
+def test_a_field_too_few_or_too_many(message):
+    fields, parts = header(message), encode(message)[1]
+    for name in fields:
+        with pytest.raises(MalformedMessage, match=name):
+            decode(type(message), {key: value for key, value in fields.items() if key != name}, parts)
+    with pytest.raises(MalformedMessage, match="surplus"):
+        decode(type(message), {**fields, "surplus": 1}, parts)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=name_of)
+def test_a_part_too_many_or_too_few(message):
+    """A request may have any number of parts, but one."""
+    fields, parts = header(message), encode(message)[1]
+    wrong = [[]] if isinstance(message, messages.Run) else [[*parts, b""], *([parts[:-1]] if parts else [])]
+    for each in wrong:
+        with pytest.raises(MalformedMessage, match=r"part|payload"):
+            decode(type(message), fields, each)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where each value of the JSON stands."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
+
+
+@pytest.mark.parametrize("message", [each for each in EXAMPLES if encode(each)[0]], ids=name_of)
+def test_a_value_of_another_type(message):
+    """Wherever it stands; a checkpoint's commit alone is as its folder says."""
+    for path in places(header(message))[1:]:
+        if "checkpoints" in path and 7 in path:
+            continue
+        fields = header(message)
+        holder = fields
+        for key in path[:-1]:
+            holder = holder[key]
+        for wrong in ({"no": 1}, ["no", 1, None], "\0", 1 << 70, -1, True):
+            right = holder[path[-1]]
+            if type(right) is type(wrong) or (right is None and type(wrong) in (str, int)):
+                continue
+            holder[path[-1]] = copy.deepcopy(wrong)
+            if type(wrong) is int and type(right) is float:
+                decode(type(message), fields, encode(message)[1])  # 1 is written as an int
+            else:
+                with pytest.raises(MalformedMessage):
+                    decode(type(message), fields, encode(message)[1])
+            holder[path[-1]] = right
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (messages.Hello, {"member": -1}),
+        (messages.Hello, {"port": 0}),
+        (messages.Hello, {"port": 1 << 16}),
+        (messages.Hello, {"pid": 1 << 63}),
+        (messages.Stop, {"signal": 0}),
+        (messages.Stop, {"signal": 65}),
+        (messages.Stop, {"grace_s": 10**400}),
+        (messages.Output, {"stream": "stdin"}),
+        (messages.Display, {"mime_type": "text/javascript"}),
+        (messages.Display, {"number": -1}),
+        (messages.Run, {"what": "module"}),
+        (messages.Exited, {"signal": -9}),
+        (messages.DataOpened, {"kind": "csv"}),
+        (messages.EpochPlan, {"pieces": [[0, -2, 1, 1]]}),
+        (messages.EpochPlan, {"pieces": [[0, 1, 1]]}),
+        (messages.CheckpointSaved, {"kind": "pickle"}),
+        (messages.Done, {"values": [["", "int", 1, ""]]}),
+        (messages.Done, {"news": [["x"], True, 0]}),
+    ],
+)
+def test_a_value_out_of_range(kind, change):
+    example = next(each for each in EXAMPLES if type(each) is kind)
+    with pytest.raises(MalformedMessage):
+        decode(kind, {**header(example), **change}, encode(example)[1])
+
+
+TEXT = st.sampled_from(["", "x", "stdout", "cell", "\x00", "ü"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_whatever_comes_is_a_message_or_refused(message, data):
+    """No other error than MalformedMessage gets out; what is taken is as it would be sent."""
+    fields = header(message)
+    for name in data.draw(st.sets(st.sampled_from(sorted(fields)))) if fields else ():
+        fields[name] = data.draw(JSON)
+    parts = data.draw(st.lists(st.binary(max_size=3), max_size=3))
+    try:
+        found = decode(type(message), fields, parts)
+    except MalformedMessage:
+        return
+    again = json.loads(json.dumps(encode(found)[0]))
+    assert json.dumps(again, sort_keys=True) == json.dumps(header(found), sort_keys=True)
+    assert encode(found)[1] == parts
+
+
+@pytest.mark.parametrize("message", [each for each in EXAMPLES if isinstance(each, Shown)], ids=name_of)
+def test_what_is_told_becomes_an_event(message):
+    """Each field goes to the event's field of the same name, which is what is saved."""
+    event = as_event(5.0, 3, message)
+    assert (event.time, event.rank) == (5.0, 3)
+    for name, value in message._asdict().items():
+        assert getattr(event, name) == value
+    assert [type(value) for value in vars(event).values()].count(list) == 0, "events are frozen"

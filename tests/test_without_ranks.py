@@ -1,0 +1,218 @@
+"""Runs, restarts and warm gangs as the driver sees them, with members that are threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_launcher import Exit, FakeLauncher, FakeRank
+
+from sparkring.engine import warm_gang
+from sparkring.errors import OptionsError, RunFailed
+from sparkring.history import run_store
+from sparkring.wire.messages import Metrics, Output, UserMessage
+
+Cell = Callable[[FakeRank], object]
+
+
+class Launched(list[FakeLauncher]):
+    """The launchers that a test has had, and what their ranks run."""
+
+    cell: Cell
+
+    def launch(self, *_: Any) -> FakeLauncher:
+        self.append(FakeLauncher(lambda rank: self.cell(rank), len(self) + 1))
+        return self[-1]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """Ranks on this machine are threads."""
+    found = Launched()
+    monkeypatch.setattr("sparkring.launchers.LocalLauncher", found.launch)
+    return found
+
+
+@pytest.fixture
+def run(launched: Launched, local: Any) -> Callable[..., Any]:
+    """`run(cell, **options)`: a run whose ranks run `cell`."""
+
+    def start(cell: Cell, **options: Any) -> Any:
+        launched.cell = cell
+        return local.run("pass", **options)
+
+    return start
+
+
+@pytest.fixture
+def gang(launched: Launched, local_gang: Any) -> Any:
+    """A warm gang on this machine, yet to be started."""
+    launched.cell = lambda rank: rank.world.rank
+    local_gang.launched = launched
+    return local_gang
+
+
+# ── Runs and restarts ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run(run):
+    """The values, by rank, and what the record says of the ranks."""
+    result = run(lambda rank: rank.world.rank * 10)
+    assert result.values == [0, 10]
+    assert [(rank.host, rank.state) for rank in result.record.ranks] == [("host", "finished")] * 2
+
+
+def test_without_restarts_nothing_is_said_of_them(run):
+    """One attempt, none listed."""
+
+    def cell(rank: FakeRank) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(RunFailed, match="ValueError: no") as caught:
+        run(cell)
+    assert "attempt" not in str(caught.value)
+    assert caught.value.record.attempts == ()
+
+
+def test_the_same_mistake_twice_ends_the_run(run):
+    """Where the first time does not show yet that it is one, since the ranks have got as far as a step."""
+
+    def cell(rank: FakeRank) -> None:
+        rank.tell(Metrics({"loss": 0.5}, step=1))
+        raise ValueError("no")
+
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*failed twice in the same way") as caught:
+        run(cell, max_restarts=9)
+    assert len(caught.value.record.attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "on", "why"),
+    [
+        (AttributeError("no_such_method"), (0,), "another attempt would raise the same AttributeError"),
+        (ValueError("no"), (0, 1), "all ranks failed in the same way before the first step"),
+    ],
+)
+def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
+    """By the type of the error on one rank, or since all ranks fail alike; the error says so."""
+
+    def cell(rank: FakeRank) -> None:
+        if rank.world.rank in on:
+            raise type(error)(*error.args)
+        rank.interrupted.wait(60)
+
+    with pytest.raises(RunFailed, match=f"The run was not restarted: {why}") as caught:
+        run(cell, max_restarts=3)
+    assert len(caught.value.record.attempts) == 1
+
+
+def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
+    """A rank stumbles over what one that has died left undone: the next attempt goes well."""
+    gone = threading.Event()
+
+    def cell(rank: FakeRank) -> int:
+        if rank.attempt == 1 and rank.world.rank == 1:
+            gone.set()
+            raise Exit(signal=11)
+        assert gone.wait(60)
+        if rank.attempt == 1:
+            raise TypeError("no")
+        return rank.attempt
+
+    result = run(cell, max_restarts=1)
+    assert result.values == [2, 2]
+    assert result.record.attempts[0].failed_rank == 1
+
+
+def test_the_time_limit_is_the_runs(run):
+    """It does not begin anew with an attempt."""
+
+    def cell(rank: FakeRank) -> None:
+        if rank.attempt < 3:
+            raise Exit(code=3)
+        rank.interrupted.wait(60)
+        raise KeyboardInterrupt
+
+    with pytest.raises(TimeoutError, match="time limit of 1") as caught:
+        run(cell, max_restarts=1000, timeout_s=1.0)
+    assert len(caught.value.record.attempts) == 3
+
+
+def test_a_display_that_fails_does_not_end_the_run(run):
+    """The run goes on to its end, and its record tells that it could not be shown."""
+
+    class Broken:
+        def refresh(self, record):
+            raise OSError("the terminal is gone")
+
+        close = refresh
+
+    with pytest.warns(RuntimeWarning, match="cannot be shown any more.*the terminal is gone"):
+        result = run(lambda rank: rank.world.rank, view=Broken())
+    assert result.values == [0, 1]
+    assert any("the terminal is gone" in notice.text for notice in result.record.notices)
+
+
+# ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_gang_at_the_same_place(gang):
+    """It is refused with the way out; after a loss it takes the place of the lost one."""
+    gang.start(2)
+    with pytest.raises(OptionsError, match="%gang stop ends it"):
+        gang.start(2)
+
+    def dies(rank: FakeRank) -> None:
+        raise Exit(code=3)
+
+    gang.launched.cell = dies
+    with pytest.raises(RunFailed):
+        gang.cell("pass")
+    gang.launched.cell = lambda rank: rank.world.rank
+    gang.start(3)
+    assert len(warm_gang.every()) == 1
+    assert gang.values("pass") == [0, 1, 2]
+
+
+def test_ranks_that_die_between_cells(gang, wait_until):
+    """The notebook is told at once which ranks died, and the next cell says that their state is gone."""
+    gang.start(3)
+    for rank in gang.launched[0].ranks[1:]:
+        rank.exit(signal=9)
+    wait_until(lambda: gang.told, "the loss is told")
+    assert "ranks 1, 2: killed by SIGKILL" in gang.told[0]
+    assert gang.values("pass") == [0, 1, 2]
+    assert "a fresh gang" in gang.view.record.notices[0].text
+    assert [launcher.attempt for launcher in gang.launched] == [1, 2]
+
+
+def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
+    """Of megabytes the end is kept, and a notice says that the beginning is not."""
+    gang.start(2)
+    for rank in gang.launched[0].ranks:
+        for _ in range(5_000):
+            rank.tell(UserMessage("y" * 999))
+        rank.tell(Output("stdout", b"the end\n"))
+    wait_until(lambda: "more between cells than is kept" in "".join(gang.gang.news), "the flood is noticed")
+    gang.cell("pass")
+    assert "more between cells than is kept" in gang.view.record.notices[0].text
+    folder = Path(gang.view.record.log_folder)
+    assert all(run_store.log(folder, rank).endswith("the end\n") for rank in range(2))
+
+
+def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch):
+    """After the grace the gang is ended, which the error says, with the rank at fault."""
+    monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 0.2)
+    gang.start(2)
+
+    def cell(rank: FakeRank) -> None:
+        if rank.world.rank == 0:
+            raise ValueError("no")
+        rank.ended.wait(60)
+
+    gang.launched.cell = cell
+    with pytest.raises(RunFailed, match=r"(?s)ValueError: no.*The gang is gone.*rank 1 did not come back"):
+        gang.cell("pass")
