@@ -23,7 +23,7 @@ from sparkring.history import describe, events
 from sparkring.history.events import Failure
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.launchers import open_launcher, room
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.interrupts import Interrupts, interrupted
 from sparkring.runtime.resume_point import Here
 
@@ -47,7 +47,7 @@ class Attempts:
     def __init__(
         self,
         request: Request,
-        wanted: Wanted,
+        wanted: LaunchRequest,
         options: Options,
         recorder: Recorder,
         interrupts: Interrupts,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparkring.errors import SparkringError
-from sparkring.gangs.execution import Turn, Value
+from sparkring.gangs.execution import Execution, Value
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
@@ -64,7 +64,7 @@ class Brought(NamedTuple):
     problems: list[str]
 
 
-def bring_back(turn: Turn) -> Brought:
+def bring_back(turn: Execution) -> Brought:
     """Unpack what the ranks sent."""
     found = Brought({}, {}, [f"rank {turn.ranks[0]} has no variable `{name}` to pull" for name in turn.missing])
     for rank, named in sorted(turn.values.items()):

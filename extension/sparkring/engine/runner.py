@@ -28,11 +28,11 @@ from sparkring.engine.supervisor import Drive, TurnLost, fail
 from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import CaptureError, CheckpointError, OptionsError, ResultError, SparkringError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.gangs.execution import Request, Turn
+from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, events, run_store
 from sparkring.launchers import every_slot, open_launcher
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.interrupts import Interrupts, when
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import Here
@@ -387,7 +387,7 @@ class _Run:
     ) -> None:
         size = options.size or every_slot()
         here = request.framework != "barrier"
-        self.wanted = Wanted(options.np, size, dict(options.env), title, options.gpus, data, here)
+        self.wanted = LaunchRequest(options.np, size, dict(options.env), title, options.gpus, data, here)
         if options.background:
             # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
             open_launcher(self.wanted, tell)
@@ -473,6 +473,6 @@ class _Run:
             gang.start()
             return self._drive(gang, turn)
 
-    def _drive(self, gang: Gang, turn: Turn) -> RunResult:
+    def _drive(self, gang: Gang, turn: Execution) -> RunResult:
         warm = self.warm is not None
         return Drive(gang, turn, self.recorder, self.options, self.interrupts, warm=warm).to_the_end()

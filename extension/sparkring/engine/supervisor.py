@@ -11,7 +11,7 @@ from sparkring.engine.options import Options
 from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import RunResult, bring_back
 from sparkring.errors import RunFailed, RunTimeout
-from sparkring.gangs.execution import Turn
+from sparkring.gangs.execution import Execution
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, reading
 from sparkring.history.stacks import collective
@@ -63,7 +63,7 @@ class Drive:
     def __init__(
         self,
         gang: Gang,
-        turn: Turn,
+        turn: Execution,
         recorder: Recorder,
         options: Options,
         interrupts: Interrupts,
@@ -228,7 +228,7 @@ class Drive:
     def _until_gone(self, most_s: float) -> None:
         deadline = time.monotonic() + most_s
         # Members that have not become ranks yet are close()'s affair.
-        while self.gang.up and not self.gang.gone and (time.monotonic() < deadline or self.gang.brings):
+        while self.gang.up and not self.gang.gone and (time.monotonic() < deadline or self.gang.timeline_pending):
             self.recorder.add(self.gang.poll(POLL_S))
         # Frames that were already in the queue behind the last goodbye.
         self.recorder.add(self.gang.poll(0.0))
