@@ -143,10 +143,11 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 def _is_ours(filename: str, error: BaseException) -> bool:
     """Whether a frame lies between a cell and the script that it runs, or in the code that raised sparkring's error."""
-    worker = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
+    here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
     if isinstance(error, SparkringError):
-        return filename.startswith(os.path.join(os.path.dirname(worker), ""))
-    return os.path.dirname(filename) == worker
+        package = os.path.dirname(os.path.dirname(here))
+        return filename.startswith(os.path.join(package, ""))
+    return os.path.dirname(filename) == here
 
 
 def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
