@@ -122,9 +122,7 @@ def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
             raise TypeError("no")
         return rank.attempt
 
-    result = run(cell, max_restarts=1)
-    assert result.values == [2, 2]
-    assert result.record.attempts[0].failed_rank == 1
+    assert run(cell, max_restarts=1).values == [2, 2]
 
 
 def test_the_time_limit_is_the_runs(run):

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from fake_launcher import received
 
 from sparkring.checkpointing import background
 from sparkring.runtime import report, resume_point, world
+from sparkring.wire import messages
 
 sys.path.append(str(Path(__file__).parent))  # faulty.py, for those that import it
 
 
-class Told(NamedTuple):
-    """What a rank has told the driver of checkpoints, in its order."""
+class Told(list[messages.Message]):
+    """Messages, as the driver receives them."""
 
-    events: list[tuple[str, dict[str, Any]]]
-
-    def of(self, event: str) -> list[dict[str, Any]]:
-        return [told for kind, told in self.events if kind == event]
+    def of(self, kind: type[messages.Message]) -> list[Any]:
+        return [message for message in self if type(message) is kind]
 
 
 @pytest.fixture
 def told(monkeypatch):
     """As on a rank: what is told of checkpoints is heard."""
-    found = Told([])
-
-    def tell(kind, fields):
-        assert kind == "checkpoint"
-        found.events.append((fields["event"], fields["told"]))
-
-    monkeypatch.setattr(report, "_tell", tell)
+    found = Told()
+    monkeypatch.setattr(report, "_tell", lambda message: found.append(received(message)))
     return found
 
 

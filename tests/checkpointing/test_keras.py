@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from fake_launcher import received
 
 from sparkring import shards
 from sparkring.checkpointing import keras as resuming
 from sparkring.checkpointing import parts, tensorflow_state, tree
 from sparkring.errors import CheckpointError, OptionsError
-from sparkring.history import events
 from sparkring.runtime import report
+from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker import keras_hooks
 
 STEPS = 20
@@ -528,7 +529,7 @@ def told(monkeypatch):
     import keras.src.engine.training
 
     found = []
-    monkeypatch.setattr(report, "_tell", lambda kind, fields: found.append((kind, fields)))
+    monkeypatch.setattr(report, "_tell", lambda message: found.append(received(message)))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for kind, name in (
         (keras.src.engine.training.Model, "fit"),
@@ -539,11 +540,11 @@ def told(monkeypatch):
     ):
         monkeypatch.setattr(kind, name, getattr(kind, name))
     keras_hooks.install()
-    return lambda: [fields for kind, fields in found if kind == "checkpoint"]
+    return lambda: [message for message in found if isinstance(message, CheckpointSaved | CheckpointRemoved)]
 
 
 def saved_events(told):
-    return [events.CheckpointSaved(time=0, rank=0, **one["told"]) for one in told() if one["event"] == "saved"]
+    return [message for message in told() if isinstance(message, CheckpointSaved)]
 
 
 def test_what_model_checkpoint_writes_is_told(told, tmp_path):
@@ -596,7 +597,7 @@ def test_what_backup_and_restore_writes_is_told(told, tmp_path):
     assert (first.kind, first.folder, first.name, first.step) == ("tensorflow", str(tmp_path), "chief/ckpt-1", 1)
     assert (second.name, second.step) == ("chief/ckpt-2", 2)
     assert second.size_bytes == sum(file.stat().st_size for file in (tmp_path / "chief").glob("ckpt-2.*")) > 0
-    assert [one["event"] for one in told()] == ["saved", "removed", "saved"]
+    assert list(map(type, told())) == [CheckpointSaved, CheckpointRemoved, CheckpointSaved]
     again = make()
     epochs = []
     note = tf.keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
@@ -609,7 +610,7 @@ def test_what_backup_and_restore_writes_is_told(told, tmp_path):
         callbacks=[tf.keras.callbacks.BackupAndRestore(str(tmp_path)), note],
     )
     assert epochs == [2]
-    assert [one["event"] for one in told()[3:]] == ["saved", "removed"]
+    assert list(map(type, told()[3:])) == [CheckpointSaved, CheckpointRemoved]
     assert not (tmp_path / "chief").exists()
 
 

@@ -25,6 +25,7 @@ from sparkring.checkpointing import background, folder, store, writing
 from sparkring.checkpointing.entries import Name
 from sparkring.errors import CheckpointDamagedError, CheckpointError, PathError
 from sparkring.runtime.storage import locate
+from sparkring.wire import messages
 
 
 def state(step=0, scale=1.0):
@@ -132,13 +133,10 @@ def test_what_a_commit_says(directory, run, told, seat):
     assert (commit.step, commit.metrics) == (5, {"loss": 0.5, "n": 3.0})
     assert (commit.lineage, commit.run_id, commit.code) == ("a lineage", "a run", "%%horovod\n…")
     assert (commit.size, commit.sharded, commit.data) == (3, False, {})
-    (event,) = told.of("saved")
-    assert (event["folder"], event["name"], event["step"]) == (directory, entry.name, 5)
-    assert event["size_bytes"] == commit.size_bytes
-    assert 0 < event["blocked_s"] <= event["took_s"]
-    from sparkring.history import events
-
-    events.CheckpointSaved(time=0.0, rank=0, **event)
+    (event,) = told.of(messages.CheckpointSaved)
+    assert (event.folder, event.name, event.step) == (directory, entry.name, 5)
+    assert event.size_bytes == commit.size_bytes
+    assert 0 < event.blocked_s <= event.took_s
 
 
 def test_history(directory):
@@ -369,9 +367,9 @@ def test_failures(moody, error, words, capsys, told):
         found.save(2, state())
     found.wait()
     assert found.list() == []
-    (event,) = told.of("failed")
-    assert (event["step"], event["folder"]) == (12_000, moody.directory)
-    assert event["reason"].startswith(words)
+    (event,) = told.of(messages.CheckpointFailed)
+    assert (event.step, event.folder) == (12_000, moody.directory)
+    assert event.reason.startswith(words)
     assert "sparkring" not in capsys.readouterr().err  # the driver says it
     moody.on(write=lambda path: None)
     saved(found, 3)
@@ -479,8 +477,8 @@ def test_the_one_before(tmp_path, capsys, told):
     assert f"passed over the checkpoint of step 5 in {tmp_path}, which is damaged: rank-0.safetensors has other" in err
     assert "passed over the checkpoint of step 4" in err
     assert err.count("\n") == 2
-    assert [event["step"] for event in told.of("damaged")] == [5, 4]
-    assert [event["step"] for event in told.of("restored")] == [2]
+    assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]
+    assert [event.step for event in told.of(messages.CheckpointRestored)] == [2]
     with pytest.raises(
         CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors has other bytes.*There"
     ):
@@ -550,7 +548,7 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(folder, "listing", None)
         assert checkpoints().restore(state()) == 1
-    assert told.of("restored")[0]["name"] == name
+    assert told.of(messages.CheckpointRestored)[0].name == name
     run(tmp_path, resume="")
     assert checkpoints().restore(state()) == 0
     assert checkpoints(f"{tmp_path}/../{tmp_path.name}").restore(state()) == 0  # the same one
@@ -607,7 +605,7 @@ def test_damage_in_a_run(tmp_path, run, told):
     run(tmp_path, resume=outside.list()[0].name)
     with pytest.raises(CheckpointDamagedError, match=r"from which this run goes on, is damaged.*the one before"):
         checkpoints().restore(state())
-    assert [event["step"] for event in told.of("damaged")] == [2]
+    assert [event.step for event in told.of(messages.CheckpointDamaged)] == [2]
     gone = str(Name(9, 1_000_000_000_000, 0))
     run(tmp_path, resume=gone)
     with pytest.raises(CheckpointDamagedError, match=r"it has no commit.json"):
@@ -653,7 +651,7 @@ def test_the_best_is_told(directory, run, told):
     found = checkpoints(best="loss")
     for step, loss in ((1, 0.5), (2, 0.7), (3, float("nan")), (4, 0.5), (5, 0.2)):
         saved(found, step, metrics={"loss": loss})
-    assert [event["best"] for event in told.of("saved")[1:]] == [True, False, False, True, True]
+    assert [event.best for event in told.of(messages.CheckpointSaved)[1:]] == [True, False, False, True, True]
     assert found.best().step == 5
     assert checkpoints(directory, best="loss").best().step == 5
 
@@ -682,7 +680,7 @@ def test_each_rank_its_own(tmp_path, run, seat, told):
     (entry,) = found.list()
     assert [file.name for file in entry.commit.files] == [f"rank-{rank}.safetensors" for rank in range(3)]
     assert entry.commit.sharded
-    assert len(told.of("saved")) == 1
+    assert len(told.of(messages.CheckpointSaved)) == 1
     run(tmp_path, resume=entry.name)
     for rank in (2, 1, 0):
         seat(rank, 3)
@@ -768,7 +766,7 @@ def test_sharded_without_a_run(tmp_path, seat):
 )
 def test_kept(told, saves, keep):
     """After any number of saves: the newest and the best, and all that went was told."""
-    told.events.clear()
+    told.clear()
     found = checkpoints(f"memory://{uuid.uuid4().hex}", keep=keep, best="loss")
     for step, loss in saves:
         saved(found, step, metrics={"loss": loss})
@@ -779,7 +777,7 @@ def test_kept(told, saves, keep):
         # the best of those that were there at each moment is the best of all
         expected.add(-min(numbers)[1])
     assert set(left) == expected
-    assert len(told.of("removed")) == len(saves) - len(expected)
+    assert len(told.of(messages.CheckpointRemoved)) == len(saves) - len(expected)
 
 
 def test_others_are_left_alone(tmp_path):
@@ -871,6 +869,6 @@ def test_what_blocks_is_told(moody, told):
     found.save(1, state())
     found.save(2, state())
     found.wait()
-    first, second = told.of("saved")
-    assert first["took_s"] >= 0.4  # its file and its commit
-    assert second["blocked_s"] >= 0.2  # at least the first one's commit
+    first, second = told.of(messages.CheckpointSaved)
+    assert first.took_s >= 0.4  # its file and its commit
+    assert second.blocked_s >= 0.2  # at least the first one's commit

@@ -6,6 +6,7 @@ import itertools
 from unittest import mock
 
 import pytest
+from fake_launcher import received
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from sparkring.data import progress
 from sparkring.data.progress import Progress, Route, at_most, joined
 from sparkring.history.events import Piece
 from sparkring.runtime import report, world
+from sparkring.wire.messages import EpochPlan
 
 PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.just(1)), max_size=60)
 
@@ -46,9 +48,14 @@ def test_of_many_pieces_neighbours_are_one(pieces, most):
 
 @pytest.fixture
 def told(monkeypatch):
-    """What a rank has told: the fields of its plans."""
+    """The plans that a rank has told."""
     found = []
-    monkeypatch.setattr(report, "_tell", lambda kind, fields: found.append(fields) if kind == "plan" else None)
+
+    def tell(message):
+        if isinstance(message, EpochPlan):
+            found.append(received(message))
+
+    monkeypatch.setattr(report, "_tell", tell)
     return found
 
 
@@ -58,9 +65,9 @@ def test_what_a_plan_tells(told):
     route = Route([Piece(7, 1, 30), Piece(7, 1, 5), Piece(2, 0, 10)], lambda file: f"/data/part-{file}.parquet", 12, 20)
     data.begin(3, 33, 1, route)
     (plan,) = told
-    assert (plan["epoch"], plan["begun"], plan["window"]) == (3, 12, 20)
-    assert plan["pieces"] == [(7, 1, 35, 1), (2, 0, 10, 1)]
-    assert plan["names"] == [(7, "part-7.parquet"), (2, "part-2.parquet")]
+    assert (plan.epoch, plan.begun, plan.window) == (3, 12, 20)
+    assert plan.pieces == ((7, 1, 35, 1), (2, 0, 10, 1))
+    assert plan.names == ((7, "part-7.parquet"), (2, "part-2.parquet"))
     data.begin(4, 33, 1)
     assert len(told) == 1, "where nothing is known nothing is told"
 
@@ -72,10 +79,10 @@ def test_a_plan_is_bounded(told, monkeypatch, size, most):
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
     Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
     (plan,) = told
-    assert most // 2 <= len(plan["pieces"]) <= most
-    assert sum(piece.rows for piece in plan["pieces"]) == 100_000
-    assert len(plan["names"]) <= min(most, progress.FILES_NAMED)
-    assert {len(name) for _, name in plan["names"]} == {progress.NAME_CHARACTERS}
+    assert most // 2 <= len(plan.pieces) <= most
+    assert sum(piece.rows for piece in plan.pieces) == 100_000
+    assert len(plan.names) <= min(most, progress.FILES_NAMED)
+    assert {len(name) for _, name in plan.names} == {progress.NAME_CHARACTERS}
 
 
 def test_where_nobody_hears_of_it_no_plan_is_made():

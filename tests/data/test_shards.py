@@ -22,6 +22,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fake_launcher import received
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,8 +32,9 @@ from sparkring.data import dataset, layout, reader
 from sparkring.data import shards as module
 from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
-from sparkring.history.events import DataPlanned, plan_from_json
+from sparkring.gangs.reports import as_event
 from sparkring.runtime import report
+from sparkring.wire.messages import DataOpened, EpochPlan, ReadProgress
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -447,10 +449,10 @@ def test_as_many_ranks_read_on_in_the_same_order(numbered, size, batch_size, sto
 def told_by(data):
     """The rows that an epoch hands out, and the plan that was told of it, as the notebook gets it."""
     told = []
-    with mock.patch.object(report, "_tell", lambda kind, fields: told.append((kind, json.dumps(fields)))):
+    with mock.patch.object(report, "_tell", lambda message: told.append(received(message))):
         rows = flat(batch.tolist() for batch in data.as_numpy("x"))
-    (fields,) = [json.loads(fields) for kind, fields in told if kind == "plan"]
-    return rows, DataPlanned(0.0, data.rank, **plan_from_json(fields))
+    (plan,) = (message for message in told if isinstance(message, EpochPlan))
+    return rows, as_event(0.0, data.rank, plan)
 
 
 def lies(x):
@@ -515,7 +517,7 @@ def test_where_tensorflow_is_has_to_be_said(numbered):
 def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
     """Not what was read ahead; the end of an epoch is told with its last batch."""
     told = []
-    monkeypatch.setattr(report, "_tell", lambda kind, fields: told.append({"told": kind, **fields}))
+    monkeypatch.setattr(report, "_tell", lambda message: told.append(received(message)))
     for read in (
         lambda data: data.as_numpy(),
         lambda data: data.as_arrow(),
@@ -526,18 +528,18 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
         data = shards(numbered, 100, rank=0, size=2)
         batches = read(data)
         next(batches)
-        assert [each["told"] for each in told] == ["data", "plan", "read"]
-        assert told[0]["opened"]["rows"] == 1000
-        assert sum(rows for _, _, rows, _ in told[1]["pieces"]) == 500
-        assert (told[2]["rows"], told[2]["steps"], told[2]["rows_planned"], told[2]["done"]) == (100, 1, 500, False)
-        assert 0 < told[2]["size_bytes"] < 100 * 200
+        assert list(map(type, told)) == [DataOpened, EpochPlan, ReadProgress]
+        assert told[0].rows == 1000
+        assert sum(piece.rows for piece in told[1].pieces) == 500
+        assert (told[2].rows, told[2].steps, told[2].rows_planned, told[2].done) == (100, 1, 500, False)
+        assert 0 < told[2].size_bytes < 100 * 200
         for _ in range(4):
             next(batches)
-        assert (told[-1]["rows"], told[-1]["steps"], told[-1]["epoch"], told[-1]["done"]) == (500, 5, 1, True)
-        assert told[-1]["place"].startswith("part-")
+        assert (told[-1].rows, told[-1].steps, told[-1].epoch, told[-1].done) == (500, 5, 1, True)
+        assert told[-1].place.startswith("part-")
     told.clear()
     assert len(list(shards(numbered, 100, rank=0, size=2).as_tf())) == 5
-    assert (told[-1]["rows"], told[-1]["steps"], told[-1]["done"]) == (500, 5, True)
+    assert (told[-1].rows, told[-1].steps, told[-1].done) == (500, 5, True)
 
 
 def test_shards_travel_to_ranks(numbered):

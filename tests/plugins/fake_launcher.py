@@ -6,6 +6,7 @@ test's in the place of the cell.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import queue
@@ -29,11 +30,19 @@ from sparkring.wire.messages import (
     Stack,
     Stop,
     TakeStack,
+    decode,
+    encode,
 )
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.rank.failures import as_failure
 
 NEWS = RankNews((), True, 40_000)
+
+
+def received(message: Message) -> Message:
+    """The message as the other end of a connection gets it."""
+    fields, parts = encode(message)
+    return decode(type(message), json.loads(json.dumps(fields)), parts)
 
 
 class Exit(BaseException):

@@ -42,14 +42,14 @@ class Slots(NamedTuple):
 class Stage:
     """One of our barrier stages, as long as it may run: what it is for, and how many slots it holds.
 
-    `stays`: it does not end by itself.
+    `persistent`: it keeps its slots until it is stopped.
     """
 
-    def __init__(self, context: SparkContext, title: str, size: int, *, stays: bool) -> None:
+    def __init__(self, context: SparkContext, title: str, size: int, *, persistent: bool) -> None:
         self.context = context
         self.title = title
         self.size = size
-        self.stays = stays
+        self.persistent = persistent
         self.group = f"sparkring-{uuid.uuid4().hex[:12]}"
 
     def ids(self) -> set[int]:
@@ -133,7 +133,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
     while found.total < size and not context.master.startswith("local") and time.monotonic() < deadline:
         time.sleep(0.1)
         found = slots(context)
-    gangs = [one for one in list(running) if one.stays and one.context is context]
+    gangs = [one for one in list(running) if one.persistent and one.context is context]
     held = sum(one.size for one in gangs)
     if held and found.total - held < size <= found.total:
         raise SlotsError(

@@ -23,7 +23,7 @@ from sparkring.frameworks import FRAMEWORKS
 from sparkring.gangs.execution import Request
 from sparkring.history import describe, events, run_store
 from sparkring.launchers import every_slot, open_launcher
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate
 
@@ -47,7 +47,7 @@ class PreparedRun:
 
     options: Options
     request: Request
-    launch: Wanted
+    launch: LaunchRequest
     started: events.RunStarted
     notices: tuple[str, ...] = ()
     directory: Directory | None = None
@@ -86,7 +86,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     directory = _open_directory(options, "\n".join([packed.code, *packed.scripts]), values)
     size = options.size or every_slot()
     here = spec.framework != "barrier"
-    launch = Wanted(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
+    launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
         # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
         open_launcher(launch, tell)

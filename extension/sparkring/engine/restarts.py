@@ -23,7 +23,7 @@ from sparkring.history.describe import NoRestart
 from sparkring.history.events import Failure
 from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.launchers import open_launcher, room
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.resume_point import Here
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Restarts:
     `directory` is where checkpoints go; without one, each attempt begins anew.
     """
 
-    def __init__(self, run: LiveRun, request: Request, launch: Wanted, directory: Directory | None) -> None:
+    def __init__(self, run: LiveRun, request: Request, launch: LaunchRequest, directory: Directory | None) -> None:
         self.run = run
         self.options, self.recorder, self.interrupts = run
         self.request = request

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkring.engine.spec import Results
 from sparkring.errors import SparkringError
-from sparkring.gangs.execution import Turn, Value
+from sparkring.gangs.execution import Execution, Value
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
@@ -57,7 +57,7 @@ class RunResult:
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
 
-def unpack_results(execution: Turn) -> Results:
+def unpack_results(execution: Execution) -> Results:
     """Unpack what the ranks have sent so far."""
     missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
     found = Results({}, {}, missing)

@@ -14,7 +14,7 @@ from sparkring.engine.recorder import Recorder
 from sparkring.engine.result import unpack_results
 from sparkring.engine.spec import Outcome
 from sparkring.errors import LaunchError
-from sparkring.gangs.execution import Request, Turn
+from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.gang import Gang
 from sparkring.history import describe, reading
 from sparkring.history.stacks import collective
@@ -81,7 +81,7 @@ class Supervisor:
         self,
         run: LiveRun,
         gang: Gang,
-        execution: Turn,
+        execution: Execution,
         *,
         warm: bool = False,
         deadline: float | None = None,
@@ -240,7 +240,7 @@ class Supervisor:
             return self.gang.gone or not self.gang.up  # members that have not become ranks yet are close()'s affair
 
         self._poll_until(gone, within_s)
-        self._poll_until(lambda: gone() or not self.gang.brings, math.inf)
+        self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
         # Frames that were already in the queue behind the last goodbye.
         self._poll(0.0)
 

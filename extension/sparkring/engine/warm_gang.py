@@ -27,7 +27,7 @@ from sparkring.history import describe, events
 from sparkring.history.events import Event
 from sparkring.history.record import RunRecord, replay
 from sparkring.launchers import open_launcher
-from sparkring.launchers.base import Wanted
+from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.interrupts import Interrupts, interrupted
 
 LISTEN_S = 1.0
@@ -89,7 +89,7 @@ class WarmGang:
         self._resting.clear()
         self.gang.wake()
         with self._mine:
-            before = self.gang.turn
+            before = self.gang.execution
             try:
                 if self.ended:
                     raise LaunchError(
@@ -104,7 +104,7 @@ class WarmGang:
                 yield self.gang
             finally:
                 self.used = time.time()
-                turn = self.gang.turn
+                turn = self.gang.execution
                 stuck = turn.running if turn is not None else []
                 if self.gang.closed:
                     late = (
@@ -244,7 +244,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
     size = abs(wanted.np)
     title = f"warm gang of {size}"
-    launcher = open_launcher(Wanted(wanted.np, size, dict(wanted.env), title, wanted.gpus, stays=True), say)
+    launcher = open_launcher(LaunchRequest(wanted.np, size, dict(wanted.env), title, wanted.gpus, persistent=True), say)
     gang = Gang(launcher, size)
     with Interrupts() as interrupts:
         try:

@@ -8,11 +8,13 @@ from typing import ClassVar, NamedTuple
 from sparkring.runtime.world import World
 
 
-class Seat(NamedTuple):
-    """Where a rank sits: its host's name, its address on the way to the driver, the interface that has it.
+class Endpoint(NamedTuple):
+    """Where other ranks can reach a rank.
 
-    `seen_as` is the address that the driver sees, which is another one behind a translating network. `port`
-    was free when the rank came up, or ended its last request, for a framework whose ranks listen themselves.
+    host: the name of its host.
+    address, interface: its address on the network that leads to the driver, and the interface that has the address.
+    seen_as: the address that the driver sees, which differs behind network address translation.
+    port: was free when the rank started or ended its last request, for a framework whose ranks listen themselves.
     """
 
     host: str
@@ -52,9 +54,9 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """One of the things a gang can carry. Made when all ranks are there, with their seats in rank order.
+    """One of the things a gang can carry. Made when all ranks are there, with their endpoints in rank order.
 
-    `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps the list of seats up to date.
+    `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps `endpoints` up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
     of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
     magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them. `timeline`: how it is
@@ -67,10 +69,10 @@ class Framework(ABC):
     reserved: ClassVar[tuple[str, ...]] = ()
     timeline: ClassVar[Timeline | None] = None
 
-    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
+    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         self.host = host
         self.bind_host = bind_host
-        self.seats = seats
+        self.endpoints = endpoints
 
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:

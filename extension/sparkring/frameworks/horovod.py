@@ -5,7 +5,7 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 
 from __future__ import annotations
 
-from sparkring.frameworks.base import Framework, Lesson, Seat, Start, Timeline
+from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.frameworks.rendezvous import Store
 from sparkring.runtime.world import World
 
@@ -32,12 +32,12 @@ class Horovod(Framework):
     # anew says which rank came when, so the cache of responses is off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
-    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
-        super().__init__(host, bind_host, seats)
-        self._store = Store(bind_host, peers={seat.seen_as for seat in seats}, ranks=len(seats))
+    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
+        super().__init__(host, bind_host, endpoints)
+        self._store = Store(bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints))
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        interface = self.seats[world.rank].interface
+        interface = self.endpoints[world.rank].interface
         found = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -57,7 +57,7 @@ class Horovod(Framework):
         return found
 
     def defaults(self, world: World) -> dict[str, str]:
-        interface = self.seats[world.rank].interface
+        interface = self.endpoints[world.rank].interface
         return {"NCCL_SOCKET_IFNAME": interface} if interface else {}
 
     def close(self) -> None:

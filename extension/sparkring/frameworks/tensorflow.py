@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 
-from sparkring.frameworks.base import Framework, Lesson, Seat, Start
+from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start
 from sparkring.runtime.world import World
 
 
 class TensorFlow(Framework):
-    """Ranks that are workers of one cluster, each with a server of its own on the port of its seat."""
+    """Ranks that are workers of one cluster, each with a server of its own on the port of its endpoint."""
 
     lesson = Lesson(
         "tensorflow",
@@ -27,10 +27,10 @@ class TensorFlow(Framework):
         "make_model, x, y",
     )
 
-    def __init__(self, host: str, bind_host: str, seats: list[Seat]) -> None:
-        super().__init__(host, bind_host, seats)
+    def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
+        super().__init__(host, bind_host, endpoints)
         # For good: a process has one server, which a strategy of a later cell finds again.
-        self._workers = [f"{seat.address}:{seat.port}" for seat in seats]
+        self._workers = [f"{endpoint.address}:{endpoint.port}" for endpoint in endpoints]
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         task = {"type": "worker", "index": world.rank}

@@ -27,10 +27,10 @@ class Torch(Framework):
     )
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        interface = self.seats[world.rank].interface
+        interface = self.endpoints[world.rank].interface
         found = {
-            "MASTER_ADDR": self.seats[0].address,
-            "MASTER_PORT": str(self.seats[0].port),
+            "MASTER_ADDR": self.endpoints[0].address,
+            "MASTER_PORT": str(self.endpoints[0].port),
             "RANK": str(world.rank),
             "WORLD_SIZE": str(world.size),
             "LOCAL_RANK": str(world.local_rank),

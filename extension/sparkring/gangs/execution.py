@@ -114,6 +114,3 @@ class Execution:
         elif len(self.failures) == 1:
             self._decide_at = time.monotonic() + SETTLE_S
         return [RankFailed(time.time(), rank, failure)]
-
-
-Turn = Execution

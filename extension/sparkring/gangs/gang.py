@@ -60,7 +60,7 @@ class Gang:
     def __init__(self, launcher: Launcher, size: int) -> None:
         self.size = size
         self.launcher = launcher
-        self.turn: Execution | None = None
+        self.execution: Execution | None = None
         self._members = Members(size)
         self._inbox = Inbox(size, self._members.admit)
         self._outbox = Outbox(self._members.connections)
@@ -98,16 +98,16 @@ class Gang:
         LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
         """
         self._members.check_packages(request.modules)
-        self.turn = Execution(request, tuple(ranks) or tuple(range(self.size)))
+        self.execution = Execution(request, tuple(ranks) or tuple(range(self.size)))
         if self.up:
-            self._untold += self._begin(self.turn)
-        return self.turn
+            self._untold += self._begin(self.execution)
+        return self.execution
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What has happened: waits up to `timeout_s` for the first event, then takes what is there."""
         found, self._untold = self._untold, []
-        if self.turn is not None and self.turn.decides_in_s is not None:
-            timeout_s = min(timeout_s, self.turn.decides_in_s)
+        if self.execution is not None and self.execution.decides_in_s is not None:
+            timeout_s = min(timeout_s, self.execution.decides_in_s)
         for arrival in self._inbox.take(0.0 if found else timeout_s):
             found += self._take(arrival)
         return found + self._watch()
@@ -169,7 +169,7 @@ class Gang:
         return self._members.deaths
 
     @property
-    def brings(self) -> bool:
+    def timeline_pending(self) -> bool:
         """Whether a rank's process has ended whose timeline is still on its way."""
         return time.monotonic() < self._timeline_until
 
@@ -181,9 +181,9 @@ class Gang:
 
     def interrupt(self) -> None:
         """Interrupt what the ranks still run of this request, as Ctrl-C would."""
-        if self.turn is not None and self.up:
-            self.turn.interrupted = True
-            for rank in self.turn.running:
+        if self.execution is not None and self.up:
+            self.execution.interrupted = True
+            for rank in self.execution.running:
                 self._outbox.send(self._members.member_of(rank), Interrupt())
 
     def release(self) -> None:
@@ -228,7 +228,7 @@ class Gang:
 
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, and the request if there is one already."""
-        execution = self.turn
+        execution = self.execution
         self._members.place(by_node=execution is None or FRAMEWORKS[execution.request.framework].by_node)
         if execution is not None:
             self._members.check_packages(execution.request.modules)
@@ -246,7 +246,7 @@ class Gang:
                 return []
             case Done():
                 self._heard(rank, report.news)
-                return [] if self.turn is None else self.turn.finished(rank, report)
+                return [] if self.execution is None else self.execution.finished(rank, report)
             case Failed():
                 self._heard(rank, report.news)
                 return self._failed(rank, as_failure(report.failure))
@@ -263,8 +263,8 @@ class Gang:
     def _heard(self, rank: int, news: RankNews) -> None:
         """What a rank tells at the end of a request beside how it went."""
         self._members.heard(rank, news)
-        if self.turn is not None:
-            self.turn.heard(rank, news)
+        if self.execution is not None:
+            self.execution.heard(rank, news)
 
     # ── requests ──────────────────────────────────────────────────────────────
 
@@ -291,9 +291,9 @@ class Gang:
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
-        if self.turn is None or (self._stopping and failure.cause == "interrupt"):
+        if self.execution is None or (self._stopping and failure.cause == "interrupt"):
             return []  # between requests, or it does as it was told
-        return self.turn.failed(rank, failure)
+        return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
         """A rank's process is no more."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sparkring.capture.versions import difference
 from sparkring.errors import LaunchError
-from sparkring.frameworks.base import Seat
+from sparkring.frameworks.base import Endpoint
 from sparkring.history.events import Failure
 from sparkring.runtime.world import World, gpu_environments, place_ranks
 from sparkring.wire.channel import Connection
@@ -27,7 +27,7 @@ class Members:
         self.size = size
         self.connections: dict[int, Connection] = {}
         self.worlds: list[World] = []
-        self.endpoints: list[Seat] = []
+        self.endpoints: list[Endpoint] = []
         self.deaths: dict[int, Failure] = {}
         self._hellos: dict[int, Hello] = {}
         self._member_of: dict[int, int] = {}  # by rank
@@ -66,7 +66,7 @@ class Members:
         for rank in range(self.size):
             member = self._member_of[rank]
             hello, peer = hellos[member], self.connections[member].peer_host()
-            self.endpoints.append(Seat(hello.host, hello.address, hello.interface, peer, hello.port))
+            self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
 
     def entries(self, *, pins_gpus: bool) -> Iterator[tuple[int, EnterWorld]]:
         """What each member is told of its rank; with `pins_gpus`, ranks see the GPUs of their node's ranks only."""

@@ -376,9 +376,6 @@ class CheckpointRemoved:
     name: str
 
 
-CheckpointEvent = CheckpointSaved | CheckpointFailed | CheckpointDamaged | CheckpointRestored | CheckpointRemoved
-
-
 @dataclass(frozen=True)
 class TimelinePart:
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
@@ -583,23 +580,14 @@ def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 
-CHECKPOINT_EVENTS: dict[str, type[CheckpointEvent]] = {
-    "saved": CheckpointSaved,
-    "failed": CheckpointFailed,
-    "damaged": CheckpointDamaged,
-    "restored": CheckpointRestored,
-    "removed": CheckpointRemoved,
-}  # as a rank tells of them
-
-
 def plan_from_json(found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a DataPlanned from JSON values: from a saved record, or from the rank whose plan it is."""
+    """The fields of a DataPlanned from JSON values."""
     pieces = tuple(Piece(*piece) for piece in found["pieces"])
     return {**found, "pieces": pieces, "names": tuple((number, name) for number, name in found.get("names", ()))}
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:
-    """A Failure from JSON values: from a saved record, or from the rank that it happened on."""
+    """A Failure from JSON values."""
     frames = tuple(
         CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
         for frame in found.get("frames", ())

@@ -7,20 +7,20 @@ import sys
 from collections.abc import Callable
 
 from sparkring.errors import SlotsError
-from sparkring.launchers.base import Launcher, Wanted
+from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.launchers.local import LocalLauncher
 from sparkring.worker.member import gpus, process
 
 
-def open_launcher(wanted: Wanted, say: Callable[[str], None]) -> Launcher:
-    """The launcher for what is wanted. LaunchError if that cannot work."""
-    if wanted.np < 0:
-        return LocalLauncher(wanted.environment, wanted.size, wanted.gpus)
+def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launcher:
+    """The launcher that can start what is requested. LaunchError if that cannot work."""
+    if request.np < 0:
+        return LocalLauncher(request.environment, request.size, request.gpus)
     from sparkring.cluster.session import find_session
     from sparkring.launchers.spark import SparkLauncher
 
-    session = wanted.data.session() if wanted.data else find_session(wanted.size, say, here=wanted.here)
-    return SparkLauncher(session, wanted)
+    session = request.data.session() if request.data else find_session(request.size, say, here=request.here)
+    return SparkLauncher(session, request)
 
 
 def every_slot() -> int:
@@ -44,10 +44,10 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
     return gpus_per(find_session(np, say).sparkContext, "task")
 
 
-def room(wanted: Wanted) -> int:
-    """How many of the ranks that are `wanted` could run now, those that already do included."""
-    if wanted.np < 0:
-        return wanted.size
+def room(request: LaunchRequest) -> int:
+    """How many of the requested ranks could run now, including those that already run."""
+    if request.np < 0:
+        return request.size
     from sparkring.cluster.slots import current_slots
 
     found = current_slots()

@@ -1,4 +1,4 @@
-"""What a launcher is: it starts members and sees to it that they end. It knows nothing of what they do."""
+"""What a launcher is: it starts members and makes sure that they end. It does not know what they do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
 
 
-class Wanted(NamedTuple):
-    """What a launcher is to start: `size` members, where `np` says (here if it is negative, else on Spark).
+class LaunchRequest(NamedTuple):
+    """What a launcher is to start: `size` members, on this machine if `np` is negative, else on Spark.
 
-    `gpus`: that many for each, 0 to hide them all; None takes what there is. `data`: the DataFrame whose partitions go
-    to the ranks. `here`: processes on this machine would do as well. `stays`: it does not end by itself.
+    gpus: the number of GPUs for each member; 0 hides all GPUs, None takes what there is.
+    data: the DataFrame whose partitions the ranks read.
+    here: whether processes on this machine would do as well.
+    persistent: whether it keeps its slots until it is stopped, as a warm gang does.
     """
 
     np: int
@@ -26,7 +28,7 @@ class Wanted(NamedTuple):
     gpus: int | None = None
     data: Data | None = None
     here: bool = True
-    stays: bool = False
+    persistent: bool = False
 
 
 class Launcher(ABC):

@@ -28,7 +28,7 @@ from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, execut
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
 from sparkring.errors import LaunchError, MemberLost, SlotsError
-from sparkring.launchers.base import Launcher, Wanted
+from sparkring.launchers.base import Launcher, LaunchRequest
 from sparkring.wire.ticket import BOOT, ROWS_END, Ticket
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class SparkLauncher(Launcher):
     slow_after_s = 2.0
     give_up_after_s = 300.0
 
-    def __init__(self, session: SparkSession, wanted: Wanted) -> None:
-        size, data = wanted.size, wanted.data
+    def __init__(self, session: SparkSession, request: LaunchRequest) -> None:
+        size, data = request.size, request.data
         self._size = size
         self._data = data
         if data is not None:
@@ -57,8 +57,8 @@ class SparkLauncher(Launcher):
                 raise LaunchError("--data needs Spark 3.5 or newer, whose mapInArrow() knows barrier stages.")
             self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
         self._context = session.sparkContext
-        self._environment = wanted.environment
-        self._stage = Stage(self._context, wanted.title, size, stays=wanted.stays)
+        self._environment = request.environment
+        self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._python = str(self._context.pythonExec)  # the executors', as far as it is known
@@ -66,10 +66,10 @@ class SparkLauncher(Launcher):
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
         self._warned_of: set[int] = set()
-        check_gpus(self._context, size, wanted.gpus or 0)
-        check(self._context, size, data, here=wanted.here)
-        self._gpus = wanted.gpus
-        self.pins_gpus = wanted.gpus == 0 or gpus_per(self._context, "task") > 0
+        check_gpus(self._context, size, request.gpus or 0)
+        check(self._context, size, data, here=request.here)
+        self._gpus = request.gpus
+        self.pins_gpus = request.gpus == 0 or gpus_per(self._context, "task") > 0
         setting = self._context.getConf().get
         local = self._context.master.startswith("local")
         self.host = LOOPBACK if local else str(setting("spark.driver.host", LOOPBACK))
