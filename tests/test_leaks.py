@@ -25,7 +25,7 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """A watch as every test has it, beginning now."""
-    monkeypatch.setenv(MARK, "of a test of the watch")
+    monkeypatch.setenv(MARK, f"of a test of the watch in {os.getpid()}")
     found = Watch(os.environ[MARK])
     assert not found.complaints(0)
     yield found

@@ -60,6 +60,7 @@ def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
     assert load(saved()[0]).outcome == "finished"
 
 
+@pytest.mark.any_launcher
 def test_a_failure_is_told_and_kept(ring, capsys, wait_until):
     """Who does not ask for the result hears of it in one line; who does has the error itself."""
     run = ring.in_background("if rank == 1:\n    raise ValueError('no')")
@@ -125,6 +126,7 @@ def test_several_at_once(ring, go, wait_until):
     assert len({here.record.run_id, *(run.run_id for run in both)}) == 3
 
 
+@pytest.mark.any_launcher
 def test_two_rings_of_horovod(ring):
     """Each has its own meeting point."""
     cell = """

@@ -10,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from rings import READY, ready
 
 from sparkring.errors import LaunchError, OptionsError, RunFailed, RunTimeout, SlotsError
 
@@ -297,9 +298,10 @@ def test_interrupt(barrier, tasks, spark):
         )
 
 
-def test_timeout(barrier, spark):
+def test_timeout(barrier, tasks, spark, limit):
+    cell = f"import threading, time; {READY}\ncontext.barrier() if rank else time.sleep(1000)"
     with pytest.raises(RunTimeout, match=r"rank 1 waits in barrier, cell line 3"):
-        barrier("import time\ncontext.barrier() if rank else time.sleep(1000)", spark.range(0, 9, 1, 2), timeout_s=10.0)
+        barrier(cell, spark.range(0, 9, 1, 2), timeout_s=limit(tasks, ready(2)))
 
 
 @pytest.mark.standalone("the executors' workers are used again")

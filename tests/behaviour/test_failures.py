@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from rings import READY, ready
 
 from sparkring.errors import MemberLost, RunFailed, RunTimeout
 from sparkring.gangs.inbox import Inbox
@@ -54,6 +55,7 @@ def test_how_a_rank_can_end(ring, code, cause, summary):
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('bad shape')", "ctypes.string_at(0)", "sys.exit(2)"])
+@pytest.mark.any_launcher
 def test_the_line_of_the_cell_is_shown(ring, code):
     """The error shows the line that failed, numbered as in the notebook; a crash in native code as well."""
     text = str(failed(ring, on_rank_1(code)))
@@ -61,6 +63,7 @@ def test_the_line_of_the_cell_is_shown(ring, code):
     assert f"→ 4      {code}" in text
 
 
+@pytest.mark.any_launcher
 def test_last_lines_are_shown(ring):
     """What the rank printed last is part of the error, and its whole log is named."""
     error = failed(
@@ -88,6 +91,7 @@ ODD_EXCEPTIONS = {
 
 
 @pytest.mark.parametrize("what", ODD_EXCEPTIONS)
+@pytest.mark.any_launcher
 def test_odd_exceptions(ring, what):
     """An exception need not be understood here, or travel, to be told."""
     cell, summary = ODD_EXCEPTIONS[what]
@@ -96,6 +100,7 @@ def test_odd_exceptions(ring, what):
     assert f"cell line {len(cell.splitlines()) + 1}" in str(error)
 
 
+@pytest.mark.any_launcher
 def test_a_chain_of_exceptions(ring):
     """The cause of the exception is in the traceback, in the rank's log, and in neither are frames of ours."""
     error = failed(
@@ -120,12 +125,14 @@ def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
     assert f'File "{name}", line 3, in train\n    return 1 / y  # slope\n' in error.record.failure.traceback
 
 
+@pytest.mark.any_launcher
 def test_values_of_ranks_that_had_finished(ring):
     """A rank's failure does not lose what others had already brought."""
     error = failed(ring, "import time\nif rank == 1:\n    time.sleep(1)\n    raise ValueError\nrank + 5")
     assert error.values == {0: 5}
 
 
+@pytest.mark.any_launcher
 def test_ranks_that_echo_a_killed_one_are_folded(ring):
     """In an allreduce the killed rank is named, not those that lost their peer."""
     error = failed(
@@ -194,35 +201,42 @@ def test_a_rank_that_cannot_start(ring):
 
 
 @pytest.mark.standalone("the job is cancelled on executors")
-def test_timeout(ring):
+def test_timeout(ring, limit):
     """It is a TimeoutError too, and says which line of the cell each rank was at."""
+    cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(TimeoutError) as caught:
-        ring.run("import time\nif rank == 0:\n    time.sleep(60)\nelse:\n    time.sleep(61)", timeout_s=2)
+        ring.run(cell, timeout_s=limit(ring, ready(2)))
     assert isinstance(caught.value, RunTimeout)
     assert caught.value.record.outcome == "timed out"
     text = str(caught.value)
-    assert "rank 0 waits at cell line 4: `time.sleep(60)`" in text
-    assert "rank 1 waits at cell line 6: `time.sleep(61)`" in text
+    assert "rank 0 waits at cell line 4: `time.sleep(600)`" in text
+    assert "rank 1 waits at cell line 6: `time.sleep(601)`" in text
 
 
-def test_a_frozen_rank_is_named_at_the_timeout(ring):
+def test_a_frozen_rank_is_named_at_the_timeout(ring, limit):
     """A rank that was stopped by SIGSTOP is told as frozen, and ended all the same."""
+
+    def frozen(record):
+        pid = record.ranks[1].pid
+        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
     with pytest.raises(RunTimeout, match="rank 1 is frozen"):
-        ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=2)
+        ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=limit(ring, frozen))
 
 
 @pytest.mark.standalone("it is ended by its executor's side")
-def test_a_rank_that_takes_no_signals_is_ended(ring):
+def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
     """Ranks that ignore SIGINT and SIGTERM are killed after the grace."""
     cell = """
         import signal, time
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        print("ready")
         while True:
             time.sleep(1)
     """
     with pytest.raises(RunTimeout):
-        ring.run(cell, timeout_s=2)
+        ring.run(cell, timeout_s=limit(ring, ready(2)))
 
 
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):

@@ -94,6 +94,7 @@ def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeyp
         assert [entry for entry in path if entry in there] == there
 
 
+@pytest.mark.any_launcher
 def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
     """A warm gang hears of it; what a cell has set there stays while the notebook leaves it alone."""
     configure(logging.INFO)

@@ -44,6 +44,7 @@ def test_every_way_to_print(ring):
         assert sorted(result.logs(rank).splitlines()) == sorted(out + err)
 
 
+@pytest.mark.any_launcher
 def test_carriage_returns_and_colours(ring):
     """A progress bar shows its last state, colours are kept as they came, and the log has every byte."""
     result = ring.run(r"""
@@ -58,6 +59,7 @@ def test_carriage_returns_and_colours(ring):
     assert result.logs(0) == "\rstep 0\rstep 1\rstep 2\r\x1b[31mdone\x1b[0m\nwindows\r\n"
 
 
+@pytest.mark.any_launcher
 def test_partial_lines_are_shown_before_they_end(ring):
     """A line without its end reaches the view while the cell still runs."""
     seen = []
@@ -72,6 +74,7 @@ def test_partial_lines_are_shown_before_they_end(ring):
     assert lines(ring, 0, "stdout") == ["half and half"]
 
 
+@pytest.mark.any_launcher
 def test_odd_bytes_and_a_last_line_without_its_end(ring):
     """Bytes that are no UTF-8 are shown as \\xNN; a last line without a newline is a line."""
     result = ring.run(r"""
@@ -83,6 +86,7 @@ def test_odd_bytes_and_a_last_line_without_its_end(ring):
     assert result.logs(1) == "ünïcode ✓\nbad \\xff\\xfe\nno end"
 
 
+@pytest.mark.any_launcher
 def test_long_lines_and_many_lines(ring):
     """A line of 10,000 characters is cut on screen only; of 10,000 lines without a last newline none is lost."""
     result = ring.run("""
@@ -105,6 +109,7 @@ def test_floods_are_not_lost(ring):
 
 
 @pytest.mark.parametrize("close", ["os.close(1)", "sys.stdout.close()"])
+@pytest.mark.any_launcher
 def test_a_rank_that_closes_stdout(ring, close):
     """What was printed before, and the value, still arrive."""
     result = ring.run(f"import os, sys\nprint('before')\n{close}\nprint('after', file=sys.stderr)\nrank")
@@ -112,6 +117,7 @@ def test_a_rank_that_closes_stdout(ring, close):
     assert result.logs(0) == "before\nafter\n"
 
 
+@pytest.mark.any_launcher
 def test_output_of_forked_children(ring):
     """A forked child's output is its rank's; a child that comes out at the cell's end is no second rank."""
     result = ring.run("""
@@ -130,6 +136,7 @@ def test_output_of_forked_children(ring):
     assert lines(ring, 0, "stdout") == ["ends by itself"] + ["at the end of the cell"] * 2
 
 
+@pytest.mark.any_launcher
 def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
     """The child's traceback is output; the rank goes on."""
     result = ring.run("""
@@ -176,6 +183,7 @@ def test_what_is_shown(local, logs, expected):
     assert {line for line in shown.getvalue().splitlines() if line.startswith("[")} == expected
 
 
+@pytest.mark.any_launcher
 def test_what_ranks_show(ring):
     """Figures, tables and HTML come in their order, with their text in the log, whoever's display() shows them."""
     result = ring.run("""
@@ -204,7 +212,7 @@ def test_what_ranks_show(ring):
             list(bar)
         without_ipython, plt.get_backend(), __import__("os").environ["MPLBACKEND"]
     """)
-    assert result.values == [(True, "module://sparkring.worker.rank.figures", "Agg")] * 2
+    assert result.values == [(True, "module://sparkring.worker.rank.rank.figures", "Agg")] * 2
     figure = "<Figure size 640x480 with 1 Axes>"
     html = "<IPython.core.display.HTML object>"
     printed = ["before", "   a", "0  1", "1  2", "5", "'text'", "<HTML>", figure, html, html, "after"]

@@ -69,6 +69,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
     assert [name[:8] for name in names(tmp_path / "run")] == ["00000020", "00000030", "00000040"]
 
 
+@pytest.mark.any_launcher
 def test_the_cell_is_run_again(count, tmp_path):
     """It goes on from what is there, and says so; with --fresh it begins anew and deletes nothing of it."""
     count(last=20)
@@ -83,6 +84,7 @@ def test_the_cell_is_run_again(count, tmp_path):
     assert count(last=20).values == [(10, 20, 210)] * 2, "the newest training counts, not the longest"
 
 
+@pytest.mark.any_launcher
 def test_a_changed_cell_is_asked_about(count):
     """It is shown what has changed, and what to do; --resume goes on all the same."""
     count(last=20)
@@ -99,6 +101,7 @@ def test_a_changed_cell_is_asked_about(count):
     assert count("# another comment" + COUNT.replace("+= step", "+= 2 * step"), last=40).values[0][0] == 40
 
 
+@pytest.mark.any_launcher
 def test_changed_data_are_asked_about(ring, tmp_path):
     """A position in data that are others now means nothing."""
 
@@ -121,6 +124,7 @@ begun
         ring.run(cell, namespace={"data": write(65)}, **options)
 
 
+@pytest.mark.any_launcher
 def test_the_damaged_one_is_passed_over(count, tmp_path):
     """All ranks go on from the one before, though only reading shows the damage; it costs no restart."""
     count(last=40)
@@ -136,6 +140,7 @@ def test_the_damaged_one_is_passed_over(count, tmp_path):
     assert [attempt.step for attempt in result.record.attempts] == [40, 30]
 
 
+@pytest.mark.any_launcher
 def test_another_number_of_ranks(count):
     """What rank 0 wrote is for any number of them."""
     count(last=20, n=3)
@@ -175,6 +180,7 @@ def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
         assert found.values == [answers] * 2
 
 
+@pytest.mark.any_launcher
 def test_it_says_how_to_go_on(count):
     """When there is no restart left, the error names what is saved."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):

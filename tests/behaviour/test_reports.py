@@ -33,6 +33,7 @@ def test_metrics_arrive(ring):
     assert record.ranks[0].metrics.values["loss"] == 0.5
 
 
+@pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
     """A 0-d array or a tensor is taken as the number that it holds; torch has nothing to say of a loss's gradient."""
     record = ring.run("import numpy as np, torch\nfrom sparkring import log\n"
@@ -45,6 +46,7 @@ def test_arrays_of_one_number_are_numbers(ring):
     assert not [line.text for rank in record.ranks for line in rank.tail]
 
 
+@pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
     """It is a TypeError on the rank, at the line of the cell, that names the metric."""
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
@@ -52,12 +54,14 @@ def test_a_metric_that_is_no_number(ring):
     assert "cell line 3" in str(caught.value)
 
 
+@pytest.mark.any_launcher
 def test_messages(ring):
     """log_to_driver's text arrives as a message, cut at 4,000 characters."""
     ring.run("from sparkring import log_to_driver\nlog_to_driver('x' * 5000)\nlog_to_driver(rank)", n=1)
     assert [(line.stream, line.text) for line in ring.view.record.recent] == [("message", "x" * 4000), ("message", "0")]
 
 
+@pytest.mark.any_launcher
 def test_keras_fit_reports_by_itself(ring):
     """Keras under Horovod: each epoch and the running values are in the record without a change to the cell."""
     result = ring.run(FIT, framework="horovod")

@@ -52,6 +52,7 @@ number
     assert again.attempts == record.attempts
 
 
+@pytest.mark.any_launcher
 def test_restarts_are_used_up(ring):
     """The error is that of the last attempt, and says how many there were."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*attempt 2: all restarts are used up") as caught:

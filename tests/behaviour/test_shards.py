@@ -40,6 +40,7 @@ def test_data_that_was_made_in_the_notebook_is_shared_out_on_the_ranks(ring, num
     assert data.epoch == 1
 
 
+@pytest.mark.any_launcher
 def test_data_that_is_made_in_the_cell(ring, numbered):
     """The same, for a path that only the cell knows."""
     result = ring.run("""
@@ -49,6 +50,7 @@ def test_data_that_is_made_in_the_cell(ring, numbered):
     assert sorted(result.values[0] + result.values[1]) == list(range(200))
 
 
+@pytest.mark.any_launcher
 def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
     """Path, columns, filter, version and counts, and each rank's rows, also in a run that is read again."""
     data = shards(numbered, 50, columns=["x"], where="x < 1000")
@@ -72,6 +74,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
             assert reading.now.size_bytes > 0
 
 
+@pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
     """The plan of the epoch that it is in, also where that goes on from its middle, and in a run that is read again."""
     data = shards(numbered, 50, columns=["x"], shuffle=100)
@@ -103,6 +106,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
                 assert lay <= {(piece.file, piece.row_group) for piece in plan.pieces}
 
 
+@pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
     """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
@@ -138,6 +142,7 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
+@pytest.mark.any_launcher
 def test_torchs_workers_read_on_ranks(ring, numbered):
     """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")
@@ -149,8 +154,13 @@ def test_torchs_workers_read_on_ranks(ring, numbered):
         assert [(read.rows, read.done) for read in rank.readings[0].ended] == [(len(result.values[rank.rank]), True)]
 
 
-def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered):
+def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered, limit):
     """A rank that has no more data is why the others wait."""
+
+    def read(record):
+        first, second = (rank.readings for rank in record.ranks)
+        return first and first[0].ended and second
+
     data = shards(numbered, 50)
     with pytest.raises(RunTimeout, match=r"Reading: rank 0 ended its epoch .* after 10 steps; rank 1 has not"):
         local.run("""
@@ -158,9 +168,10 @@ def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered):
             batches = data.as_numpy()
             for step in range(10 if rank == 0 else 3): next(batches)
             time.sleep(600)
-        """, namespace={"data": data}, timeout_s=4.0)  # fmt: skip
+        """, namespace={"data": data}, timeout_s=limit(local, read))  # fmt: skip
 
 
+@pytest.mark.any_launcher
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     """It names the rank, and shows the line of the cell; a row group that is broken is named."""
     with pytest.raises(RunFailed, match=r"DataError: .*/nowhere: there is nothing there") as caught:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rings import ready
 
 from sparkring.errors import RunFailed
 from sparkring.history import run_store
@@ -61,14 +62,14 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local):
         assert each.operations > 10
 
 
-def test_a_time_limit_keeps_it(local):
+def test_a_time_limit_keeps_it(local, limit):
     """Ranks that do not come back are ended by force, and the timeline is kept all the same."""
     with pytest.raises(RunFailed) as failed:
         local.run(
-            f"{STEPS}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)",
+            f"{STEPS}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)",
             framework="horovod",
             timeline=True,
-            timeout_s=12,
+            timeout_s=limit(local, ready(2)),
         )
     (saved,) = failed.value.record.timelines
     assert saved.operations > 10

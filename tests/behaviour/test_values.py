@@ -32,6 +32,7 @@ def test_values_come_in_rank_order(ring):
     assert [rank.state for rank in result.record.ranks] == ["finished"] * 3
 
 
+@pytest.mark.any_launcher
 def test_a_cell_without_an_expression_gives_none(ring):
     """A cell that ends with a statement has no value."""
     assert ring.run("x = 1").values == [None, None]
@@ -46,6 +47,7 @@ def test_place_is_injected(ring):
     assert result.values == [((0, 2, 0), (0, 2, 0)), ((1, 2, 1), (1, 2, 1))]
 
 
+@pytest.mark.any_launcher
 def test_the_notebook_comes_before_what_is_injected(ring):
     """A notebook's own `rank` is what the cell reads."""
     assert ring.run("rank, size", namespace={"rank": "mine"}).values == [("mine", 2)] * 2
@@ -67,6 +69,7 @@ data = np.arange(1000.0)
     assert result.values == [[3, 3, 499500.0, 4], [4, 3, 499500.0, 4]]
 
 
+@pytest.mark.any_launcher
 def test_what_values_are_made_of_is_found_by_name(ring, notebook_cell):
     """pickle finds the notebook's classes, inspect their lines; submodules and names in strings are there."""
     namespace = notebook_cell("""
@@ -92,16 +95,19 @@ def test_what_values_are_made_of_is_found_by_name(ring, notebook_cell):
     assert told == {"point": None, "logging": None, "limit": None, "Point": "point", "offset": "point"}
 
 
+@pytest.mark.any_launcher
 def test_a_class_of_the_cell_comes_back(ring):
     """An object whose class exists only in the cell is rebuilt here."""
     assert ring.run("class Pair:\n    left = 7\nPair()").value.left == 7
 
 
+@pytest.mark.any_launcher
 def test_pull_brings_names_of_rank_0(ring):
     """--pull brings the named variables of rank 0."""
     assert ring.run("best, name = rank + 5, 'a'", pull=("best", "name")).pulled == {"best": 5, "name": "a"}
 
 
+@pytest.mark.any_launcher
 def test_pulling_a_missing_name_keeps_the_rest(ring):
     """A name to pull that does not exist is named, and the values that came are not lost."""
     with pytest.raises(ResultError, match="`absent`") as caught:
@@ -110,6 +116,7 @@ def test_pulling_a_missing_name_keeps_the_rest(ring):
     assert sparkring.last_result.pulled == {"best": 5}
 
 
+@pytest.mark.any_launcher
 def test_a_result_that_cannot_be_pickled(ring):
     """The type and the rank are named, and the other ranks' values are kept."""
     with pytest.raises(ResultError, match=r"rank 1 is a _thread\.lock") as caught:
@@ -134,6 +141,7 @@ def test_a_large_value_travels_to_the_ranks(ring):
     assert ring.run("float(data.sum())", namespace={"data": data}).values == [float(data.sum())] * 2
 
 
+@pytest.mark.any_launcher
 def test_await_works_at_the_top_level(ring):
     """A cell may use `await`, in statements and in its last expression."""
     result = ring.run("""
@@ -147,6 +155,7 @@ def test_await_works_at_the_top_level(ring):
     assert result.values == [10, 11]
 
 
+@pytest.mark.any_launcher
 def test_shell_lines(ring):
     """What IPython makes of `!command` and `x = !command` runs on the ranks, variables put in."""
     result = ring.run("""
@@ -213,6 +222,7 @@ def test_many_ranks(local):
     assert local.run("rank", n=32).values == list(range(32))
 
 
+@pytest.mark.any_launcher
 def test_the_saved_run_equals_the_live_one(ring):
     """What is read back from the run's folder is what the view was shown."""
     from pathlib import Path
@@ -224,6 +234,7 @@ def test_the_saved_run_equals_the_live_one(ring):
     assert ring.view.closed == 1
 
 
+@pytest.mark.any_launcher
 def test_a_failed_run_is_saved_as_well(ring):
     """The record of a failed run, failure and all, is read back as it was."""
     from pathlib import Path
@@ -238,6 +249,7 @@ def test_a_failed_run_is_saved_as_well(ring):
 # ── What is told of it ────────────────────────────────────────────────────────
 
 
+@pytest.mark.any_launcher
 def test_the_record_says_what_went_along(ring):
     """Names with their types and sizes, and the versions at the driver; the saved run says the same."""
     namespace = notebook("import math\nnumbers = list(range(1000))\ndef double(x): return 2 * x")
@@ -254,6 +266,7 @@ def test_the_record_says_what_went_along(ring):
     assert (saved.captured, saved.versions) == (record.captured, record.versions)
 
 
+@pytest.mark.any_launcher
 def test_the_record_says_with_what_a_function_was_called(ring):
     """The function, and its arguments by name."""
     train = notebook("def train(train, rate): return rate")["train"]
@@ -264,6 +277,7 @@ def test_the_record_says_with_what_a_function_was_called(ring):
     ]  # fmt: skip
 
 
+@pytest.mark.any_launcher
 def test_of_very_many_names_the_first_are_told(ring):
     """The line of a run's record stays short; all of them travel."""
     namespace = notebook("\n".join(f"name{n} = {n}" for n in range(300)))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rings import READY, ready
 
 from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError, ResultError, RunFailed, RunTimeout
@@ -104,6 +105,7 @@ def test_some_ranks(shared_gang):
     assert shared_gang.values("'only' in globals()") == [True, False, True]
 
 
+@pytest.mark.any_launcher
 def test_trained_state_survives(shared_gang):
     """An object that a cell has changed on the ranks is not replaced by the notebook's, which has stayed the same."""
     shared_gang.define("class Model:\n    def __init__(self): self.steps = 0\nmodel, rate = Model(), 0.25")
@@ -115,6 +117,7 @@ def test_trained_state_survives(shared_gang):
     assert shared_gang.values("model.steps") == [100] * 3
 
 
+@pytest.mark.any_launcher
 def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_gang):
     """It is sent, and finds the ranks' own state, not the notebook's of before."""
     shared_gang.define("class Model:\n    steps = 0\nmodel = Model()\ndef train():\n    model.steps += 1")
@@ -125,6 +128,7 @@ def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_ga
     assert shared_gang.values("step()") == [22] * 3
 
 
+@pytest.mark.any_launcher
 def test_globals_of_a_held_function_that_change(shared_gang):
     """They are sent, though neither the function nor the cell has changed."""
     shared_gang.define("rates = [0.5]\ndef rate(): return rates[-1]")
@@ -133,6 +137,7 @@ def test_globals_of_a_held_function_that_change(shared_gang):
     assert shared_gang.values("rate()") == [0.75] * 3
 
 
+@pytest.mark.any_launcher
 def test_the_class_of_what_is_sent(shared_gang):
     """It has its name on the ranks, one object for all its instances, until the notebook or a cell defines it anew."""
     gang = shared_gang
@@ -161,6 +166,7 @@ def test_push_and_pull(shared_gang):
         shared_gang.cell("rank", pull=("nothing",))
 
 
+@pytest.mark.any_launcher
 def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
     """Looking where the ranks stand makes no value of the notebook an old one."""
     shared_gang.cell("chosen = 1")
@@ -169,6 +175,7 @@ def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
     assert shared_gang.values("chosen") == [2] * 3
 
 
+@pytest.mark.any_launcher
 def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
     """What a rank has not taken in does not count as held."""
     shared_gang.define("""
@@ -187,6 +194,7 @@ def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
         del os.environ["FLAW"]
 
 
+@pytest.mark.any_launcher
 def test_values_show_once_for_equal_ranks(shared_gang):
     """What the notebook shows of the ranks' values."""
     from IPython.lib.pretty import pretty
@@ -198,6 +206,7 @@ def test_values_show_once_for_equal_ranks(shared_gang):
 # ── Errors, interrupts, time limits: the cell ends, the gang stays ────────────
 
 
+@pytest.mark.any_launcher
 def test_an_exception_ends_the_cell_alone(shared_gang):
     """The others are interrupted, the error is told with its line, and all that was bound is still there."""
     pids = shared_gang.values("import os, time\nkept = rank\nos.getpid()")
@@ -208,6 +217,7 @@ def test_an_exception_ends_the_cell_alone(shared_gang):
     assert shared_gang.values("[kept, os.getpid()]") == [[rank, pid] for rank, pid in enumerate(pids)]
 
 
+@pytest.mark.any_launcher
 def test_an_error_in_a_function_of_an_earlier_cell(shared_gang):
     """The place is told as an earlier cell, and where the current one called it with its own line."""
     shared_gang.cell("\n\n\ndef divide(x):\n    return 1 / x")
@@ -225,6 +235,7 @@ EXITS = {
 }
 
 
+@pytest.mark.any_launcher
 def test_exits_that_are_exceptions(shared_gang):
     """An exit ends the cell, not the rank: without a code it is a success, and with one a failure that names it."""
     for code in EXITS.values():
@@ -268,10 +279,11 @@ def test_interrupt_at_any_time(shared_gang):
     assert shared_gang.pids() == pids
 
 
-def test_timeout_keeps_the_gang(shared_gang):
+def test_timeout_keeps_the_gang(shared_gang, limit):
     """The time limit says where each rank was, and the gang goes on."""
+    cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(RunTimeout) as caught:
-        shared_gang.cell("import time\nif rank == 0:\n    time.sleep(60)\nelse:\n    time.sleep(61)", timeout_s=1)
+        shared_gang.cell(cell, timeout_s=limit(shared_gang, ready(3)))
     assert "rank 0 waits at cell line 4" in str(caught.value)
     assert "The gang goes on" in str(caught.value)
     assert shared_gang.values("rank") == [0, 1, 2]
@@ -283,7 +295,7 @@ import horovod.torch as hvd
 hvd.init()
 sums = [hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, name="total").item()]
 """
-SOON = "import threading\nthreading.Timer(0.5, print, ('ready',)).start()"  # when the rank is in the line below it
+SOON = f"import threading\n{READY}"
 LONELY = {
     "horovod": (
         STEP,
@@ -335,15 +347,15 @@ def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
 def test_stacks_between_cells(shared_gang, wait_until):
     """Ranks without a cell are idle, even where a thread of an earlier cell goes on."""
     shared_gang.cell(
-        "import threading, time\nif rank == 0:\n    threading.Thread(target=lambda: time.sleep(5)).start()"
+        "import threading\nover = threading.Event()\nif rank == 0:\n    threading.Thread(target=over.wait).start()"
     )
 
     def states():
         return [row[2:4] for row in describe.stacks_table(shared_gang.gang.stacks())]
 
     # A rank may not have returned yet from sending what the cell's end was known by.
-    wait_until(lambda: states() == [("idle", "")] * 3, "all ranks are idle", deadline_s=4.0)
-    assert shared_gang.values("threading.active_count() > 2", 0) == [True], "the thread goes on"
+    wait_until(lambda: states() == [("idle", "")] * 3, "all ranks are idle")
+    assert shared_gang.values("goes_on = threading.active_count() > 2\nover.set()\ngoes_on", 0) == [True]
 
 
 def test_a_stall_is_told(shared_gang):
@@ -381,6 +393,7 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
 # ── Between cells ─────────────────────────────────────────────────────────────
 
 
+@pytest.mark.any_launcher
 def test_output_between_cells_comes_with_the_next(shared_gang, wait_until):
     """What a thread prints while no cell runs is shown by the next one, also when the ranks' places are asked."""
     shared_gang.cell("""
@@ -399,6 +412,7 @@ def test_output_between_cells_comes_with_the_next(shared_gang, wait_until):
     assert sorted(line.text for line in shared_gang.view.record.recent) == [f"from {rank} later" for rank in range(3)]
 
 
+@pytest.mark.any_launcher
 def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
     """Of megabytes the end is kept, and a notice says that the beginning is not."""
     shared_gang.cell("""

@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Dialog, Error, Locator, Page, expect, s
 import sparkring
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
+DEADLINE_S = 180.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 _DONE = re.compile(r"\[\d+\]:")
 _SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 _AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

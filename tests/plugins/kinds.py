@@ -28,6 +28,7 @@ WHAT = {
     "driver": "starts a process that runs cells, some of them on Spark",
     "ring": "starts ranks on this machine",
     "standalone(why)": "is also run on a Spark standalone cluster, for this reason",
+    "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
     "slow": "takes more than a few seconds",
 }
 
@@ -85,3 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if group != item.nodeid:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: rank[groups[item]])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without its groups pytest-xdist would start everything in every worker."""
+    if getattr(session.config.option, "loadgroup", False) and not any("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist has not grouped the tests: install the versions in constraints.txt.")

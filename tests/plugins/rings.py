@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from leaks import MARK, Watch
 
-from sparkring.engine import warm_gang
+from sparkring.engine import polling, restarts, supervisor, warm_gang
 from sparkring.engine.api import run_spec, start_spec
 from sparkring.engine.background import BackgroundRun
 from sparkring.engine.options import GangOptions, Options
@@ -147,6 +148,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker("standalone") is not None
     if metafunc.config.getoption("--standalone"):
         places = ["standalone"]
+    elif metafunc.definition.get_closest_marker("any_launcher"):
+        places = ["local"]
     else:
         places = ["local", "spark", *(["standalone"] if marked else [])]
     if "ring" in metafunc.fixturenames:
@@ -173,6 +176,47 @@ def local(watch: Watch) -> Ring:
 def tasks(spark: Any, watch: Watch) -> Ring:
     """A ring of Spark tasks, for tests of what only that launcher does."""
     return Ring("spark", watch.mark)
+
+
+READY = "threading.Timer(0.5, print, ('ready',)).start()"  # said when the rank has gone on to the next line
+
+
+def ready(n: int) -> Callable[[RunRecord], bool]:
+    """Have so many ranks printed "ready"?"""
+    return lambda record: sum(line.text == "ready" for line in record.recent) >= n
+
+
+class Clock:
+    """The module time, some seconds ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring, Callable[[RunRecord], bool]], float]:
+    """`timeout_s=limit(ring, condition)`: a time limit that passes when `condition(record)` holds, and not before.
+
+    However slow the machine is, the ranks are then where the test wants them.
+    """
+    clock, long_s = Clock(), 3600.0
+    for module in (polling, restarts, supervisor, warm_gang):
+        monkeypatch.setattr(module, "time", clock)
+
+    def passes_when(ring: Ring, condition: Callable[[RunRecord], bool]) -> float:
+        def look(record: RunRecord) -> None:
+            if condition(record):
+                clock.ahead_s = long_s
+
+        ring.view.on_refresh = look
+        return long_s
+
+    return passes_when
 
 
 @pytest.fixture(scope="module")

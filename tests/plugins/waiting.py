@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
+DEADLINE_S = 180.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
