@@ -139,7 +139,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert "went on from step 140" in panel.data["text/html"]
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
-    assert "A resume takes step 300" in shown.data["text/plain"]
+    assert "A resume uses step 300" in shown.data["text/plain"]
     assert "<img" in shown.data["text/html"]
     assert len(re.findall("equal in every bit: True", printed(found["same"]))) == 4
     assert "False" not in printed(found["same"])

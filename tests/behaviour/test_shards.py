@@ -158,7 +158,7 @@ def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered):
 
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
     """It names the rank, and shows the line of the cell; a row group that is broken is named."""
-    with pytest.raises(RunFailed, match=r"DataError: .*/nowhere: there is nothing there") as caught:
+    with pytest.raises(RunFailed, match=r"DataError: .*/nowhere does not exist") as caught:
         ring.run("from sparkring import shards\nshards(path + '/nowhere')", namespace={"path": numbered})
     assert "cell line 3" in str(caught.value)
 

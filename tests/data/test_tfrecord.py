@@ -295,7 +295,7 @@ def test_ranks_read_their_shares(local, folder, files):
         assert all(name == everything[number].name for number, name in reading.plan.names)
         parts = share_out(read_schema(folder), rank.rank, 3).parts
         assert taken == Counter({part.file: 4 * part.take for part in parts})
-    split = any("do not go evenly into 3 ranks" in line.text for line in result.record.recent)
+    split = any("cannot be divided evenly among 3 ranks" in line.text for line in result.record.recent)
     assert split == (files != 6)
 
 
@@ -335,7 +335,7 @@ def test_too_few_records(folder):
         ({"a": [[1, 2], [3]]}, "column `a` is ragged"),
         ({"a": np.array([np.zeros(2), np.zeros(3)], object)}, "column `a` is ragged"),
         ({"a": np.array(["2020-01-01"], "M8[s]")}, r"column `a` is of type datetime64\[s\].*unix_micros"),
-        ({"a": [Decimal(1)]}, "column `a` is of type Decimal, .* make it numbers"),
+        ({"a": [Decimal(1)]}, "column `a` is of type Decimal, .* convert it to numbers"),
         ({"a": np.zeros(2), "b": np.zeros(3)}, "columns of one batch differ in length: `a` 2, `b` 3"),
         ({"a": np.zeros((2, 0))}, r"column `a` has the shape \[2, 0\]"),
         ({"a": 3.0}, r"column `a` has the shape \[\]"),
@@ -349,7 +349,7 @@ def test_too_few_records(folder):
             [{"a": np.zeros((2, 3))}, {"a": np.zeros((2, 4))}],
             r"column `a` is float64 of shape \[4\] from row 2 on.* \[3\]",
         ),
-        ([1, 2], "gives a `int` where a batch is to be a dict"),
+        ([1, 2], "yields a `int`: a batch must be a dict"),
         ([], "the data has no rows"),
     ],
 )
@@ -366,7 +366,7 @@ def test_what_cannot_be_stored(folder, rows, message):
         ("if(id = 3, NULL, id)", "column `c` has nulls"),
         ("if(id = 3, array(1), array(1, 2))", "column `c` has rows of different lengths"),
         ("timestamp'2020-01-01 00:00:00'", r"column `c` is of type datetime64.*unix_micros"),
-        ("map('a', id)", "column `c` is map<.*which no array can hold"),
+        ("map('a', id)", "column `c` is map<.*which an array cannot hold"),
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
@@ -394,7 +394,7 @@ def test_a_folder_with_something_in_it(folder):
     assert list(folder.iterdir()) == []
     write_tfrecord(numbered(8), folder, batch_size=4)
     before = sorted(folder.rglob("*"))
-    with pytest.raises(DataError, match="is there and not an empty folder"):
+    with pytest.raises(DataError, match="is not an empty folder"):
         write_tfrecord(numbered(4), folder, batch_size=4)
     assert sorted(folder.rglob("*")) == before
 
@@ -462,7 +462,7 @@ def test_what_is_no_whole_folder(folder):
     with pytest.raises(DataError, match="another version"):
         tfrecords(folder)
     (folder / SCHEMA).unlink()
-    with pytest.raises(DataError, match="the writing was stopped"):
+    with pytest.raises(DataError, match="writing was interrupted"):
         tfrecords(folder)
 
 

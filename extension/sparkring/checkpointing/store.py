@@ -74,19 +74,19 @@ def checkpoints(
     written = here().directory if directory is None else os.fspath(directory)
     if not written:
         raise CheckpointError(
-            'checkpoints() does not know where to: name a directory, checkpoints("dbfs:/ml/run1"), or start the run '
+            'checkpoints() needs a directory: pass one, checkpoints("dbfs:/ml/run1"), or start the run '
             "with --checkpoint-dir."
         )
     if keep is not None and _whole(keep, 1) is None:
-        raise CheckpointError(f"keep={keep!r}: it is a whole number of checkpoints from 1 on, or None for all.")
+        raise CheckpointError(f"keep={keep!r}: expected a number of checkpoints of at least 1, or None to keep all.")
     if best == "":
-        raise CheckpointError(f"best={best!r}: it is the name of a metric that save() is given.")
+        raise CheckpointError(f"best={best!r}: expected the name of a metric that is passed to save().")
     if mode not in ("min", "max"):
-        raise CheckpointError(f'mode={mode!r}: it is "min" or "max".')
+        raise CheckpointError(f'mode={mode!r}: expected "min" or "max".')
     if sharded and world.world().size > 1 and not here().stamp:
         raise CheckpointError(
-            "sharded=True needs a run with --checkpoint-dir: without it the ranks have no name in common for what "
-            "they write."
+            "sharded=True needs a run with --checkpoint-dir: without it, the ranks have no common name for what they "
+            "write."
         )
     return Store(written, None if keep is None else int(keep), best or "", mode, bool(sharded), bool(background))
 
@@ -129,7 +129,7 @@ class Store:
         _check_state(state)
         number = _whole(step, 0)
         if number is None:
-            raise CheckpointError(f"step={step!r}: it is a whole number from 0 on.")
+            raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
         values = self._values(metrics or {})
         self.wait()
         if values:
@@ -332,8 +332,8 @@ class Store:
         if self.metric and self.metric not in values:
             given = f"only {', '.join(map(repr, values))}" if values else "no metrics"
             raise CheckpointError(
-                f"best={self.metric!r}, and save() was given {given}: give it that number every time, as in "
-                f"save(step, state, {{{self.metric!r}: …}})."
+                f"best={self.metric!r}, but save() was given {given}: pass this metric to each call, as in save(step, "
+                f"state, {{{self.metric!r}: …}})."
             )
         return values
 
@@ -364,8 +364,8 @@ class Store:
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
-                f"the checkpoint {name} in {self.directory}, from which this run goes on, is damaged: {error}. The "
-                "ranks start again, and go on from the one before it."
+                f"the checkpoint {name} in {self.directory}, from which this run continues, is damaged: {error}. The "
+                "ranks restart and continue from the one before it."
             ) from error
 
     def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
@@ -388,16 +388,16 @@ class Store:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # Other ranks may have found their files whole, and do not pass over it.
                     raise CheckpointDamagedError(
-                        f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. On all ranks, restore "
-                        f"another one by its name. {self._there()}"
+                        f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. Restore another one by "
+                        f"its name, on all ranks. {self._there()}"
                     ) from error
                 passed = True
                 self._pass_over(entry, str(error))
                 entries.remove(entry)
         if passed:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be used: those that are there are damaged. Name another "
-                "directory, or remove them to begin anew."
+                f"no checkpoint in {self.directory} can be used: all are damaged. Use another directory, or remove "
+                "them to start over."
             )
         return None
 
@@ -408,7 +408,7 @@ class Store:
         else:
             step = _whole(which, 0)
             if step is None:
-                raise CheckpointError(f'which={which!r}: it is "latest", "best", a step, or a name from list().')
+                raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
             entry, told = newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
         if entry is None:
             raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
@@ -431,13 +431,13 @@ class Store:
         if commit.sharded and commit.size != size:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
-                f"and here are {size}: run it with -n {-commit.size} or -n {commit.size}, or save with sharded=False, "
-                "which any number of ranks can go back to."
+                f"but this run has {size}: run it with -n {-commit.size} or -n {commit.size}, or save with "
+                "sharded=False, which any number of ranks can restore."
             )
         wanted = folder.data(rank if commit.sharded else 0)
         written = next((file for file in commit.files if file.name == wanted), None)
         if written is None:
-            raise CheckpointDamagedError(f"its commit knows no {wanted}")
+            raise CheckpointDamagedError(f"its commit does not list {wanted}")
         try:
             with folder.in_words(f"the checkpoint {entry.name} in {self.directory} cannot be read"):
                 metadata, leaves = tensors.read(
@@ -457,19 +457,21 @@ class Store:
 
     def _best(self, entries: Entries) -> Entry | None:
         if not self.metric:
-            raise CheckpointError('which metric? Make the store with it: checkpoints(…, best="val_loss", mode="min").')
+            raise CheckpointError(
+                'no metric is set. Name it when you make the store: checkpoints(…, best="val_loss", mode="min").'
+            )
         lineage = here().lineage or self._lineage
         return best(of_lineage(entries, lineage) if lineage else entries, self.metric, self.mode)
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
-        say(f"passed over the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+        say(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
     def _there(self) -> str:
         """Which checkpoints there are, in words."""
         names = [entry.name for entry in self.list() if entry.state == "committed"]
         if not names:
-            return "There is none that is whole."
+            return "It has no complete checkpoint."
         more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
 
@@ -492,7 +494,7 @@ class Held(NamedTuple):
 def _check_state(state: Any) -> None:
     if not isinstance(state, dict):
         raise CheckpointError(
-            f'a state is a dict of what is to be kept, as in {{"model": model, "step": step}}, not a '
+            f'a state is a dict of what is to be saved, as in {{"model": model, "step": step}}, not a '
             f"`{type(state).__name__}`."
         )
 
@@ -512,5 +514,5 @@ def _number(name: str, value: Any) -> float:
         if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):
             return float(found)
     raise CheckpointError(
-        f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, as in .mean()."
+        f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, for example with .mean()."
     )

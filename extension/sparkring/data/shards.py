@@ -110,7 +110,7 @@ def shards(
     seed = _whole("seed", seed, 0, "a number that is the same on all ranks")
     prefetch = _whole("prefetch", prefetch, 1, "buffers")
     if remainder not in REMAINDERS:
-        raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
+        raise DataError(f"remainder={remainder!r}: expected one of {', '.join(map(repr, REMAINDERS))}.")
     seat = planning.seat(rank, size)
     groups = groups_of(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
@@ -120,7 +120,7 @@ def shards(
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in dataset.columns:
-                raise DataError(f"{option} names `{name}`, which is no column that is read.")
+                raise DataError(f"{option} names `{name}`, which is not a column that is read.")
     layout = Layout(
         dataset.name,
         groups,
@@ -195,7 +195,7 @@ class Shards:
             least = min(shard.rows for shard in found)
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
-                f'fills no batch of {self.batch_size:,}: take a smaller batch_size, fewer ranks, or remainder="pad".'
+                f'fills no batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or remainder="pad".'
             )
         self._planned = size, self.start, found
         return found
@@ -277,7 +277,8 @@ class Shards:
             step = self._steps
         if step == _AHEAD:
             raise DataError(
-                "TensorFlow has read ahead of the training: say how many batches it has taken, position(step=…)."
+                "TensorFlow has read ahead of the training: pass the number of batches that were used for training, "
+                "position(step=…)."
             )
         if not step:
             return self.start
@@ -298,8 +299,8 @@ class Shards:
             if self._steps == _AHEAD:
                 raise DataError(
                     f"TensorFlow has read ahead of the training in {self.dataset.name}: train with "
-                    "checkpoints(…).keras(model, data=data), which counts the steps, or save between epochs, or keep "
-                    "data.position(step=…) and go on from data.resume(…)."
+                    "checkpoints(…).keras(model, data=data), which counts the steps, save between epochs, or save "
+                    "data.position(step=…) and continue with data.resume(…)."
                 )
             position = self.position()
         legs = [list(leg) for leg in position.legs]
@@ -316,10 +317,10 @@ class Shards:
         """
         if state["version"] != self.dataset.version:
             raise CheckpointError(
-                f"the data of {self.dataset.name} has changed since the checkpoint was saved (that was "
-                f"{state['name']} as of {state['version']}, this is {self.dataset.version}), or other columns or rows "
-                "of it are read, so the position in it means nothing now. Begin anew with --fresh, or leave the data "
-                "out of the state for restore()."
+                f"the data of {self.dataset.name} has changed since the checkpoint was saved (then: {state['name']} as "
+                f"of {state['version']}, now: {self.dataset.version}), or other columns or rows are read, so the saved "
+                "position is no longer valid. Start over with --fresh, or leave the data out of the state for "
+                "restore()."
             )
         self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 
@@ -489,7 +490,7 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
     except TypeError:
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise DataError(f"{name}={value!r}: it is {what}, a whole number from {least} on.")
+        raise DataError(f"{name}={value!r}: expected {what}, a whole number of at least {least}.")
     return number
 
 

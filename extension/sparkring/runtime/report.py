@@ -93,5 +93,5 @@ def _number(name: str, value: Any) -> float:
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"log({name}=…): {type(value).__name__} is not a number; reduce it first, as in .mean()"
+            f"log({name}=…): {type(value).__name__} is not a number; reduce it first, for example with .mean()"
         ) from error

@@ -38,8 +38,10 @@ def make_spark_converter(
     settings = df.sparkSession.conf
     parent = parent_cache_dir_url or settings.get(_PARENT_CACHE_DIR_URL, None)
     if not parent:
-        raise OptionsError("make_spark_converter has to know where to keep the rows, in a folder that all ranks see: "
-                           "parent_cache_dir_url='dbfs:/tmp/petastorm', for example.")  # fmt: skip
+        raise OptionsError(
+            "make_spark_converter needs a folder for the rows that all ranks can reach, for example "
+            "parent_cache_dir_url='dbfs:/tmp/petastorm'."
+        )
     url = _cache_url(parent)
     settings.set(_PARENT_CACHE_DIR_URL, url)
     cache.remove_abandoned(url)
@@ -109,8 +111,10 @@ class SparkDatasetConverter:
     def delete(self) -> None:
         """Remove the cache folder. OptionsError on one rank of several: the others may be reading it."""
         if world().size > 1:
-            raise OptionsError("delete() on a rank removes the files under the other ranks' hands: call it in the "
-                               "notebook when the run is over.")  # fmt: skip
+            raise OptionsError(
+                "delete() on a rank would remove files that other ranks still read: call it in the notebook after the "
+                "run."
+            )
         self._petastorms().delete()
 
     def _petastorms(self) -> Any:

@@ -48,7 +48,7 @@ def tfrecords(
     not there, or records are fewer than ranks.
     """
     if remainder not in ("drop", "pad"):
-        raise OptionsError(f"remainder={remainder!r}: 'drop' or 'pad'.")
+        raise OptionsError(f"remainder={remainder!r}: expected 'drop' or 'pad'.")
     schema, folder = read_schema(path), locate(path)
     known = [column.name for column in schema.columns]
     for name in columns or ():
@@ -190,7 +190,7 @@ class Records:
         """What was asked for of a batch."""
         found = batch if self.transform is None else self.transform(batch)
         if names and not isinstance(found, Mapping):
-            raise OptionsError(f"as_tf({', '.join(names)}): transform gave a `{type(found).__name__}`, and no dict.")
+            raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")
         for name in names:
             if name not in found:
                 raise DataError(f"a batch has no column `{name}`: {nearest(name, list(found))}")
@@ -208,5 +208,5 @@ class Records:
             except tf.errors.DataLossError as error:
                 written = (self.folder / self.schema.files[index].name).written
                 reason = error.message.partition("} ")[2].partition(" [Op:")[0]
-                return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data anew.")
+                return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data again.")
         return None

@@ -63,11 +63,11 @@ def write_tfrecord(
             raise OptionsError(f"batch_size={batch_size}: these shards have {source.batch_size:,}; leave it out.")
         batch_size = source.batch_size
     if batch_size is None:
-        raise OptionsError("batch_size is missing: say how many rows a record is to hold.")
+        raise OptionsError("batch_size is missing: pass the number of rows per record.")
     count = files if files is not None else FILES if ranks is None else ranks * files_per_rank
     for option, value in (("batch_size", batch_size), ("files (or ranks × files_per_rank)", count)):
         if value < 1:
-            raise OptionsError(f"{option}={value}: at least 1.")
+            raise OptionsError(f"{option}={value}: expected at least 1.")
     if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
         raise OptionsError(
             f"prefixes={prefixes}, compression={compression!r}: 0 to {MOST_PREFIXES:,}; None, 'GZIP' or 'ZLIB'."
@@ -115,7 +115,7 @@ def _write(
             records[file] += 1
             rows[file] += _rows(batch)
         if not columns:
-            raise DataError(f"{called} has no rows: there is nothing to write.")
+            raise DataError(f"{called} has no rows to write.")
         with _usable(target):
             for writer in writers:
                 writer.close()
@@ -165,7 +165,7 @@ def _new(target: Location) -> Iterator[None]:
     with _usable(target):
         there = fs.exists(path)
         if there and (not fs.isdir(path) or fs.ls(path, detail=False, refresh=True)):
-            raise DataError(f"{target.written} is there and not an empty folder: remove it, or write to another path.")
+            raise DataError(f"{target.written} exists and is not an empty folder: remove it, or write to another path.")
         fs.makedirs(path, exist_ok=True)
     try:
         yield
@@ -184,5 +184,5 @@ def _usable(target: Location) -> Iterator[None]:
     except (OSError, tensorflow().errors.OpError) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
         raise DataError(
-            f"{target.written} cannot be written: {reason}. Free some space, or name another folder."
+            f"{target.written} cannot be written: {reason}. Free some space, or use another folder."
         ) from error
