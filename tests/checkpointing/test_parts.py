@@ -331,7 +331,7 @@ def test_random_states_come_back():
     assert draw(others) == wanted
     with pytest.raises(CheckpointError, match=r"state\[0\]: this Generator cannot load .* a Random"):
         put_back([np.random.default_rng()], found[:1])
-    with pytest.raises(CheckpointError, match=r"state: this Generator cannot go on"):
+    with pytest.raises(CheckpointError, match=r"state: this Generator cannot load"):
         put_back(np.random.Generator(np.random.MT19937()), kept(np.random.default_rng()))
 
 

@@ -84,7 +84,7 @@ def test_a_ring_that_grows_has_no_failed_rank(told):
     events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
     lines = told(*events, RunFinished(T + 12, "failed", "no"))
     assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (no checkpoint was saved)"
-    assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to go on from step 9 · failed after 3.0 s"
+    assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to continue from step 9 · failed after 3.0 s"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_what_a_resume_takes_and_what_is_best():
     headers, rows = views.table_rows(views.listed(THREE), THREE.time, 200)
     assert headers == ("step", "saved", "size", "loss", "acc", "run", "ranks", "state")
     assert rows == [
-        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; a resume takes it"),
+        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; a resume uses it"),
         ("200", "2 min ago", "4.20 MB", "0.25", "0.8", "run-a1b2c3", "2", "committed, best"),
         ("100", "4 min ago", "4.20 MB", "0.5", "0.9", "run-a1b2c3", "2", "committed"),
     ]
@@ -123,7 +123,7 @@ def test_no_checkpoint_is_whole():
 
 def test_a_metric_that_no_checkpoint_has():
     """It says which there are."""
-    assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: there are acc, loss."]
+    assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: the metrics are acc, loss."]
     assert views.advice(directory(entry(1), metric="f1")) == [
         "No checkpoint has a value of f1: none was saved with metrics."
     ]
@@ -222,7 +222,7 @@ def test_many_are_thinned_out(unfolded):
     assert "step 500 · " in told
     assert "step 400 · " in told
     assert "step 999 · " in told
-    assert f"{timeline.MARKS} of 1,000 are drawn" in page
+    assert f"{timeline.MARKS} of 1,000 are shown" in page
     series = views.listed(found)
     xs = timeline.positions(series.marks)
     places = {at: (xs[at], 0.0) for at in timeline.chosen(series.marks, timeline.MARKS)}
@@ -368,7 +368,7 @@ def test_in_a_terminal(replayed):
     assert stream.getvalue().splitlines() == [
         f"sparkring: the checkpoint of step 120 in {FOLDER} is damaged and was skipped: cut",
         "sparkring: attempt 1 ended after 10 s: rank 0 on vm exited with code 3",
-        "sparkring: attempt 2 begins anew on 1 rank",
+        "sparkring: attempt 2 starts over on 1 rank",
         "sparkring: 1 rank finished in 20 s after 1 restart · log: /runs/a1b2/rank-N.log",
     ]
 

@@ -239,7 +239,7 @@ def test_the_panel_that_stays(run, unfolded):
     assert "500 of 1,000" in page
     assert "500 of 1,000" not in outside
     assert "sparkring: read /data/digits · columns a, b" in text
-    assert "rank 1 starved" in text
+    assert "rank 1 waited" in text
 
 
 def test_a_quick_cell_that_reads_keeps_its_panel(run):

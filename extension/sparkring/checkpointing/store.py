@@ -49,25 +49,25 @@ def checkpoints(
     sharded: bool = False,
     background: bool = True,
 ) -> Store:
-    """A store of checkpoints in a directory: of models, optimizers, data positions, numbers, arrays.
+    """A store of checkpoints in a directory: models, optimizers, data positions, numbers and arrays.
 
         store = checkpoints(best="val_loss")
         state = {"model": model, "optimizer": optimizer, "data": data, "step": 0}
-        store.restore(state)                            # in place; nothing if there is none yet
+        store.restore(state)                            # in place; no change if there is no checkpoint
         …
         store.save(step, state, {"val_loss": loss})     # on every rank; rank 0 writes
 
-    Random states are kept, too. A checkpoint is whole or it is none: it counts from the moment when its commit, with
-    digests of all its bytes, is there.
+    Random states are saved, too. A checkpoint is valid only when its commit file has been written, which contains the
+    digests of all its bytes.
 
-    directory: a path (dbfs:, file:, any URL that fsspec knows) that all ranks reach; on a rank default: the run's
-        --checkpoint-dir. With that, all ranks go back to the same checkpoint, which the driver has chosen.
-    keep: how many of the newest of this training to keep, None for all; others' in the directory are left alone.
-    best, mode: a metric; the checkpoint where it is least ("min") or greatest ("max") is kept besides.
-    sharded: every rank writes its own state, and goes back to it; then the ranks must be as many as they were. A model
-        under fully_shard() (FSDP) and its optimizer are kept so, each rank's piece by itself.
-    background: save() copies the state and goes on; what is written then can fail later, and is raised by the next
-        save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
+    directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
+        the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
+    keep: how many of the newest checkpoints of this training to keep, None for all. No others are removed.
+    best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
+    sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model under
+        fully_shard() (FSDP) and its optimizer are saved in this way, each rank's part by itself.
+    background: save() copies the state and returns before it is written. If writing fails, the error is raised by the
+        next save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
 
     Raises CheckpointError, PathError.
     """
@@ -117,13 +117,13 @@ class Store:
     # ── writing ───────────────────────────────────────────────────────────────
 
     def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
-        """Keep `state` as it is now, under `step`; call it on every rank.
+        """Save `state` as it is now, under `step`. Call it on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
-        metrics: numbers that came of it, for best=… and for `history`.
+        metrics: the metrics of this step, for best=… and for `history`.
 
-        At most one save is on its way: another one first waits for it. CheckpointError: something cannot be kept, or
-        this save, or the one before, could not be written.
+        If the previous save is not complete, it waits for it. CheckpointError: a value cannot be saved, or this save
+        or the previous one could not be written.
         """
         began = time.monotonic()
         _check_state(state)
@@ -160,7 +160,7 @@ class Store:
         flight.depart(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
-        """Until the save that is on its way is a checkpoint. CheckpointError if it could not become one."""
+        """Wait until the current save is complete. CheckpointError: it failed."""
         if self._flight is not None:
             self._flight.wait()
             self._flight = None
@@ -168,14 +168,14 @@ class Store:
     # ── going back ────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Put a checkpoint back into `state`, in place, and set the random states; returns its step, 0 for none.
+        """Restore a checkpoint into `state`, in place, and set the random states; returns its step, 0 for none.
 
-        which: "latest", "best", a step, or a name or entry from list(). Of the latest and the best, one that is
-        damaged is passed over, and said to be. Call it on every rank. In a run with --checkpoint-dir, the latest is
-        the one that the driver found when the ranks started, and nothing after --fresh.
+        which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
+        is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
+        driver found when the ranks started; after --fresh, there is none.
 
-        CheckpointError: what was asked for is not there, or does not fit `state`. CheckpointDamagedError: what the
-        run is to go on from is damaged.
+        CheckpointError: the checkpoint does not exist, or does not fit `state`. CheckpointDamagedError: the checkpoint
+        that the run continues from is damaged.
         """
         began = time.monotonic()
         _check_state(state)
@@ -197,10 +197,10 @@ class Store:
         return entry.step
 
     def load(self, which: Which = "latest") -> Any:
-        """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
+        """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        Without a model or optimizer at hand; `which` as in restore(), but "latest" is the newest of list(), also after
-        --fresh. CheckpointError if there is none.
+        It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), also
+        after --fresh. CheckpointError: there is none.
         """
         self.wait()
         found = self._read(which, {})
@@ -212,12 +212,12 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell.
+        """All checkpoints in the directory, newest first: complete, incomplete, or damaged (as far as file sizes show).
 
-        In a run's --checkpoint-dir, it lists the checkpoints that were there when the ranks were started, and those of
-        this attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out.
-        In any other directory, it lists what is there now, so ranks that ask at different times may get different
-        answers: ask on one rank and broadcast the answer.
+        In a run's --checkpoint-dir, it lists the checkpoints that existed when the ranks started, and those of this
+        attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out. In
+        any other directory, it lists what exists now, so ranks that call it at different times may get different
+        results: call it on one rank and broadcast the result.
         """
         entries = folder.listing(self._location)
         if not self._is_here():
@@ -232,12 +232,12 @@ class Store:
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
 
     def latest(self) -> Entry | None:
-        """The newest that is whole; None if there is none.
+        """The newest complete checkpoint, or None.
 
-        In a run with --checkpoint-dir, all ranks of an attempt get the same answer: the checkpoint that restore() goes
-        back to, or None after --fresh. Once this rank has called save(), it is the newest whole checkpoint of these
-        saves, if there is one. A checkpoint becomes whole when rank 0 has written it: for the same answer on all ranks,
-        call wait() and then a collective on all of them first.
+        In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
+        restore, or None after --fresh. Once this rank has called save(), it is the newest complete checkpoint of these
+        saves, if there is one. A checkpoint is complete when rank 0 has written it. For the same result on all ranks,
+        first call wait() and then a collective on all of them.
         """
         if not self._is_here():
             return newest(self.list())
@@ -253,15 +253,15 @@ class Store:
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
-        """The one with the best metric: of this training once it has saved or restored, before that of all.
+        """The checkpoint with the best metric: of this training once it has saved or restored, before that of all.
 
-        It is one of list(), so ranks of a run with --checkpoint-dir get the same answer under the same conditions.
-        CheckpointError if the store was not told which metric.
+        It is one of list(), so ranks of a run with --checkpoint-dir get the same result under the same conditions.
+        CheckpointError: the store has no metric.
         """
         return self._best(self.list())
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
-        """Go back to the latest checkpoint, and a Keras callback that saves: see checkpointing.keras.resume().
+        """Restore the latest checkpoint, and return a Keras callback that saves. See checkpointing.keras.resume().
 
         resume = store.keras(model, data=data, every=100)
         model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])

@@ -47,16 +47,16 @@ def write_tfrecord(
 
         write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
 
-    source: a Spark DataFrame (written to `cache` first, see materialise(); this process then writes, so only it needs
-        TensorFlow), shards(…) with all that it can choose, fill and transform, a pandas DataFrame, a dict of arrays
-        [rows, …], or an iterable of such dicts. `name` is what the notebook calls it.
-    batch_size: rows in a record; shards have theirs.
-    files: how many; else ranks × files_per_rank, else 16.
-    prefixes: spread the paths over that many folders with names like hashes, since object stores bound the requests
+    source: a Spark DataFrame (written to `cache` first; this process then writes the files, so only it needs
+        TensorFlow), shards(…) with its options, a pandas DataFrame, a dict of arrays [rows, …], or an iterable
+        of such dicts. `name` is its name in messages.
+    batch_size: the number of rows in a record. Leave it out for shards(…), which have their own.
+    files: the number of files; default: ranks × files_per_rank, or 16.
+    prefixes: spread the files over this many folders with names like hashes, since object stores limit the requests
         per second and prefix.
 
-    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, a folder that holds something. A
-    write that fails or is stopped leaves nothing.
+    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, or a folder that is not empty. A
+    write that fails or is stopped leaves no files.
     """
     if isinstance(source, Shards):
         if batch_size not in (None, source.batch_size):

@@ -188,8 +188,8 @@ def _advice(error: BaseException) -> str:
         if package in ("tensorflow", "torch", "petastorm", "keras"):
             return f"Install it for this rank's Python: `pip install {package}`."
         return (
-            f"`{package}` is not installed for this rank's Python; put a module of your own in the notebook's folder or "
-            "on sys.path, or add it with spark.sparkContext.addPyFile()."
+            f"`{package}` is not installed for this rank's Python; put a module of your own in the notebook's folder "
+            "or on sys.path, or add it with spark.sparkContext.addPyFile()."
         )
     if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
         return "A TFRecord file is damaged. If tfrecords() reads it, `for batch in tfrecords(…): pass` finds it."
