@@ -27,7 +27,7 @@ help:
 	@printf '%-15s %s\n' 'make test' 'set everything up and run the tests, on local Spark and a standalone cluster'
 	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
-	@printf '%-15s %s\n' 'make bench' 'run the benchmarks, beside similar tools'
+	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
 	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11)'

@@ -128,7 +128,7 @@ def test_a_crash_points_at_the_line_that_faulthandler_left(replayed):
     )
     record = replayed(
         Output(3.0, 1, "stderr", stack),
-        RankFailed(3.0, 1, Failure("signal", "killed by SIGSEGV", advice="Native code crashed.")),
+        RankFailed(3.0, 1, Failure("signal", "killed by SIGSEGV", advice="A crash in native code.")),
         RunFinished(4.0, "failed", "", 1),
         code=CODE,
     )

@@ -251,9 +251,9 @@ def _open_function(
 
 
 def spark(slots: int = 2) -> SparkSession:
-    """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
+    """The notebook's SparkSession; where there is none a new one on this machine, with `slots` and some to spare.
 
-    It uses a Java from pip if there is no other. LaunchError: there is no Java, or the session has been stopped.
+    It finds a Java from pip where there is no other. LaunchError if there is none, or the session has been stopped.
     """
     from sparkring.cluster.session import find_session
 

@@ -19,7 +19,7 @@ def exit_failure(fields: dict[str, Any]) -> Failure:
     """A rank's process ended before the cell did."""
     peak = f"; its memory peaked at {fields['peak_memory_bytes'] / 1e6:,.0f} MB"
     if fields["signal"] is None:
-        advice = "The process ended itself, with os._exit() or in a library that calls exit()."
+        advice = "The process ended itself: os._exit(), or a library that calls exit()."
         return Failure("exit", f"exited with code {fields['code']} before the cell ended", advice=advice)
     try:
         name = signal.Signals(fields["signal"]).name
@@ -32,8 +32,8 @@ def exit_failure(fields: dict[str, Any]) -> Failure:
             advice="Use fewer ranks per machine, smaller batches, or a shard of the data.",
         )
     advice = {
-        "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
-        "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
-        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether memory was short{peak}.",
+        "SIGSEGV": "A crash in native code; the stack that it left is among its last lines.",
+        "SIGABRT": "Native code gave up (abort); its last lines say why.",
+        "SIGKILL": f"Something outside killed it; where memory is short, that is the kernel (dmesg tells){peak}.",
     }.get(name, "")
     return Failure("signal", f"killed by {name}", advice=advice)

@@ -96,7 +96,7 @@ class Gang:
             raise LaunchError(
                 f"the driver cannot listen on {place}: {error.strerror or error}. "
                 + (
-                    "Set spark.sparkring.driver.port to a free port, or leave it unset."
+                    "Set spark.sparkring.driver.port to a free port, or leave it out for any free one."
                     if self.launcher.port
                     else "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
                 )
@@ -266,7 +266,7 @@ class Gang:
         """One frame as events."""
         now = time.time()
         if frame is None:
-            return self._lost(member, "its connection was lost") if member >= 0 else []
+            return self._lost(member, "its connection broke off") if member >= 0 else []
         if frame.kind == "hello":
             self._hellos[member] = frame.fields
             joined: list[Event] = [events.MemberJoined(now, member, frame.fields["host"])]
@@ -449,7 +449,7 @@ class Gang:
             if self._stopping:
                 return []
             host = self._hellos[member]["host"]
-            raise MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
+            raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
         rank = self._rank_of[member]
         if rank in self._exited:
             return []  # it has said goodbye
@@ -471,9 +471,9 @@ class Gang:
             if now - self._started > self.launcher.give_up_after_s:
                 missing = [member for member in range(self.size) if member not in self._hellos]
                 raise MemberLost(
-                    f"{len(missing)} of {self.size} ranks did not start within {self.launcher.give_up_after_s:.0f} s "
-                    f"(first missing: member {missing[0]}). Members connect to the driver at {self.launcher.host}: "
-                    "check that they can reach this address."
+                    f"{len(missing)} of {self.size} ranks did not start within "
+                    f"{self.launcher.give_up_after_s:.0f} s (first missing: member {missing[0]}). Members dial the "
+                    f"driver at {self.launcher.host}: can that address be reached from where they run?"
                 )
         elif slept < SILENT_LIMIT_S / 4:  # else it is we who were away
             for member, connection in self._connections.items():
@@ -481,7 +481,7 @@ class Gang:
                 # While it passes a large payload on to its rank, a member has no time to beat.
                 sender = self._senders.get(member)
                 if silent_s > SILENT_LIMIT_S and not (sender and sender.is_alive()):
-                    found += self._lost(member, f"no message from it for {silent_s:.0f} s")
+                    found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
         else:
             for connection in self._connections.values():
                 connection.heard_at = now
