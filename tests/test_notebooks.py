@@ -136,7 +136,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     panel = next(output for output in found["killed"] if output.output_type == "display_data")
     assert "after 1 restart" in panel.data["text/plain"]
     assert "was killed by SIGKILL (step 140 was saved" in panel.data["text/html"]
-    assert "went on from step 140" in panel.data["text/html"]
+    assert "continued from step 140" in panel.data["text/html"]
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
     assert "A resume uses step 300" in shown.data["text/plain"]

@@ -118,7 +118,7 @@ def test_what_is_no_array_is_told():
         converted([[1], [2], [1, 2], [3, 4]])
     with pytest.raises(DataError, match="struct<a: int64>, which an array cannot hold"):
         converted([{"a": 1}, {"a": 2}])
-    with pytest.raises(DataError, match="no array can hold"):
+    with pytest.raises(DataError, match="array cannot hold"):
         converted([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
     with pytest.raises(DataError, match="nulls"):
         converted([None, None])

@@ -149,10 +149,10 @@ def test_dates_in_a_filter_are_strings(tmp_path):
     ("where", "told"),
     [
         ("x = 3", "For equality write =="),
-        ("speed > 3", "a column `speed` that is not there: there are `x`, `city`"),
+        ("speed > 3", "the column `speed`, .* `x`, `city`"),
         ("cit == 'Ulm'", "did you mean `city`?"),
-        ("x > 'abc'", "`x` is int64, and 'abc' is none"),
-        ("city > 3", "`city` is string, and 3 is none"),
+        ("x > 'abc'", "`x` is int64, but 'abc' is not"),
+        ("city > 3", "`city` is string, but 3 is not"),
         ("x", "`x` is not a comparison"),
         ("x > y()", "`y\\(\\)` is neither a column nor a number"),
         ("3 > 2", "is not compared with a column"),
@@ -172,7 +172,7 @@ def test_a_filter_that_cannot_be_read_is_told(flights, where, told):
 
 def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     """Said with what is there under a similar name."""
-    with pytest.raises(DataError, match=r"nothing there; did you mean .*/flights\?"):
+    with pytest.raises(DataError, match=r"does not exist; did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
     with pytest.raises(DataError, match=r"no folder .*nowhere either"):
         open_dataset(tmp_path / "nowhere" / "deep")
@@ -192,7 +192,7 @@ def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
     """Rows that were removed from it lie beside the others."""
     (flights / log).mkdir()
     (flights / log / "00000000000000000000.json").write_text("{}")
-    with pytest.raises(DataError, match=rf"is a {kind} table, .* pass the DataFrame"):
+    with pytest.raises(DataError, match=rf"is a {kind} table.* pass the DataFrame"):
         open_dataset(flights)
 
 
@@ -203,7 +203,7 @@ def test_an_empty_data_set(tmp_path):
         open_dataset(tmp_path / "none")
     empty = pa.table({"x": pa.array([], pa.int64())})
     write(tmp_path / "some" / "a.parquet", empty)
-    with pytest.raises(DataError, match="it holds no rows"):
+    with pytest.raises(DataError, match="it has no rows"):
         open_dataset(tmp_path / "some")
     write(tmp_path / "some" / "b.parquet", pa.table({"x": [1]}))
     assert open_dataset(tmp_path / "some").rows == 1
@@ -228,7 +228,7 @@ def test_files_whose_columns_differ_are_named(flights):
         open_dataset(flights, ["city"], "x > 3")
     assert open_dataset(flights, ["city"]).rows == 31
     write(flights / "part-2.parquet", pa.table({"x": [1]}))
-    with pytest.raises(DataError, match=r"part-0\.parquet has a column `city`, and part-2\.parquet has none"):
+    with pytest.raises(DataError, match=r"part-0\.parquet has a column `city`, but part-2\.parquet does not"):
         open_dataset(flights)
 
 

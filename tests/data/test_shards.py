@@ -627,7 +627,7 @@ def changing(batch):
         ),
         (lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]}, r"transform gave 19 rows of `z` for 20 rows of step 1 "),
         (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "the first rows had not `w`"),
-        (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform gave a ndarray"),
+        (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform returned a ndarray"),
     ],
 )
 def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):

@@ -477,7 +477,7 @@ def test_damaged_files(folder):
     with pytest.raises(DataError, match=r"part-00001.tfrecord is damaged after record \d+ \(corrupted record"):
         list(records)
     os.truncate(part, middle)
-    with pytest.raises(DataError, match=r"part-00001.tfrecord has [\d,]+ bytes and was written with"):
+    with pytest.raises(DataError, match=r"part-00001.tfrecord has [\d,]+ bytes instead of"):
         tfrecords(folder)
     part.unlink()
     with pytest.raises(DataError, match=r"part-00001.tfrecord is missing"):
@@ -498,7 +498,7 @@ def test_a_damaged_file_under_keras(local, folder):
         model.compile("sgd", "mse")
         model.fit(records.as_tf("y", "x"), verbose=0)
     """
-    with pytest.raises(RunFailed, match=r"`for batch in tfrecords\(…\): pass` names it"):
+    with pytest.raises(RunFailed, match=r"`for batch in tfrecords\(…\): pass` finds it"):
         local.run(cell, 1, namespace={"records": tfrecords(folder)})
 
 
