@@ -151,7 +151,7 @@ def test_tensors_that_cannot_be_kept(make):
 def test_a_module_that_is_another_one():
     """The path, what torch has to say, and what to do."""
     found = kept({"model": network()})
-    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*begin anew\.$") as caught:
+    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*start over\.$") as caught:
         put_back({"model": torch.nn.Linear(3, 4)}, found)
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=r"state\['model'\] is a Linear, .* of type int"):

@@ -625,7 +625,7 @@ def changing(batch):
             lambda b: {"z": b["x"] if b["x"].max() < 500 else b["x"] * 0.5},
             "as float64 in .* and as int64 in the first rows",
         ),
-        (lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]}, r"transform gave 19 rows of `z` for 20 rows of step 1 "),
+        (lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]}, r"transform returned 19 rows of `z` for 20 rows of step 1 "),
         (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "the first rows had not `w`"),
         (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform returned a ndarray"),
     ],
@@ -643,13 +643,13 @@ def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
 
 def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Its error comes through torch as it is."""
-    with pytest.raises(DataError, match="transform gave `z`"):
+    with pytest.raises(DataError, match="transform returned `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
 
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
     """Told when its shapes are asked for, which is before any batch."""
-    with pytest.raises(DataError, match="transform gave a single value of `z` for 16 rows"):
+    with pytest.raises(DataError, match="transform returned a single value of `z` for 16 rows"):
         shards(numbered, 20, transform=lambda b: {"z": b["x"].sum()}).spec  # noqa: B018
     with pytest.raises(DataError, match="no columns"):
         shards(numbered, 20, transform=lambda b: {}).spec  # noqa: B018

@@ -109,7 +109,7 @@ class Layout:
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
         """DataError unless a batch holds what the first rows held."""
-        who = "column" if self.transform is None else "transform gave"
+        who = "column" if self.transform is None else "transform returned"
         if batch.keys() != self.spec.keys():
             odd = sorted(batch.keys() ^ self.spec.keys())[0]
             had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
@@ -155,7 +155,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
-        f"transform gave {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as many "
+        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as many "
         "as it gets. Filter rows with where=…."
     )
 
