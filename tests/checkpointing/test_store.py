@@ -481,9 +481,7 @@ def test_the_one_before(tmp_path, capsys, told):
     assert err.count("\n") == 2
     assert [event["step"] for event in told.of("damaged")] == [5, 4]
     assert [event["step"] for event in told.of("restored")] == [2]
-    with pytest.raises(
-        CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors .*There"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors .*There"):
         found.restore(state(), 5)
 
 

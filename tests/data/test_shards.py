@@ -575,7 +575,7 @@ def test_it_says_what_it_is(numbered):
         ({"raw": {"x": "uint8"}}, "expected a dtype and a shape"),
         ({"raw": {"x": ("uint8", (0,))}}, "expected a dtype and a shape"),
         ({"raw": {"x": ("nonsense", (3,))}}, "expected a dtype and a shape"),
-        ({"where": "z > 3"}, "a column `z` that is not there"),
+        ({"where": "z > 3"}, "the column `z`, which does not exist"),
     ],
 )
 def test_a_wrong_argument_is_told_where_it_is_given(numbered, options, told):
@@ -619,13 +619,16 @@ def changing(batch):
     [
         (
             changing,
-            r"gave `z` as float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), and as .* \[3\] in",
+            r"returned `z` as float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), and as .* \[3\] in",
         ),
         (
             lambda b: {"z": b["x"] if b["x"].max() < 500 else b["x"] * 0.5},
             "as float64 in .* and as int64 in the first rows",
         ),
-        (lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]}, r"transform returned 19 rows of `z` for 20 rows of step 1 "),
+        (
+            lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]},
+            r"transform returned 19 rows of `z` for 20 rows of step 1 ",
+        ),
         (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "the first rows had not `w`"),
         (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform returned a ndarray"),
     ],
@@ -732,7 +735,7 @@ def test_a_reader_that_is_killed_is_told_and_nobody_waits(numbered, turn):
 def test_a_reader_that_is_gone_without_a_word_is_told(numbered, monkeypatch):
     """Whatever ended it: nobody waits for what will not come."""
     monkeypatch.setattr(Ahead, "_read", lambda self, make: None)
-    with pytest.raises(DataError, match="is gone without a word"):
+    with pytest.raises(DataError, match="has ended without an error"):
         next(shards(numbered, 5).as_numpy())
 
 
