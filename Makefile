@@ -1,10 +1,10 @@
-# `make demo` goes from a checkout to a trained model. Needed: Python 3.11 with venv, g++ and make; all else is installed
+# `make demo` trains a model from a fresh checkout. Needed: Python 3.11 with venv, g++ and make; all else is installed
 # into .venv, which nothing here asks you to activate.
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# What has been done stands in the environment itself, so that removing it forgets everything.
+# The steps done are recorded in the environment itself, so that removing it removes the records, too.
 VENV_MADE := $(VENV)/.made
 FIRST_PACKAGES := $(VENV)/.first-packages-installed
 FIRST_RING := $(VENV)/.first-ring-trained
@@ -18,7 +18,7 @@ INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --ed
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
-# Tests often wait for a process to start or end: three workers keep two cores busy. WORKERS=… is another number of them.
+# Tests often wait for a process to start or end, so three workers keep two cores busy. WORKERS=… sets another number.
 WORKERS := 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
@@ -27,16 +27,16 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 .PHONY: help demo test test-quick check lab bench docs notebooks env clean
 
 help:
-	@printf '%-15s %s\n' 'make demo' 'set up, train a small model, run notebooks/quickstart.ipynb, show what it reached'
-	@printf '%-15s %s\n' 'make test' 'set up and run all tests: kernels, a browser, local Spark, a standalone cluster'
-	@printf '%-15s %s\n' 'make test-quick' 'the tests that need no kernel, browser or Spark, for while you work'
-	@printf '%-15s %s\n' 'make check' 'style, types and import rules'
+	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
+	@printf '%-15s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
+	@printf '%-15s %s\n' 'make test-quick' 'run only the tests that need no kernel, browser or Spark'
+	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
-	@printf '%-15s %s\n' 'make bench' 'measure against the peers'
-	@printf '%-15s %s\n' 'make docs' 'write docs/reference.md anew'
-	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and write them back with their outputs'
-	@printf '%-15s %s\n' 'make env' 'set up only; PYTHON=… names another Python 3.11'
-	@printf '%-15s %s\n' 'make clean' 'remove what runs and tools left (rm -r $(VENV) removes the environment)'
+	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
+	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
+	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
+	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11)'
+	@printf '%-15s %s\n' 'make clean' 'remove files left by runs and tools (rm -r $(VENV) removes the environment)'
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
@@ -76,7 +76,7 @@ clean:
 
 $(VENV_MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-		echo "$(PYTHON) is not a Python 3.11, which this environment needs: install it, or name one with make PYTHON=/path/to/python3.11." >&2; exit 1; }
+		echo "$(PYTHON) is not a Python 3.11, which this environment needs: install it, or select one with make PYTHON=/path/to/python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3.11-venv), then run make again." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)

@@ -281,7 +281,7 @@ def test_all_missing_names_at_once() -> None:
 
 def test_read_before_the_cell_binds_it() -> None:
     """`x = x + 1` needs the notebook's x."""
-    assert "before the cell has bound it" in str(error("x = x + 1", notebook()))
+    assert "before the cell assigns it" in str(error("x = x + 1", notebook()))
     assert travelled("x = x + 1", notebook(x=1))["x"] == 1
 
 
@@ -323,7 +323,7 @@ def test_helper_that_sets_a_global() -> None:
 def test_pushed_names() -> None:
     """Names to push travel though the cell does not read them; one that does not exist is an error."""
     assert travelled("pass", notebook(x=[1]), also=("x",))["x"] == [1]
-    assert "`y` is to be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
+    assert "`y` should be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
 
 
 # ── The same result with only the captured names ─────────────────────────────────────────────────────────────────────
@@ -1295,7 +1295,7 @@ def test_cannot_travel(what: str) -> None:
     namespace = notebook(source, __file__=__file__)
     raised = error("\n\nx", namespace)
     assert expected in str(raised)
-    assert str(raised).startswith("cell line 3 reads `x`, which cannot travel: `x")
+    assert str(raised).startswith("cell line 3 reads `x`, which cannot be sent to the ranks: `x")
     assert raised.line == 3
     while isinstance(namespace["x"], list) and namespace["x"] and what == "nested too deeply":
         namespace["x"] = namespace["x"][0]  # its destruction would be as deep
@@ -1354,7 +1354,7 @@ def test_spark_objects(holder: str, path: str, spark: Any) -> None:
         (frame, "a Spark DataFrame"),
         (frame.rdd, "an RDD"),
         (spark.sparkContext.broadcast([1]), "a Spark broadcast variable"),
-        (frame.id, "a handle to an object in the JVM"),
+        (frame.id, "a reference to an object in the JVM"),
     ]:
         assert noun in str(error("x", notebook(holder % "value", value=value)))
         assert noun in (row("value", notebook(value=value), "value", dry_run=True).problem or "")

@@ -412,10 +412,10 @@ def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None
     [
         ("%shards", "OptionsError: %shards: the following arguments are required: PATH|DF"),
         ("%shards nowhere -n 2", "OptionsError: %shards nowhere: there is neither a variable nor a file"),
-        ("%shards ./nowhere -n 2", "DataError: ./nowhere: there is nothing there"),
+        ("%shards ./nowhere -n 2", "DataError: ./nowhere does not exist"),
         ("%shards number", "OptionsError: %shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave"),
         ("%shards path --columns z", "has no column `z`"),
-        ("%shards dbfs://x/y", "PathError: dbfs://x/y: after dbfs: comes one slash or three"),
+        ("%shards dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
     ],
 )
 def test_shards_that_cannot_be_shown(kernel: Kernel, uneven: Path, line: str, said: str) -> None:
@@ -470,11 +470,11 @@ def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None
     """A path, a URL or a variable: a picture, a table, and what a resume takes; nothing is changed."""
     cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
-    assert "A resume takes step 20" in shown["text/plain"]
+    assert "A resume uses step 20" in shown["text/plain"]
     assert "Step 30 has no commit" in shown["text/plain"]
     assert re.search(r"best.keras +Keras model", shown["text/plain"])
     assert ("The best by loss (max) is step 10: 0.1." in shown["text/plain"]) == ("--metric" in source)
-    assert ("all 2.00 kB were read and are as saved" in shown["text/plain"]) == ("--check" in source)
+    assert ("all 2.00 kB were read and match their digests" in shown["text/plain"]) == ("--check" in source)
     assert len(re.findall('<img alt="[^"]', shown["text/html"])) == 1
     assert "checked" not in cell.printed, "it took a moment"
 
@@ -492,7 +492,7 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
         found.close()
     """).done()
     try:
-        assert "A resume takes step 20" in kernel.run("%checkpoints").done().displayed
+        assert "A resume uses step 20" in kernel.run("%checkpoints").done().displayed
     finally:
         kernel.run("import shutil\nshutil.rmtree(found.path)").done()
 
@@ -501,9 +501,9 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
     """A byte is enough."""
     kernel.run("file = path / str(Name(20, 1_795_294_802_123, 20)) / 'rank-0.safetensors'").done()
     kernel.run("file.write_bytes(bytes(999) + b'1')").done()
-    assert "A resume takes step 20" in kernel.run("%checkpoints path").done().displayed
+    assert "A resume uses step 20" in kernel.run("%checkpoints path").done().displayed
     told = kernel.run("%checkpoints path --check").done().displayed
-    assert "A resume takes step 10" in told
+    assert "A resume uses step 10" in told
     assert "1 checkpoint is damaged: step 20 (" in told
 
 
@@ -513,7 +513,7 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
         ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: say where to look"),
         ("%checkpoints nowhere", "OptionsError: %checkpoints nowhere: there is neither a variable nor a folder"),
         ("%checkpoints number", "OptionsError: %checkpoints takes a path, or what sparkring.checkpoints(…) gave"),
-        ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: after dbfs: comes one slash or three"),
+        ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
         ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max says which value is the best one"),
     ],
 )
@@ -528,7 +528,7 @@ def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str
 def test_no_checkpoints_are_no_mistake(kernel: Kernel, tmp_path: Path) -> None:
     """A sentence says that nothing is there."""
     assert kernel.run(f"%checkpoints {tmp_path}/none").done().printed == (
-        f"{tmp_path}/none: there is no such folder, so nothing has been saved there.\n"
+        f"{tmp_path}/none: this folder does not exist.\n"
     )
 
 
@@ -825,21 +825,21 @@ NOT_USABLE = {
     ),
     "a lock": (
         "%%horovod -n -2\nprint(lock)",
-        r"CaptureError: cell line 2 reads `lock`, which cannot travel: `lock` is a `_thread\.lock`; make it in .*",
+        r"CaptureError: cell line 2 reads `lock`, which cannot be sent .*: `lock` is a `_thread\.lock`; make it in .*",
     ),
     "a lock deep inside": (
         "%%horovod -n -2\nx = 1\nx = trainer",
-        r"CaptureError: cell line 3 reads `trainer`, which cannot travel: `trainer\.state\['guard'\]` is a "
+        r"CaptureError: cell line 3 reads `trainer`, which cannot be sent .*: `trainer\.state\['guard'\]` is a "
         r"`_thread\.lock`; .*",
     ),
     "an open file": (
         "%%horovod -n -2\nfile.read()",
-        r"CaptureError: cell line 2 reads `file`, which cannot travel: `file` is an open file; pass its path and open "
-        r"it in the cell\.",
+        r"CaptureError: cell line 2 reads `file`, which cannot be sent .*: `file` is an open file; pass its path and "
+        r"open it in the cell\.",
     ),
     "a name to push that is not there": (
         "%%horovod --push learning_rat\n1",
-        r"CaptureError: `learning_rat` is to be sent to the ranks, but the notebook does not define it\. Did you mean "
+        r"CaptureError: `learning_rat` should be sent to the ranks, but the notebook does not define it\. Did you mean "
         r"`learning_rate`\?",
     ),
     "a cell magic inside": (
@@ -917,12 +917,12 @@ def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_u
     """).done()
     java = kernel.ranks()
     for name, wanted in {
-        "spark": "`spark` is a SparkSession; it lives on the driver.",
-        "rows": "`rows` is a Spark DataFrame; it lives on the driver. Bring it down with `.toPandas()`",
+        "spark": "`spark` is a SparkSession; it exists only on the driver.",
+        "rows": "`rows` is a Spark DataFrame; it exists only on the driver. Collect it with `.toPandas()`",
     }.items():
         cell = kernel.run(f"%%horovod -n -2\nx = 1\n{name}")
         assert cell.error.traceback == [f"CaptureError: {cell.error.evalue}"]
-        assert cell.error.evalue.startswith(f"cell line 3 reads `{name}`, which cannot travel: {wanted}")
+        assert cell.error.evalue.startswith(f"cell line 3 reads `{name}`, which cannot be sent to the ranks: {wanted}")
     assert len(kernel.ranks()) == len(java)
     kernel.run("%%horovod -n -2\nrank").done()
     kernel.run("spark.stop()").done()

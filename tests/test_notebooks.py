@@ -136,10 +136,10 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     panel = next(output for output in found["killed"] if output.output_type == "display_data")
     assert "after 1 restart" in panel.data["text/plain"]
     assert "was killed by SIGKILL (step 140 was saved" in panel.data["text/html"]
-    assert "went on from step 140" in panel.data["text/html"]
+    assert "continued from step 140" in panel.data["text/html"]
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
-    assert "A resume takes step 300" in shown.data["text/plain"]
+    assert "A resume uses step 300" in shown.data["text/plain"]
     assert "<img" in shown.data["text/html"]
     assert len(re.findall("equal in every bit: True", printed(found["same"]))) == 4
     assert "False" not in printed(found["same"])

@@ -320,5 +320,5 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
 def test_a_home_that_cannot_be_written_to(monkeypatch):
     """Where runs cannot be kept, one sentence names the place and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
-    with pytest.raises(SparkringError, match=r"cannot be kept in /dev/null/runs/.*Set SPARKRING_HOME"):
+    with pytest.raises(SparkringError, match=r"cannot be saved in /dev/null/runs/.*Set SPARKRING_HOME"):
         run_store.RunFolder("2026-01-01_00-00-00_aaaa")

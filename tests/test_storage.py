@@ -51,7 +51,7 @@ def test_a_root_that_cannot_be_made(tmp_path, monkeypatch):
     """The message names the folder and what to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path / "file" / "x"))
-    with pytest.raises(PathError, match=r"dbfs:/ml: .*/file/x, which stands for dbfs:/ here, .*SPARKRING_DBFS_ROOT"):
+    with pytest.raises(PathError, match=r"dbfs:/ml: .*/file/x, the folder for dbfs:/ here, .*SPARKRING_DBFS_ROOT"):
         locate("dbfs:/ml")
 
 

@@ -125,7 +125,7 @@ def test_a_cut_file_is_made_whole():
         ]
         assert found.size_bytes == len(text)
     assert len(events) == 15
-    assert "no operation" in brought(data[:200])[0].problem
+    assert "no completed operation" in brought(data[:200])[0].problem
 
 
 def test_names_that_horovod_does_not_escape():
@@ -195,18 +195,18 @@ def test_memory_is_bounded(monkeypatch):
     assert len(found.slowest) <= horovod_timeline.SLOWEST
     bomb, text = brought(b"[" + b" " * 50_000_000)
     assert len(text) < 100
-    assert "no operation" in bomb.problem
+    assert "no completed operation" in bomb.problem
     scanner = Scanner()
     list(scanner.feed(b'[{"ph": "' + b"x" * 10_000_000))
     assert len(scanner._rest) <= horovod_timeline.EVENT_CHARACTERS
 
 
 def test_what_is_missing_is_said():
-    """A connection that broke off, bytes that had no room, and a stream that is damaged."""
+    """A connection that was lost, bytes that too large to keep, and a stream that is damaged."""
     data = written(operation(0))
     assert brought(data)[0].problem == ""
-    assert "broke off" in brought(data, whole=False)[0].problem
-    assert "had no room" in brought(data, cut=5 * 2**20)[0].problem
+    assert "was lost" in brought(data, whole=False)[0].problem
+    assert "too large to keep" in brought(data, cut=5 * 2**20)[0].problem
     arriving = Arriving(io.StringIO())
     arriving.add(b"this is no zlib stream")
-    assert "broke off" in arriving.end(0.0, "t", 1, whole=True, cut=0).problem
+    assert "was lost" in arriving.end(0.0, "t", 1, whole=True, cut=0).problem

@@ -1,23 +1,23 @@
 """Every error that sparkring raises, in one tree.
 
     SparkringError
-    ├── OptionsError         a magic's line, or an argument, is not usable
-    ├── CaptureError         something the cell reads cannot be found or cannot travel
+    ├── OptionsError         a magic's line or an argument is invalid
+    ├── CaptureError         a name that the cell reads cannot be found or sent to the ranks
     ├── LaunchError          the ranks could not be started
     │   ├── SlotsError       … because Spark has too few task slots
-    │   └── MemberLost       … because a member died or fell silent before its rank was up
+    │   └── MemberLost       … because a member died or stopped responding before its rank was up
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
     │   └── ResultError      … because a value could not be brought back
     ├── StillRunning         a background run has not ended in the time that was given (also a TimeoutError)
-    ├── PathError            a path is not usable as it is written
-    ├── DataError            the data cannot be read or shared out
+    ├── PathError            a path is invalid
+    ├── DataError            the data cannot be read or divided
     └── CheckpointError      a checkpoint cannot be written or read
         ├── CheckpointStorageError   … because its storage failed; another attempt may succeed
-        └── CheckpointDamagedError   … because its files are not as they were written
+        └── CheckpointDamagedError   … because its files are missing or do not match their digests
 
-A message says what happened, where, and what to do next. In IPython these errors are shown
-without a traceback: the frames would all be ours, and the mistake is not there.
+A message says what happened, where, and what to do next. In IPython, these errors are shown
+without a traceback, because it would only have frames of sparkring.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def test_values_are_what_spark_gives(barrier, spark, rich):
 
 def test_rows_can_be_read_once(barrier, spark):
     """A second pass is an error that says so, not an empty one."""
-    with pytest.raises(RunFailed, match="`rows` can be read once, and have been read row by row"):
+    with pytest.raises(RunFailed, match="`rows` can be read only once, and have been read row by row"):
         barrier("list(rows)\nlist(rows)", spark.range(0, 4, 1, 2))
     with pytest.raises(RunFailed, match="and are being read as Arrow batches"):
         barrier("batches = rows.arrow()\nnext(batches)\nrows.to_pandas()", spark.range(0, 4, 1, 1))
@@ -318,7 +318,7 @@ def test_sparks_workers_stay_clean(barrier, tasks, spark):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ([1], "`digits` is a `list`, and not a Spark DataFrame"),
+        ([1], "`digits` is a `list`, not a Spark DataFrame"),
         ("pandas", r"`digits` is a pandas DataFrame.*spark.createDataFrame\(digits\)"),
     ],
 )
@@ -349,8 +349,8 @@ def test_too_few_slots_point_to_no_local_processes(barrier):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda frame: frame.union(frame), r"make it `digits.repartition\(4\)`, or let -n"),
-        (lambda frame: frame.coalesce(1), r"make it `digits.repartition\(1\)`"),
+        (lambda frame: frame.union(frame), r"`digits.repartition\(4\)`"),
+        (lambda frame: frame.coalesce(1), r"use `digits.repartition\(1\)`"),
         (lambda frame: frame.selectExpr("interval '1' year AS i"), "YearMonthIntervalType.*not supported"),
         (lambda frame: frame.withColumnRenamed("id", "a.b"), "UNRESOLVED_COLUMN"),
         (lambda frame: frame.limit(0), "is empty"),

@@ -81,7 +81,7 @@ ODD_EXCEPTIONS = {
     ),
     "its text raises": (
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError\nraise Odd()",
-        "Odd: (its text cannot be had: RuntimeError)",
+        "Odd: (its message cannot be read: RuntimeError)",
     ),
     "asks for more than it is given": (
         "class Odd(Exception):\n    def __init__(self, a, b): super().__init__('short')\nraise Odd(1, 2)",
@@ -242,7 +242,7 @@ def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
     """Then the message says how far the start had come, and nothing waits for ranks that never were."""
     monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # nobody is heard
-    with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have dialled home"):
+    with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have connected"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 
 

@@ -131,12 +131,15 @@ def test_local(driver, four_gpus):
     assert [value[0] for value in found["more ranks than GPUs"]] == [[]] * 5
 
     assert found["too few"] == (
-        "LaunchError: needs 6 GPUs (2 ranks × 3), 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "
-        "80 GB), 2 (NVIDIA Fake, 80 GB), 3 (NVIDIA Fake, 80 GB). Use fewer ranks or GPUs for each, or --gpus 0 for "
-        "none."
+        "LaunchError: needs 6 GPUs (2 ranks × 3), but 4 found on this machine: 0 (NVIDIA Fake, 80 GB), 1 (NVIDIA Fake, "
+        "80 GB), 2 (NVIDIA Fake, 80 GB), 3 (NVIDIA Fake, 80 GB). Use fewer ranks, fewer GPUs for each, or --gpus 0 "
+        "for none."
     )
     assert "1 found on this machine under CUDA_VISIBLE_DEVICES='1,7,2': 1 (" in found["behind one that is not there"]
-    assert "(1 rank × 1), 0 found on this machine under CUDA_VISIBLE_DEVICES=''. Use" in found["hidden from the driver"]
+    assert (
+        "(1 rank × 1), but 0 found on this machine under CUDA_VISIBLE_DEVICES=''. Use"
+        in found["hidden from the driver"]
+    )
 
     gb = 10**9
     assert found["used"] == [
@@ -155,7 +158,7 @@ def test_without_gpus(driver, monkeypatch):
         pytest.skip("this machine has an NVML of its own")
     assert found["as they are"] == [[[], None, None]]
     assert found["none"] == [[[], "", "PCI_BUS_ID"]]
-    assert "needs 1 GPU (1 rank × 1), 0 found on this machine (no NVIDIA driver answers). Use" in found["one each"]
+    assert "needs 1 GPU (1 rank × 1), but 0 found on this machine (no NVIDIA driver answers). Use" in found["one each"]
 
 
 def test_a_driver_that_does_not_answer(driver, four_gpus, monkeypatch):
@@ -177,7 +180,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
         assert len(set(in_order)) == 2 * each, "no GPU is given twice"
         assert seen == {(",".join(in_order), "PCI_BUS_ID")}, "all of the node's, by local rank"
     assert [value[:2] for value in found["none"]] == [[[], ""]] * 2
-    assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, 2 given by Spark (spark://")
+    assert found["too few"].startswith("LaunchError: needs 3 GPUs for each task, but Spark assigns 2 (spark://")
     for setting in ("spark.task.resource.gpu.amount=3", "spark.executor.resource.gpu.amount", "discoveryScript"):
         assert setting in found["too few"]
     assert sorted(address for rank in found["used"] for address, *_ in rank) == ["0", "1", "2", "3"]
@@ -189,7 +192,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
 @pytest.mark.standalone("the resources are asked of the executors")
 def test_a_session_without_gpus(tasks):
     """The settings are named where they help; on the driver alone Spark has no GPUs to give."""
-    with pytest.raises(LaunchError, match="needs 1 GPU for each task, 0 given by Spark") as caught:
+    with pytest.raises(LaunchError, match="needs 1 GPU for each task, but Spark assigns 0") as caught:
         tasks.run("rank", n=2, gpus=1)
     alone = "(local[" in str(caught.value)
     assert ("in this mode: use -n -2" if alone else "spark.task.resource.gpu.amount=1") in str(caught.value)

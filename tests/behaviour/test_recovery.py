@@ -76,7 +76,7 @@ def test_the_cell_is_run_again(count, tmp_path):
     before = names(tmp_path / "run")
     again = count(last=40)
     assert again.values == [(20, 40, 820)] * 2
-    assert "goes on from step 20, " in again.record.notices[0].text
+    assert "continues from step 20, " in again.record.notices[0].text
     fresh = count(last=10, fresh=True)
     assert fresh.values == [(0, 10, 55)] * 2
     assert not fresh.record.notices
@@ -92,7 +92,7 @@ def test_a_changed_cell_is_asked_about(count):
     with pytest.raises(CheckpointError) as caught:
         count(changed)
     told = str(caught.value)
-    assert "holds a checkpoint of step 20, " in told
+    assert "has a checkpoint of step 20, " in told
     assert '-    state["sum"] += step\n' in told
     assert '+    state["sum"] += 2 * step\n' in told
     assert "--resume" in told
@@ -136,7 +136,7 @@ def test_the_damaged_one_is_passed_over(count, tmp_path):
     assert result.values == [(30, 40, 820)] * 2
     damaged = [each for each in result.record.checkpoints if each.state == "damaged"]
     assert [(each.saved.step, each.attempt) for each in damaged] == [(40, 0)]
-    assert "has other bytes" in damaged[0].reason
+    assert "digest" in damaged[0].reason
     assert [attempt.step for attempt in result.record.attempts] == [40, 30]
 
 
@@ -258,7 +258,7 @@ def test_the_kernel_is_killed(driver, tmp_path):
     (tmp_path / "done").touch()
     text = driver(script).wait()
     assert re.search(r"begins at [1-9]\d*", text), text
-    assert re.search(r"ALL \[True, True\] goes on from step \d+, .*saved", text), text
+    assert re.search(r"ALL \[True, True\] continues from step \d+, .*saved", text), text
 
 
 # ── Ten kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -194,7 +194,7 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     venv.create(folder, symlinks=True, with_pip=False)
     python = str(folder / "bin" / "python")
     found = driver(BARE.format(python=python, url=lonely_master.url))
-    found.until_said("FOUND -n 0 takes every task slot, and there is none")
+    found.until_said("FOUND -n 0 uses every task slot, but there are none")
     lonely_master.add()
     text = found.wait()
     package, rows = (line for line in text.splitlines() if line.startswith("REFUSED"))

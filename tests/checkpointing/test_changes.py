@@ -25,7 +25,7 @@ def test_what_does_not_matter():
 def test_a_changed_line_is_shown():
     """Both versions of it, as in a diff."""
     assert changes(entry(), CELL.replace("0.1", "0.5"), {}) == (
-        "the cell has changed since:\n    -lr = 0.1\n    +lr = 0.5"
+        "the cell has changed since then:\n    -lr = 0.1\n    +lr = 0.5"
     )
 
 
@@ -47,7 +47,7 @@ def test_changed_data():
     """Only those that both know are compared."""
     saved = entry(data={"flights": "a1", "gone": "x"})
     assert changes(saved, CELL, {"flights": "a1", "new": "y"}) == ""
-    assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights have changed since."
+    assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights have changed since then."
 
 
 def test_age_in_words():

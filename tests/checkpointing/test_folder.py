@@ -92,7 +92,7 @@ def test_begun_only(directory):
         assert states(directory) == {name(2): ("partial", "")}
     place.fs.pipe_file((place / "rank-0.safetensors").path, b"half")
     assert states(directory) == {name(2): ("partial", "")}
-    assert "never finished" in folder.check(directory, folder.listing(directory)[0])
+    assert "not completed" in folder.check(directory, folder.listing(directory)[0])
 
 
 def test_sizes(directory):
@@ -103,7 +103,7 @@ def test_sizes(directory):
     directory.fs.pipe_file((directory / name(1) / "rank-0.safetensors").path, b"ab")
     directory.fs.rm_file((directory / name(2) / "rank-0.safetensors").path)
     assert states(directory) == {
-        name(1): ("corrupt", "rank-0.safetensors has 2 bytes and was written with 3"),
+        name(1): ("corrupt", "rank-0.safetensors has 2 bytes instead of 3"),
         name(2): ("corrupt", "rank-0.safetensors is missing"),
     }
     found = {entry.name: entry for entry in folder.listing(directory)}
@@ -119,10 +119,10 @@ def test_commits_cut_anywhere(directory):
     data = directory.fs.cat_file(path)
     for length in range(len(data)):
         directory.fs.pipe_file(path, data[:length])
-        with pytest.raises(CheckpointDamagedError, match=r"commit.json is not as it was written"):
+        with pytest.raises(CheckpointDamagedError, match=r"commit.json does not match its digest"):
             folder.read_commit(directory, name(1))
         if length % 100 == 0:
-            assert states(directory) == {name(1): ("corrupt", "commit.json is not as it was written")}
+            assert states(directory) == {name(1): ("corrupt", "commit.json does not match its digest")}
     directory.fs.pipe_file(path, data + b"\n")
     assert folder.look(directory, name(1)).state == "corrupt"
     directory.fs.pipe_file(path, data)
@@ -165,9 +165,9 @@ def test_every_byte(directory):
         bad[position] ^= 1
         directory.fs.pipe_file((directory / name(1) / "rank-0.safetensors").path, bytes(bad))
         assert folder.listing(directory) == [entry]
-        assert folder.check(directory, entry) == "rank-0.safetensors has other bytes than were written"
+        assert folder.check(directory, entry) == "rank-0.safetensors does not match its digest"
     folder.remove(directory, entry)
-    assert folder.check(directory, entry) == "it has no commit.json any more"
+    assert folder.check(directory, entry) == "its commit.json has been removed"
 
 
 def test_removed(directory):

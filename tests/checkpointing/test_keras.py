@@ -263,9 +263,9 @@ def test_replicas_take_no_data(numbered, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: resuming.resume(Memory(), make(), every=0), "every=0: it is"),
-        (lambda: resuming.resume(Memory(), make(), every=True), "every=True: it is"),
-        (lambda: resuming.resume(Memory(), tf.keras.Sequential([])), "no optimizer to go on with"),
+        (lambda: resuming.resume(Memory(), make(), every=0), "every=0: expected"),
+        (lambda: resuming.resume(Memory(), make(), every=True), "every=True: expected"),
+        (lambda: resuming.resume(Memory(), tf.keras.Sequential([])), "no optimizer"),
         (lambda: resuming.resume(Memory(), 3), "for a Keras 2 model, not a `int`"),
     ],
 )

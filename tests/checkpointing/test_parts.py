@@ -151,12 +151,12 @@ def test_tensors_that_cannot_be_kept(make):
 def test_a_module_that_is_another_one():
     """The path, what torch has to say, and what to do."""
     found = kept({"model": network()})
-    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*begin anew\.$") as caught:
+    with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*start over\.$") as caught:
         put_back({"model": torch.nn.Linear(3, 4)}, found)
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=r"state\['model'\] is a Linear, .* of type int"):
         put_back({"model": torch.nn.Linear(3, 4)}, {"model": 3})
-    with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: the checkpoint has nothing for it; .* 'model'"):
+    with pytest.raises(CheckpointError, match=r"state\['optimizer'\]: .* no value .* 'model'"):
         put_back({"model": network(), "optimizer": None}, found)
 
 
@@ -217,7 +217,7 @@ def test_anything_with_a_state_dict():
     assert there.held[1][0] == 2
     assert there.held[1][1]["x"].tolist() == [0, 1, 2]
     assert set(there.held["model"]) == {"weight", "bias"}
-    with pytest.raises(CheckpointError, match="state: what was saved of a Mine does not fit this Mine: ValueError"):
+    with pytest.raises(CheckpointError, match=r"state: .* a Mine does not fit this Mine: ValueError"):
         put_back(Mine(0), kept(Mine("bad")))
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     put_back(scaler, kept(torch.amp.GradScaler("cpu", init_scale=8.0)))
@@ -275,11 +275,11 @@ def test_arrays_are_copied_into():
 def test_containers_of_objects_have_to_be_alike():
     """Each object has its own place."""
     found = kept({"models": [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)], "by": {"a": torch.nn.Linear(1, 1)}})
-    with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, in the checkpoint 2"):
+    with pytest.raises(CheckpointError, match=r"state\['models'\] has 1 items, .*2"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, found)
-    with pytest.raises(CheckpointError, match=r"state\['by'\]\['b'\]: the checkpoint has nothing for it; .* 'a'"):
+    with pytest.raises(CheckpointError, match=r"state\['by'\]\['b'\]: .* no value .* 'a'"):
         put_back({"by": {"b": torch.nn.Linear(1, 1)}}, found)
-    with pytest.raises(CheckpointError, match=r"state\['models'\] holds objects, .* of type int"):
+    with pytest.raises(CheckpointError, match=r"state\['models'\] .*objects, .* of type int"):
         put_back({"models": [torch.nn.Linear(1, 1)]}, {"models": 3})
 
 
@@ -329,9 +329,9 @@ def test_random_states_come_back():
     set_random_states(numbers)
     put_back(others, found)
     assert draw(others) == wanted
-    with pytest.raises(CheckpointError, match=r"state\[0\]: this Generator cannot go on .* a Random"):
+    with pytest.raises(CheckpointError, match=r"state\[0\]: this Generator cannot load .* a Random"):
         put_back([np.random.default_rng()], found[:1])
-    with pytest.raises(CheckpointError, match=r"state: this Generator cannot go on"):
+    with pytest.raises(CheckpointError, match=r"state: this Generator cannot load"):
         put_back(np.random.Generator(np.random.MT19937()), kept(np.random.default_rng()))
 
 
@@ -381,5 +381,5 @@ def test_a_process_group_is_not_waited_for(monkeypatch):
         """As FSDP's own, which needs a process group to be made."""
 
     monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapped)
-    with pytest.raises(CheckpointError, match=r"state\['m'\] is spread over the ranks .*get_model_state_dict"):
+    with pytest.raises(CheckpointError, match=r"state\['m'\] is sharded .*get_model_state_dict"):
         tree_of({"m": torch.nn.Sequential(Wrapped(1, 1))})

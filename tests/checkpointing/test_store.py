@@ -117,7 +117,7 @@ def test_which(directory):
     for which in (True, 1.5, None, -1):
         with pytest.raises(CheckpointError, match="which="):
             found.restore(state(), which)
-    with pytest.raises(CheckpointError, match="which metric"):
+    with pytest.raises(CheckpointError, match="no metric is set"):
         checkpoints(directory).best()
 
 
@@ -207,7 +207,7 @@ def test_travelling(directory):
 
 def test_where():
     """Without a directory and a run, or with a mistaken one, it says what to write."""
-    with pytest.raises(CheckpointError, match=r"name a directory.*--checkpoint-dir"):
+    with pytest.raises(CheckpointError, match=r"needs a directory.*--checkpoint-dir"):
         checkpoints()
     with pytest.raises(PathError, match="Write dbfs:/x"):
         checkpoints("dbfs://x")
@@ -231,7 +231,7 @@ def test_options(tmp_path, options, told):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((-1, {}), "step=-1: it is a whole number from 0 on"),
+        ((-1, {}), "step=-1: .* at least 0"),
         ((1.0, {}), "step=1.0"),
         ((True, {}), "step=True"),
         ((1, [1]), "a state is a dict"),
@@ -250,7 +250,7 @@ def test_arguments(tmp_path, arguments, told):
 def test_the_metric_is_missing(tmp_path, seat):
     """A store that keeps the best one has to be told what is good, on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
-    with pytest.raises(CheckpointError, match=r"best='val_loss', and save.. was given no metrics"):
+    with pytest.raises(CheckpointError, match=r"best='val_loss', but save.. was given no metrics"):
         found.save(1, {})
     seat(1, 2)
     with pytest.raises(CheckpointError, match="given only 'loss', 'acc'"):
@@ -351,10 +351,10 @@ def test_training_goes_on(moody, wait_until):
     ("error", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free some space"),
-        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Name a directory that this user may"),
-        (PermissionError("Access denied."), "Access denied. Name a directory"),
-        (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Is its bucket"),
-        (RuntimeError(), "RuntimeError. Look at the storage"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Use a directory"),
+        (PermissionError("Access denied."), "Access denied. Use a directory"),
+        (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Check the name of its bucket"),
+        (RuntimeError(), "RuntimeError. Check the storage"),
     ],
 )
 def test_failures(moody, error, words, capsys, told):
@@ -474,14 +474,12 @@ def test_the_one_before(tmp_path, capsys, told):
     capsys.readouterr()
     assert checkpoints(tmp_path).restore(live := state()) == live["step"] == 2
     err = capsys.readouterr().err
-    assert f"passed over the checkpoint of step 5 in {tmp_path}, which is damaged: rank-0.safetensors has other" in err
-    assert "passed over the checkpoint of step 4" in err
+    assert f"skipped the checkpoint of step 5 in {tmp_path}, which is damaged: rank-0.safetensors" in err
+    assert "skipped the checkpoint of step 4" in err
     assert err.count("\n") == 2
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [5, 4]
     assert [event.step for event in told.of(messages.CheckpointRestored)] == [2]
-    with pytest.raises(
-        CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors has other bytes.*There"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 5 in .* cannot be used: rank-0.safetensors .*There"):
         found.restore(state(), 5)
 
 
@@ -603,7 +601,7 @@ def test_damage_in_a_run(tmp_path, run, told):
         saved(outside, step)
     damage(tmp_path, 2)
     run(tmp_path, resume=outside.list()[0].name)
-    with pytest.raises(CheckpointDamagedError, match=r"from which this run goes on, is damaged.*the one before"):
+    with pytest.raises(CheckpointDamagedError, match=r"is damaged.*the one before"):
         checkpoints().restore(state())
     assert [event.step for event in told.of(messages.CheckpointDamaged)] == [2]
     gone = str(Name(9, 1_000_000_000_000, 0))
@@ -699,9 +697,7 @@ def test_another_number_of_ranks(tmp_path, run, seat):
     (name,) = os.listdir(tmp_path)
     run(tmp_path, resume=name)
     seat(0, 2)
-    with pytest.raises(
-        CheckpointError, match=r"saved by 3 ranks with sharded=True, and here are 2: .*-n 3.*sharded=Fal"
-    ):
+    with pytest.raises(CheckpointError, match=r"saved by 3 ranks with sharded=True, .* 2: .*-n 3.*sharded=Fal"):
         checkpoints().restore(state())
 
 
@@ -714,7 +710,7 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
         found = checkpoints(sharded=True, background=False)
         if rank:
             found.save(1, state())
-    with pytest.raises(CheckpointError, match=r"nothing came from ranks 2, 3 within .* every rank has to call save"):
+    with pytest.raises(CheckpointError, match=r"from ranks 2, 3 within .* every rank must call save"):
         found.save(1, state())
     assert steps(found) == []
     assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may be writing yet
@@ -744,7 +740,7 @@ def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
     seat(0, 2)
     assert checkpoints(tmp_path / "one").restore(state()) == 6
     seat(1, 2)
-    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors has other.*On all ranks.*There are 0000"):
+    with pytest.raises(CheckpointDamagedError, match=r"rank-1.safetensors .*digest.*on all ranks.*There are 0000"):
         checkpoints(tmp_path / "one").restore(state())
     assert checkpoints(tmp_path / "one").restore(state(), 5) == 5
 
@@ -847,7 +843,7 @@ def test_removing_fails(moody, capsys):
     assert steps(found) == [3, 2, 1, 0]
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert f"old checkpoints in {moody.directory} cannot be removed, so it grows: Permission denied" in err
+    assert f"old checkpoints in {moody.directory} cannot be removed, so the directory grows: Permission denied" in err
 
 
 def test_the_memory_it_takes(tmp_path):

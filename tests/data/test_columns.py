@@ -176,13 +176,13 @@ def test_raw_bytes_become_arrays_of_what_they_are(kind):
     cut = pa.array([*rows, *rows], kind).slice(3, 4)
     np.testing.assert_array_equal(converted(cut, raw=(np.dtype("<f4"), (3, 2))), [*wanted[3:], *wanted[:2]])
     assert converted([], kind, raw=(np.dtype("<f4"), (3, 2))).shape == (0, 3, 2)
-    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, and column `c` has one of 24"):
+    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, but column `c` has one of 24"):
         converted(rows, kind, raw=(np.dtype("<i8"), (2,)))
 
 
 def test_raw_is_for_bytes():
     """Of one length, and filled where there are none."""
-    with pytest.raises(DataError, match="column `c` is int64, and raw is for binary"):
+    with pytest.raises(DataError, match="column `c` is int64, but raw is for binary"):
         converted([1, 2], raw=(np.dtype("u1"), (8,)))
     with pytest.raises(DataError, match="has one of 1"):
         converted([b"ab", b"a", b"ab"], raw=(np.dtype("u1"), (2,)))

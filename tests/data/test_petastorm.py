@@ -262,8 +262,8 @@ def test_too_few_row_groups(local, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cur_shard": 0}, "cur_shard and shard_count go together"),
-        ({"cur_shard": 2, "shard_count": 2}, "cur_shard=2 is no shard of shard_count=2"),
+        ({"cur_shard": 0}, "cur_shard and shard_count must be given together"),
+        ({"cur_shard": 2, "shard_count": 2}, "cur_shard=2 is out of range for shard_count=2"),
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
@@ -411,12 +411,12 @@ def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
     assert all((features == [[number, 1.0] for number in numbers]).all()
                for _, batches, _ in result.values for numbers, features in batches)  # fmt: skip
     assert os.path.isdir(folder)
-    with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) on a rank removes the files"):
+    with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) on a rank would remove files"):
         tasks.run("converter.delete()", namespace={"converter": converter})
     assert os.path.isdir(folder)
     converter.delete()
     assert not os.path.exists(folder)
-    with pytest.raises(DataError, match="there is nothing at"), converter.make_tf_dataset():
+    with pytest.raises(DataError, match="nothing exists at"), converter.make_tf_dataset():
         pass
 
 
@@ -500,16 +500,16 @@ def broken(folder: Path) -> str:
 
 def hollow(folder: Path) -> str:
     write(folder, (0, 0))
-    return f"{folder} has no rows: 2 files, all of them empty"
+    return f"{folder} has no rows: 2 files, all empty"
 
 
 def bare(folder: Path) -> str:
     folder.mkdir()
-    return f"{folder} holds no Parquet files"
+    return f"{folder} has no Parquet files"
 
 
 def missing(folder: Path) -> str:
-    return f"{folder}: there is nothing at {folder}"
+    return f"{folder}: nothing exists at {folder}"
 
 
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
@@ -527,11 +527,11 @@ def test_paths_that_cannot_be(uneven):
     """A host that was meant as a folder, what a URL takes for a question, and a data set that is no Petastorm's."""
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
-    with pytest.raises(PathError, match=r"Petastorm takes what follows a \? or #"):
+    with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):
         make_batch_reader("/data/what?")
     with pytest.raises(DataError, match=r"not written with Petastorm.s materialize_dataset.*make_batch_reader"):
         make_reader(uneven)
-    with pytest.raises(DataError, match=r"matches no column\. There is: x, y, v"):
+    with pytest.raises(DataError, match=r"matches no column\. Columns: x, y, v"):
         make_batch_reader(uneven, schema_fields=["z"])
 
 
@@ -564,10 +564,10 @@ WRONG = [
     (TransformSpec(pairs(lambda y: y), [("pair", np.int64, (), False)], selected_fields=["x", "pair"]),
      r"field 'pair' is float64.*declares int64"),
     (TransformSpec(pairs(lambda y: y), [("pair", np.float32, (), False)], selected_fields=["x"]),
-     r"there is a field 'pair', which its TransformSpec does not declare"),
+     r"the field 'pair', which its TransformSpec does not declare"),
     (TransformSpec(pairs(lambda y: y), [("other", np.float32, (), False)], removed_fields=["y", "v"]),
-     r"there is no field 'other'.*Got: x, pair"),
-    (TransformSpec(None, selected_fields=["x", "yy"]), r"selected_fields names 'yy'.*There is: v, x, y"),
+     r"no field 'other'.*Got: x, pair"),
+    (TransformSpec(None, selected_fields=["x", "yy"]), r"selected_fields names 'yy'.*Columns: v, x, y"),
     (TransformSpec(lambda rows: None), r"the transform returned NoneType; it gets a pandas DataFrame"),
     (TransformSpec(fails), r"fails on the first rows: ZeroDivisionError: division by zero \(in fails, line \d+\)"),
 ]  # fmt: skip
@@ -621,7 +621,7 @@ def test_partitions(tmp_path):
 def test_a_change_that_is_not_declared(uneven):
     """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
-    said = r"turns field 'x' from int64 into float64, and its TransformSpec does not declare it"
+    said = r"changes field 'x' from int64 into float64, which its TransformSpec does not declare"
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     converter = SparkDatasetConverter(f"file://{uneven}", (f"file://{uneven}/part-0.parquet",), 100)
@@ -687,7 +687,7 @@ DEATHS = {
         except KeyError:
             while True:
                 next(reader)
-    """, r"DataError: the reader has failed before: KeyError: 'later'"),
+    """, r"DataError: the reader has already failed: KeyError: 'later'"),
 }  # fmt: skip
 
 

@@ -191,7 +191,7 @@ def test_a_position_survives_json_and_what_is_none_is_refused():
     position = Position(3, 1, (Leg(4, 128, 1024), Leg(2, 32, 0)))
     assert Position.of(json.loads(json.dumps(position))) == position
     for wrong in ([1, 2], [1, 2, 3], ["a", 0, []], [1, 0, [[1, 2]]], 5):
-        with pytest.raises(DataError, match="no position"):
+        with pytest.raises(DataError, match="not a position"):
             Position.of(wrong)
 
 

@@ -48,13 +48,13 @@ def told(replayed):
 def test_a_rank_is_lost_and_the_run_goes_on(told):
     """What ended the attempt, what was saved before, from where the next one went on, after what pause."""
     lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
-    assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · goes on from step 120 · running"]
+    assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
         lost,
-        "attempt 2 · 1 rank instead of 2 · went on from step 120 after 1.9 s · running",
+        "attempt 2 · 1 rank instead of 2 · continued from step 120 after 1.9 s · running",
     ]
     assert told(*FIRST, *SECOND, *BACK, RunFinished(T + 26, "finished"))[1] == (
-        "attempt 2 · 1 rank instead of 2 · went on from step 120 after 1.9 s · finished after 10 s"
+        "attempt 2 · 1 rank instead of 2 · continued from step 120 after 1.9 s · finished after 10 s"
     )
 
 
@@ -69,22 +69,22 @@ def test_a_run_that_never_lost_a_rank_has_no_story(told):
     """Unless it went on from an earlier run's checkpoint."""
     assert told() == []
     assert told(AttemptStarted(T, 1, 2)) == []
-    assert told(AttemptStarted(T, 1, 2, "x", 40)) == ["attempt 1 · 2 ranks · goes on from step 40 · starting"]
+    assert told(AttemptStarted(T, 1, 2, "x", 40)) == ["attempt 1 · 2 ranks · continues from step 40 · starting"]
 
 
 def test_nothing_was_saved(told):
-    """Then it says so, and the next attempt begins anew."""
+    """Then it says so, and the next attempt starts over."""
     lines = told(*(each for each in FIRST if not isinstance(each, CheckpointSaved)), AttemptStarted(T + 16, 2, 2))
-    assert lines[0].endswith("was killed by SIGKILL (nothing had been saved)")
-    assert lines[1] == "attempt 2 · 2 ranks · began anew · starting"
+    assert lines[0].endswith("was killed by SIGKILL (no checkpoint was saved)")
+    assert lines[1] == "attempt 2 · 2 ranks · started over · starting"
 
 
 def test_a_ring_that_grows_has_no_failed_rank(told):
     """The reason is the driver's."""
     events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
     lines = told(*events, RunFinished(T + 12, "failed", "no"))
-    assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (nothing had been saved)"
-    assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to go on from step 9 · failed after 3.0 s"
+    assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (no checkpoint was saved)"
+    assert lines[1] == "attempt 2 · 2 ranks instead of 1 · was to continue from step 9 · failed after 3.0 s"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_news_is_told_once(replayed):
         seen = record.attempts
     assert lines == [
         "attempt 1 ended after 14 s: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)",
-        "attempt 2 goes on from step 120 on 1 rank instead of 2",
+        "attempt 2 continues from step 120 on 1 rank instead of 2",
     ]
     assert news((), replayed(*events, up=False, checkpoint_dir=FOLDER)) == lines, "what came at once is told in order"
 

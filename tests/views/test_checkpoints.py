@@ -77,13 +77,13 @@ def test_what_a_resume_takes_and_what_is_best():
     """The newest committed one, and that with the best value, in words and in the table."""
     assert views.folder_words(THREE) == [
         "3 checkpoints: 12.6 MB on disk.",
-        "A resume takes step 300, saved 1 min ago by run run-a1b2c3 on 4 ranks.",
+        "A resume uses step 300, saved 1 min ago by run run-a1b2c3 on 4 ranks.",
         "The best by loss (min) is step 200: 0.25.",
     ]
     headers, rows = views.table_rows(views.listed(THREE), THREE.time, 200)
     assert headers == ("step", "saved", "size", "loss", "acc", "run", "ranks", "state")
     assert rows == [
-        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; a resume takes it"),
+        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; a resume uses it"),
         ("200", "2 min ago", "4.20 MB", "0.25", "0.8", "run-a1b2c3", "2", "committed, best"),
         ("100", "4 min ago", "4.20 MB", "0.5", "0.9", "run-a1b2c3", "2", "committed"),
     ]
@@ -107,23 +107,23 @@ def test_advice_is_about_what_is_not_whole():
         entry(400, "partial"),
     )
     told = views.advice(found)
-    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resume passes over it.")
-    assert told[1].startswith("Step 400 has no commit: being written now")
-    assert told[2].startswith("Step 100 was begun and never committed, and newer ones are there")
+    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resume skips it.")
+    assert told[1].startswith("Step 400 has no commit: a run is writing it now")
+    assert told[2].startswith("Step 100 was never committed, and there are newer ones")
     assert views.folder_words(found)[0] == "1 checkpoint, 1 damaged, 2 not committed: 8.40 MB on disk."
 
 
 def test_no_checkpoint_is_whole():
     """Said first, and a resume takes none."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
-    assert views.advice(found)[0] == "No checkpoint here is whole: a resume begins at the beginning."
-    assert not any("A resume takes" in line for line in views.folder_words(found))
+    assert views.advice(found)[0] == "No checkpoint here is complete: a resume starts from the beginning."
+    assert not any("A resume uses" in line for line in views.folder_words(found))
     assert not any(mark.resumes for mark in views.listed(found).marks)
 
 
 def test_a_metric_that_no_checkpoint_has():
     """It says which there are."""
-    assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: there are acc, loss."]
+    assert views.advice(THREE._replace(metric="f1")) == ["No checkpoint has a value of f1: the metrics are acc, loss."]
     assert views.advice(directory(entry(1), metric="f1")) == [
         "No checkpoint has a value of f1: none was saved with metrics."
     ]
@@ -136,10 +136,8 @@ def test_two_trainings_in_one_directory():
 
 def test_an_empty_directory_is_one_sentence():
     """As is a missing one."""
-    assert views.checkpoints_text(directory()) == f"{FOLDER}: no checkpoints are there, ours or others'."
-    assert views.checkpoints_text(directory(exists=False)) == (
-        f"{FOLDER}: there is no such folder, so nothing has been saved there."
-    )
+    assert views.checkpoints_text(directory()) == f"{FOLDER}has no checkpoints."
+    assert views.checkpoints_text(directory(exists=False)) == (f"{FOLDER}: this folder does not exist.")
 
 
 def test_what_others_have_written():
@@ -147,7 +145,7 @@ def test_what_others_have_written():
     others = (Other("Keras model", "best.keras", 35_000_000, T), Other("torch", "x.pt", 1, 0.0))
     told = views.checkpoints_text(directory(others=others))
     assert re.search(r"best.keras +Keras model +6 min ago +35.0 MB\n", told)
-    assert "whether they are whole is not known" in told
+    assert "not whether they are complete" in told
     assert "<svg" not in views.checkpoints_html(directory(others=others))
     many = directory(others=others * 60)
     assert "the newest 50 of 120" in views.checkpoints_html(many)
@@ -156,7 +154,7 @@ def test_what_others_have_written():
 def test_checked():
     """It says that all bytes were read."""
     assert views.folder_words(THREE._replace(checked=True))[0] == (
-        "3 checkpoints: 12.6 MB on disk; all 12.6 MB were read and are as saved."
+        "3 checkpoints: 12.6 MB on disk; all 12.6 MB were read and match their digests."
     )
 
 
@@ -224,7 +222,7 @@ def test_many_are_thinned_out(unfolded):
     assert "step 500 · " in told
     assert "step 400 · " in told
     assert "step 999 · " in told
-    assert f"{timeline.MARKS} of 1,000 are drawn" in page
+    assert f"{timeline.MARKS} of 1,000 are shown" in page
     series = views.listed(found)
     xs = timeline.positions(series.marks)
     places = {at: (xs[at], 0.0) for at in timeline.chosen(series.marks, timeline.MARKS)}
@@ -290,8 +288,8 @@ def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
     """It is named although this run has saved nothing."""
     record = replayed(damaged(20, "cut <here>"))
     page = panel(record, now=T + 9, final=False)
-    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resume passes over it." in page
-    assert views.news((), record) == [f"the checkpoint of step 20 in {FOLDER} is damaged and passed over: cut <here>"]
+    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resume skips it." in page
+    assert views.news((), record) == [f"the checkpoint of step 20 in {FOLDER} is damaged and was skipped: cut <here>"]
     assert views.news(record.checkpoints, record) == []
 
 
@@ -349,8 +347,10 @@ def test_the_panel_tells_the_story(replayed):
         page = panel(record, now=T + 12, final=final)
         assert "rank 1 on vm was killed by SIGKILL (step 120 was saved 2.0 s before)" in page
         assert re.search(">last lines of rank 1</summary>.*&lt;last words&gt;", page, re.DOTALL)
-        assert "goes on from step 120" in page
-    assert "attempt 2 · 2 ranks · goes on from step 120 · starting" in bundle(record, now=T, final=False)["text/plain"]
+        assert "continues from step 120" in page
+    assert (
+        "attempt 2 · 2 ranks · continues from step 120 · starting" in bundle(record, now=T, final=False)["text/plain"]
+    )
 
 
 def test_in_a_terminal(replayed):
@@ -366,9 +366,9 @@ def test_in_a_terminal(replayed):
         view.refresh(replayed(*events[:count], up=False, size=1))
     view.close(replayed(*events, up=False, size=1))
     assert stream.getvalue().splitlines() == [
-        f"sparkring: the checkpoint of step 120 in {FOLDER} is damaged and passed over: cut",
+        f"sparkring: the checkpoint of step 120 in {FOLDER} is damaged and was skipped: cut",
         "sparkring: attempt 1 ended after 10 s: rank 0 on vm exited with code 3",
-        "sparkring: attempt 2 begins anew on 1 rank",
+        "sparkring: attempt 2 starts over on 1 rank",
         "sparkring: 1 rank finished in 20 s after 1 restart · log: /runs/a1b2/rank-N.log",
     ]
 

@@ -220,7 +220,7 @@ def test_a_line_of_nothing_but_colours_stays_small():
 
 def test_while_it_starts(replayed):
     page = Elements(panel(replayed(MemberJoined(2.0, 0, "h"), Notice(3.0, "waiting"), up=False), now=NOW, final=False))
-    assert "1 of 2 ranks have dialled home" in page.text
+    assert "1 of 2 ranks have connected" in page.text
     assert "⚑ waiting" in page.text
 
 
@@ -295,7 +295,7 @@ def test_a_thousand_ranks_fit(replayed, unfolded):
     page = panel(record, now=NOW, final=True)
     assert len(page) < 200_000
     assert "rank 1050: the last of 300 lines" in page
-    assert "no room here for ranks" in page
+    assert "not shown for lack of space: ranks" in page
     assert [found in unfolded(page) for found in (">0–1049 ✓<", ">1050 ✗<", ">1051–1099 ✓<")] == [False, True, False]
     assert len(panel(record, now=NOW, final=False)) < 100_000
 
@@ -393,18 +393,18 @@ def test_what_a_cell_ran_with(replayed):
     assert "TensorBoard %runs 2026-11-20_14-03-22_a1b2 --tensorboard" in page
     final = Elements(code.html(record, NOW, "final"))
     assert [tag for tag, _ in final.tags].count("details") == 2
-    assert "taken along from the notebook: the first 30" in final.text
+    assert "sent from the notebook: the first 30" in final.text
     assert "name59" not in final.text
     assert "/data/digits" not in final.text, "it stands above, with how it was read"
 
 
 def test_of_a_run_that_tells_nothing_of_it(replayed):
     page = code.html(replayed(), NOW, "tab")
-    assert "taken along" not in page
+    assert "sent from the notebook" not in page
     assert "versions" not in page
     assert "TensorBoard" not in page
     warm = check(code.html(replayed(captured=CAPTURED[:1], warm=True), NOW, "tab")).text
-    assert "what the ranks had already was not sent again" in warm
+    assert "names that the ranks already had were not sent again" in warm
 
 
 def test_the_line_that_failed_is_marked_in_the_tab(replayed):

@@ -99,13 +99,13 @@ def test_marks_in_words(replayed):
     events = [*map(opened, range(4)), read(0, 500), read(1, 100, 0.76), read(2, 500), read(3, 310, done=True, ago=7.5)]
     (found,) = data_sets(replayed(*events, size=4), NOW)
     assert notes(found) == (
-        "rank 1 starves: waited 76 % of the time for data; the others 5 %; "
+        "rank 1 waits 76 % of the time for data; the others 5 %; "
         "rank 3 ended its epoch 7 s ago, after 31 steps; ranks 0–2 have not"
     )
     record = replayed(*events, RunFinished(NOW + 3, "timed out"), size=4)
     (found,) = data_sets(record, NOW + 1_000)
     assert notes(found) == (
-        "rank 1 starved: waited 76 % of the time for data; the others 5 %; "
+        "rank 1 waited 76 % of the time for data; the others 5 %; "
         "rank 3 ended its epoch 10 s before the run ended, after 31 steps; ranks 0–2 had not"
     )
 
@@ -192,7 +192,7 @@ def test_many_ranks_in_blocks(replayed):
     (marked,) = [line for line in told if line.mark]
     assert 33 in marked.ranks
     assert marked.waiting == "5–90 %"
-    assert marked.notes.startswith("rank 33 starves")
+    assert marked.notes.startswith("rank 33 waits")
 
 
 # ── Panel and terminal ────────────────────────────────────────────────────────
@@ -200,7 +200,7 @@ def test_many_ranks_in_blocks(replayed):
 
 @pytest.fixture
 def run(replayed):
-    """`run(n)`: n ranks read two data sets; rank 1 starves and rank 2 is done early."""
+    """`run(n)`: n ranks read two data sets; rank 1 starves and rank 2 finished the epoch early."""
 
     def make(size: int, *more: Event, **fields: Any):
         events: list[Event] = []
@@ -222,7 +222,7 @@ def test_the_panel_while_it_reads(run):
         ("50", "50", "#2f80d0"),
     ]
     early = "rank 2 ended its epoch 7 s ago, after 31 steps; ranks 0, 1, 3 have not"
-    assert f"⚠ rank 1 starves: waited 80 % of the time for data; the others 5 %; {early}</b></div>" in page
+    assert f"⚠ rank 1 waits 80 % of the time for data; the others 5 %; {early}</b></div>" in page
     assert "reads /data/digits · columns a, b · 1,000,000 rows in 8 files" in page
     assert "reads /data/val (petastorm)" in page
     assert page.count("<table") == 1, "what has not been read yet needs no table"
@@ -234,12 +234,12 @@ def test_the_panel_that_stays(run, unfolded):
     page, text = unfolded(found["text/html"]), found["text/plain"]
     assert "read /data/digits · columns a, b" in page
     outside = re.sub(r"<details>.*?</details>", "", page)
-    assert "rank 1 starved: waited 80 % of the time for data" in outside
+    assert "rank 1 waited 80 % of the time for data" in outside
     assert "Reading by rank" in page
     assert "500 of 1,000" in page
     assert "500 of 1,000" not in outside
     assert "sparkring: read /data/digits · columns a, b" in text
-    assert "rank 1 starved" in text
+    assert "rank 1 waited" in text
 
 
 def test_a_quick_cell_that_reads_keeps_its_panel(run):
@@ -299,7 +299,7 @@ def test_in_a_terminal(run, monkeypatch):
     view = TerminalView(stream)
     record = run(4)
     view.refresh(record)
-    assert "45 % of digits read, 181 rows/s, rank 1 starves" in stream.getvalue()
+    assert "45 % of digits read, 181 rows/s, rank 1 waits for data" in stream.getvalue()
     view.close(run(4, RunFinished(NOW, "finished")))
     said = stream.getvalue()
     assert "sparkring: read /data/digits · columns a, b · 1,000,000 rows in 8 files, 40.1 MB · version 3f2a" in said

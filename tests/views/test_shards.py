@@ -79,8 +79,10 @@ def test_what_the_data_set_is(seen):
 @pytest.mark.parametrize(
     ("remainder", "words"),
     [
-        ("drop", "An epoch on 3 ranks: 2 steps of 3 rows on each; 5 rows left out so that all take as many (drop)."),
-        ("pad", "An epoch on 3 ranks: 3 steps of 3 rows on each; 4 rows read twice so that all take as many (pad)."),
+        ("drop", "An epoch on 3 ranks: 2 steps of 3 rows on each; 5 rows left out so that all "
+                 "ranks take the same number of steps (drop)."),
+        ("pad", "An epoch on 3 ranks: 3 steps of 3 rows on each; 4 rows read twice so that all "
+                "ranks take the same number of steps (pad)."),
         ("join", "An epoch on 3 ranks: 3 steps of 3 rows on each, the last ones smaller; end each epoch with "
                  "hvd.join() (join)."),
     ],
@@ -96,8 +98,7 @@ def test_requests_are_told_where_they_cost(seen):
     assert request_words(seen(counts, 4, epochs=1000)) == []
     priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
     assert priced == (
-        "GET requests: 200,000 when it is opened and 200,000 in an epoch; 1,000 epochs: 80.08 USD at 0.0004 USD per "
-        "1,000."
+        "GET requests: 200,000 to open it and 200,000 per epoch; 1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
     )
     assert "an epoch in less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
     assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
@@ -115,21 +116,21 @@ def test_good_files_need_no_advice(seen):
          "One row group of 1.92 GB (part-0.parquet, row group 2 of 2): a reader of whole row groups, like Petastorm's, "
          "holds it in memory once per worker. Write at 64.0 MB"),
         ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
-        ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm, which gives out whole row groups, has nothing "
-                                  "for ranks 3, 4 and raises NoDataAvailableError."),
-        ([[50]], 3, {}, "has nothing for ranks 1, 2 and raises"),
+        ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so it has none for "
+                                  "ranks 3, 4 and raises NoDataAvailableError."),
+        ([[50]], 3, {}, "has none for ranks 1, 2 and raises"),
         ([[100]] * 1000, 4, {"row_bytes": 80}, "1,000 files of 8.00 kB on average"),
         ([[100]] * 1000, 4, {"row_bytes": 8_000}, "Write 6 files: df.repartition(6)."),
         ([[7, 7]], 2, {"batch_size": 10},
-         "7 rows a rank do not fill a batch of 10, so an epoch has no step: --batch-size 7 or less, fewer ranks, or "
+         "7 rows per rank do not fill a batch of 10, so an epoch has no step: --batch-size 7 or less, fewer ranks, or "
          "--remainder pad."),
-        ([[1, 1]], 4, {}, "2 rows for 4 ranks: ranks 0, 2 would have nothing to read. Run on 2 ranks at most."),
+        ([[1, 1]], 4, {}, "2 rows for 4 ranks: ranks 0, 2 would have no rows. Use at most 2 ranks."),
         ([[150], [100], [100]], 3, {},
-         "Petastorm's shards are uneven: rank 0 gets 150 rows and rank 1 100, 1.5 times as many: 15 steps against 10, "
-         "and an allreduce in step 11 waits for ranks that have no more."),
-        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 2 steps against 1"),
+         "Petastorm's shards are uneven: rank 0 gets 150 rows and rank 1 100, 1.5 times as many: 15 steps instead of "
+         "10, so an allreduce in step 11 waits for ranks that have no batches left."),
+        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 2 steps instead of 1"),
         ([[1000, 1000]], 2, {"where": "a > 3", "kept": 0.1},
-         "The filter keeps 200 rows of 2,000, and for them 2,000 are read and looked at."),
+         "The filter keeps 200 rows of 2,000, but 2,000 must be read to find them."),
     ],
 )  # fmt: skip
 def test_advice_has_the_numbers(seen, counts, size, how, words):
@@ -147,7 +148,7 @@ def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remai
 def test_a_filter_that_empties_a_petastorm_shard(seen):
     """A shard may have row groups and no rows."""
     found = seen([[1], [0]], 2, 1)
-    assert "Under Petastorm's shards rank 1 would get row groups of which no row is left." in advice(found)
+    assert "Under Petastorm's shards rank 1 would get only row groups without matching rows." in advice(found)
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -210,7 +211,7 @@ def test_a_rank_with_nothing_stands_out(seen, unfolded):
     """It is said in words, in the picture and in the aria-label."""
     page = unfolded(shards_html(seen([[100]], 2)))
     assert page.count(">nothing</text>") == 1
-    assert "row groups in turn: Petastorm: rank 0 100 rows, rank 1 0 rows" in page
+    assert "Petastorm: row groups in turn: rank 0 100 rows, rank 1 0 rows" in page
 
 
 def test_coverage_is_exact():

@@ -185,7 +185,7 @@ def test_a_timeout_says_where_each_rank_stood(replayed):
         "  ranks 0, 1 finished\n"
         "  ranks 2, 3 wait at cell line 7: `train(3)`, in socket.py:9 recv\n"
         "  rank 4 is frozen (SIGSTOP)\n"
-        "  rank 5 gives no answer\n\n"
+        "  rank 5 does not respond\n\n"
         "A collective (allreduce, broadcast, a barrier) waits until every rank has called it.\n\n"
         "Whole logs: /runs/a1b2/rank-N.log"
     )
@@ -210,7 +210,7 @@ def test_where_every_rank_is_in_one_sentence(replayed):
         "rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 7: `train(3)`; "
         "rank 4 is frozen (SIGSTOP), cell line 5: `raise ValueError(x)`; "
         "ranks 5, 6 run at cell line 4: `y = x + 1`, in numpy/linalg.py:9 solve; "
-        "rank 7 waits in socket.py:9 recv; rank 8 gives no answer"
+        "rank 7 waits in socket.py:9 recv; rank 8 does not respond"
     )
 
 
@@ -233,7 +233,7 @@ def test_where_many_ranks_are_is_bounded(replayed):
 
 
 def test_where_the_ranks_are_before_and_after(replayed):
-    assert describe.explain_where(replayed(up=False)) == "0 of 2 ranks have dialled home"
+    assert describe.explain_where(replayed(up=False)) == "0 of 2 ranks have connected"
     assert describe.explain_where(replayed(RunFinished(4.0, "finished"))) == "2 ranks finished"
 
 
@@ -266,12 +266,12 @@ def test_only_ranks_that_take_part_are_counted(replayed):
     assert describe.states(record) == {"finished": 2}
     assert describe.outcome(record) == "ranks 0, 2 of 4 finished"
     assert describe.ranks(replayed(size=64, ranks=tuple(range(0, 64, 3)))) == "22 of 64 ranks"
-    assert describe.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 give no answer"
+    assert describe.explain_timeout(replayed(**part), 3).splitlines()[2] == "  ranks 0, 2 do not respond"
 
 
 def test_a_timeout_before_the_ranks_were_up(replayed):
     record = replayed(MemberJoined(2.0, 0, "node-0"), up=False)
-    expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have dialled home"
+    expected = "the time limit of 30 s passed before the ranks were up: 1 of 2 ranks have connected"
     assert describe.explain_timeout(record, 30) == expected
 
 

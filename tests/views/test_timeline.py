@@ -74,8 +74,8 @@ def test_large_ones_stay_small(replayed):
 
 def test_empty_and_broken_ones(replayed):
     """A timeline in which nothing was finished says so."""
-    none = TimelineSaved(1.0, "timeline.json", 3, problem="no operation was finished in it")
-    assert "no operation was finished in it" in timeline.html(replayed(none), 0.0, "tab")
+    none = TimelineSaved(1.0, "timeline.json", 3, problem="it has no completed operation")
+    assert "it has no completed operation" in timeline.html(replayed(none), 0.0, "tab")
 
 
 def test_the_terminal_and_the_plain_text_name_it(replayed):

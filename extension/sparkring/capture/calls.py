@@ -78,7 +78,7 @@ def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Itera
             main = name_of(function)
             raise OptionsError(
                 f"{who}(): `{name}` is an option of {who}() and a parameter of {main}(). Pass the function's argument "
-                f"by position, or with functools.partial({main}, {name}=…); then {name}= is the option of {who}()."
+                f"by position, or with functools.partial({main}, {name}=…); {name}= is then the option of {who}()."
             )
 
 

@@ -203,13 +203,13 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
     """Find the names that no one defines: not the notebook, nor the rank or a function `later`, nor the cell."""
-    missing = [(0, name, f"`{name}` is to be sent to the ranks, but the notebook does not define it")
+    missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():
         if name not in {*defined, *later, *vars(builtins)}:
             where = "which is defined neither in this cell nor in the notebook"
             if name in cell.bound:
-                where = "before the cell has bound it, and the notebook does not define it"
+                where = "before the cell assigns it, and the notebook does not define it"
             missing.append((line, name, f"cell line {line} reads `{name}`, {where}"))
     known = {*defined, *later, *cell.bound, *vars(builtins)}
     near = {name: difflib.get_close_matches(name, known - {name}, n=1) for _, name, _ in missing}
@@ -220,8 +220,8 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
 
 
 def _sentence(row: CapturedName, line: int | None) -> _Complaint:
-    reads = f"cell line {line} reads `{row.name}`" if line else f"`{row.name}` is to be sent to the ranks"
-    return line or 0, row.name, f"{reads}, which cannot travel: {row.problem}; {row.advice}."
+    reads = f"cell line {line} reads `{row.name}`" if line else f"`{row.name}` should be sent to the ranks"
+    return line or 0, row.name, f"{reads}, which cannot be sent to the ranks: {row.problem}; {row.advice}."
 
 
 def _raise(complaints: list[_Complaint]) -> None:

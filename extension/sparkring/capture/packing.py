@@ -334,8 +334,8 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
             except Exception as error:  # whatever the value's class raises when it is rebuilt
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
-                    f"`{name}` arrived, but could not be loaded on this rank. {problem}. "
-                    "What it is made of must be importable here too"
+                    f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that it needs "
+                    "must be importable here, too"
                 ) from error
             if at < count:
                 yield name, value

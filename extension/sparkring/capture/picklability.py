@@ -40,15 +40,15 @@ class Kind(NamedTuple):
     advice: str
 
 
-_DRIVER = "it lives on the driver. Finish with Spark before the cell, and give the ranks files or plain values"
+_DRIVER = "it exists only on the driver. Use Spark before the cell, and pass files or plain values to the ranks"
 _FRAME = (
-    "it lives on the driver. Bring it down with `.toPandas()`, make `shards(…)` of it in the notebook, or "
-    "give each rank a partition with `%%barrier --data NAME`, where they are `rows`"
+    "it exists only on the driver. Collect it with `.toPandas()`, pass it to `shards(…)` in the notebook, or give each "
+    "rank a partition as `rows` with `%%barrier --data NAME`"
 )
 _FILE = Kind("an open file", "pass its path and open it in the cell")
 _LOCK = "make it in the cell, or leave it out in the `__getstate__` of the object that holds it"
-_ONCE = "it can only be used where it was made. Make it in the cell, or pass a list"
-_OTHER = "make it in the cell, or give its class a `__reduce__` that says how to make it again"
+_ONCE = "it can only be used in this process. Make it in the cell, or pass a list"
+_OTHER = "make it in the cell, or define a `__reduce__` in its class that says how to rebuild it"
 _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with `.to(device)` in the cell")
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
@@ -60,9 +60,9 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
     ("pyspark", "SQLContext"): Kind("a SQLContext", _DRIVER),
     ("pyspark", "DataFrame"): Kind("a Spark DataFrame", _FRAME),
-    ("pyspark", "RDD"): Kind("an RDD", "it lives on the driver. Bring it down with `.collect()`"),
+    ("pyspark", "RDD"): Kind("an RDD", "it exists only on the driver. Collect it with `.collect()`"),
     ("pyspark", "Broadcast"): Kind("a Spark broadcast variable", "only Spark can read it. Pass its `.value`"),
-    ("py4j", "JavaObject"): Kind("a handle to an object in the JVM", _DRIVER),
+    ("py4j", "JavaObject"): Kind("a reference to an object in the JVM", _DRIVER),
     ("_io", "FileIO"): _FILE,
     ("_io", "TextIOWrapper"): _FILE,
     ("_io", "_BufferedIOBase"): _FILE,

@@ -18,10 +18,10 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
     assert commit is not None
     told = []
     if commit.code and code and _meaning(commit.code) != _meaning(code):
-        told.append(f"the cell has changed since:\n{_difference(_body(commit.code), _body(code))}")
+        told.append(f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
     for name in sorted(commit.data.keys() & data.keys()):
         if commit.data[name] != data[name]:
-            told.append(f"the data of {name} have changed since.")
+            told.append(f"the data of {name} have changed since then.")
     return "\n".join(told)
 
 

@@ -70,7 +70,7 @@ class Directory:
         """What a run that finds a checkpoint says."""
         if self.first is None:
             return ""
-        return f"goes on from {saved_words(self.first, now)} in {self.location.written} (--fresh begins anew)"
+        return f"continues from {saved_words(self.first, now)} in {self.location.written} (--fresh starts over)"
 
     def _ours(self, entry: Entry) -> bool:
         return entry.state == "committed" and entry.commit is not None and entry.commit.lineage == self.lineage
@@ -89,7 +89,7 @@ def open_directory(
         entries = folder.listing(location)
     except OSError as error:
         raise CheckpointError(
-            f"the directory of checkpoints {path} cannot be read: {error.strerror or error}. "
+            f"the checkpoint directory {path} cannot be read: {error.strerror or error}. "
             "Name one that this kernel and the ranks can read and write."
         ) from error
     stamps = [entry.parsed.stamp for entry in entries]
@@ -98,16 +98,16 @@ def open_directory(
         return Directory(location, None, stamps)
     commit = found.commit
     assert commit is not None
-    saved = f"{path} holds a checkpoint of {saved_words(found, time.time())}"
+    saved = f"{path} has a checkpoint of {saved_words(found, time.time())}"
     if commit.sharded and commit.size != size:
         raise CheckpointError(
-            f"{saved}, in {commit.size} shards: {size} ranks cannot go on from it. "
-            f"Run the cell with {commit.size} ranks, or with --fresh to begin anew."
+            f"{saved}, in {commit.size} shards: {size} ranks cannot continue from it. "
+            f"Run the cell with {commit.size} ranks, or with --fresh to start over."
         )
     changed = "" if resume else changes(found, code, data)
     if changed:
         raise CheckpointError(
-            f"{saved}, and {changed}\nRun the cell with --resume to go on from it all the same, or with --fresh to "
-            "begin anew (what is there stays)."
+            f"{saved}, and {changed}\nRun the cell with --resume to continue from it anyway, or with --fresh to start "
+            "over (existing checkpoints are kept)."
         )
     return Directory(location, found, stamps)

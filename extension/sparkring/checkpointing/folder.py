@@ -116,7 +116,7 @@ def look(directory: Location, name: str) -> Entry | None:
 def check(directory: Location, entry: Entry) -> str:
     """What is wrong with a checkpoint, of which every byte is read; '' if nothing. CheckpointError: it cannot be."""
     if entry.state == "partial":
-        return f"it was never finished: it has no {COMMIT}"
+        return f"it was not completed: it has no {COMMIT}"
     try:
         for file in read_commit(directory, entry.name).files:
             tensors.check_size(directory / entry.name / file.name, file)
@@ -124,7 +124,7 @@ def check(directory: Location, entry: Entry) -> str:
             with in_words(f"{path.written} cannot be read"):
                 tensors.check_digest(path, file)
     except FileNotFoundError:
-        return f"it has no {COMMIT} any more"
+        return f"its {COMMIT} has been removed"
     except CheckpointDamagedError as error:
         return str(error)
     return ""
@@ -137,13 +137,13 @@ def read_commit(directory: Location, name: str) -> Commit:
         data = directory.fs.cat_file(path)
         content = _opened(data)
         if content is None:
-            raise CheckpointDamagedError(f"{COMMIT} is not as it was written")
+            raise CheckpointDamagedError(f"{COMMIT} does not match its digest")
         if content.get("layout") != LAYOUT:
             raise CheckpointDamagedError(f"{COMMIT} was written by another version of sparkring")
         try:
             return commit_of(content)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointDamagedError(f"{COMMIT} says something that nobody understands ({error!r})") from error
+            raise CheckpointDamagedError(f"{COMMIT} cannot be parsed ({error!r})") from error
 
 
 def make(directory: Location, name: str) -> None:
@@ -233,13 +233,13 @@ def told(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        advice = "Free some space, keep fewer, or name another directory."
+        advice = "Free some space, keep fewer checkpoints, or use another directory."
     elif number == errno.EROFS or isinstance(error, PermissionError):
-        advice = "Name a directory that this user may read and write."
+        advice = "Use a directory that this user can read and write."
     elif isinstance(error, FileNotFoundError):
-        advice = "Is its bucket, container or mount called so?"
+        advice = "Check the name of its bucket, container or mount."
     else:
-        advice = "Look at the storage, or name another directory."
+        advice = "Check the storage, or use another directory."
     return f"{reason.rstrip('.')}. {advice}"
 
 

@@ -66,18 +66,17 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
     OptionsError, CheckpointError.
     """
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise OptionsError(f'every={every!r}: it is "epoch", or a number of batches from 1 on.')
+        raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches of at least 1.')
     if not tensorflow_state.is_model(model):
         raise CheckpointError(
             f"keras() is for a Keras 2 model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
         )
     if not tensorflow_state.is_optimizer(getattr(model, "optimizer", None)):
-        raise CheckpointError("the model has no optimizer to go on with yet: compile it before store.keras(model).")
+        raise CheckpointError("the model has no optimizer yet: compile it before store.keras(model).")
     if data is not None and tensorflow_state.replicas(model) > 1:
         raise CheckpointError(
-            f"the model trains on {tensorflow_state.replicas(model)} replicas, for which TensorFlow cuts batches "
-            "up anew, so nobody can tell how far they are in the data: leave data out of store.keras(), "
-            "and save by epochs."
+            f"the model trains on {tensorflow_state.replicas(model)} replicas, among which TensorFlow splits each "
+            "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epochs."
         )
     tensorflow_state.keep_random(model)
     state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}

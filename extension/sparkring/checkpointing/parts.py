@@ -83,8 +83,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     if name and (saved == name or not _KINDS[name].replaceable):
         if saved != name:
             raise CheckpointError(
-                f"{path} is a {type(value).__name__}, and what the checkpoint has there is {_described(tree)}. Make "
-                "the state as it was when it was saved, or begin anew."
+                f"{path} is a {type(value).__name__}, but the checkpoint has {_described(tree)} there. Make the state "
+                "the same as when it was saved, or start over."
             )
         return _KINDS[name].put(value, tree, path)
     inner = tree["value"] if saved == _ESCAPED else None if saved else tree
@@ -94,8 +94,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
         return _put_items(value, inner, path)
     if _holds_objects(value):
         raise CheckpointError(
-            f"{path} holds objects, and what the checkpoint has there is {_described(tree)}. Make the state as it was "
-            "when it was saved, or begin anew."
+            f"{path} contains objects, but the checkpoint has {_described(tree)} there. Make the state the same as "
+            "when it was saved, or start over."
         )
     if _fits(value, inner):
         if value is not inner:  # else it was read into its place
@@ -158,8 +158,8 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
             value[key] = put_back(value[key], tree[key], f"{path}[{key!r}]")
         elif path == _CALLED or _holds_objects(value[key]):
             raise CheckpointError(
-                f"{path}[{key!r}]: the checkpoint has nothing for it; of {path} it has "
-                f"{', '.join(map(repr, tree)) or 'nothing'}. Leave it out of the state for restore(), or begin anew."
+                f"{path}[{key!r}]: the checkpoint has no value for this key; for {path} it has "
+                f"{', '.join(map(repr, tree)) or 'nothing'}. Leave it out of the state for restore(), or start over."
             )
         else:
             del value[key]
@@ -172,8 +172,8 @@ def _put_dict(value: dict[Any, Any], tree: dict[Any, Any], path: str) -> Any:
 def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, ...], path: str) -> Any:
     if len(value) != len(tree) and _holds_objects(value):
         raise CheckpointError(
-            f"{path} has {len(value):,} items, in the checkpoint {len(tree):,}. Make the state as it was when it was "
-            "saved, or begin anew."
+            f"{path} has {len(value):,} items, but {len(tree):,} in the checkpoint. Make the state the same as when it "
+            "was saved, or start over."
         )
     both = min(len(value), len(tree))
     items = [put_back(value[index], tree[index], f"{path}[{index}]") for index in range(both)]
@@ -251,8 +251,8 @@ def _saved_kind(tree: Any) -> str:
     kind = tree.get(MARK, "") if isinstance(tree, dict) else ""
     if kind and kind != _ESCAPED and kind not in _KINDS:
         raise CheckpointError(
-            f"the checkpoint holds a `{kind}`, which this version of sparkring does not know: read it with the version "
-            "that wrote it, or a newer one."
+            f"the checkpoint contains a `{kind}`, which this version of sparkring does not know: read it with the "
+            "version that wrote it, or a newer one."
         )
     return str(kind)
 
@@ -292,10 +292,10 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except Exception as error:  # whatever a class of the user's may raise
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
-            f"{path}: what was saved of a {tree['class']} does not fit this {type(value).__name__}: {told} "
-            "Make it as it was when it was saved, or begin anew."
+            f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make it "
+            "the same as when it was saved, or start over."
         ) from error
     return value
 
@@ -400,8 +400,8 @@ def _put_source(value: Any, tree: dict[str, Any], path: str) -> Any:
         source.set_state(value, tree["value"])
     except (ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: this {type(value).__name__} cannot go on from what was saved: {error}. Make it as it was when it "
-            "was saved, or begin anew."
+            f"{path}: this {type(value).__name__} cannot load the saved state: {error}. Make it the same as when it "
+            "was saved, or start over."
         ) from error
     return value
 

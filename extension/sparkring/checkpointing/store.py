@@ -49,44 +49,44 @@ def checkpoints(
     sharded: bool = False,
     background: bool = True,
 ) -> Store:
-    """A store of checkpoints in a directory: of models, optimizers, data positions, numbers, arrays.
+    """A store of checkpoints in a directory: models, optimizers, data positions, numbers and arrays.
 
         store = checkpoints(best="val_loss")
         state = {"model": model, "optimizer": optimizer, "data": data, "step": 0}
-        store.restore(state)                            # in place; nothing if there is none yet
+        store.restore(state)                            # in place; no change if there is no checkpoint
         …
         store.save(step, state, {"val_loss": loss})     # on every rank; rank 0 writes
 
-    Random states are kept, too. A checkpoint is whole or it is none: it counts from the moment when its commit, with
-    digests of all its bytes, is there.
+    Random states are saved, too. A checkpoint is valid only when its commit file has been written, which contains the
+    digests of all its bytes.
 
-    directory: a path (dbfs:, file:, any URL that fsspec knows) that all ranks reach; on a rank default: the run's
-        --checkpoint-dir. With that, all ranks go back to the same checkpoint, which the driver has chosen.
-    keep: how many of the newest of this training to keep, None for all; others' in the directory are left alone.
-    best, mode: a metric; the checkpoint where it is least ("min") or greatest ("max") is kept besides.
-    sharded: every rank writes its own state, and goes back to it; then the ranks must be as many as they were. A model
-        under fully_shard() (FSDP) and its optimizer are kept so, each rank's piece by itself.
-    background: save() copies the state and goes on; what is written then can fail later, and is raised by the next
-        save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
+    directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
+        the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
+    keep: how many of the newest checkpoints of this training to keep, None for all. No others are removed.
+    best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
+    sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model under
+        fully_shard() (FSDP) and its optimizer are saved in this way, each rank's part by itself.
+    background: save() copies the state and returns before it is written. If writing fails, the error is raised by the
+        next save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
 
     Raises CheckpointError, PathError.
     """
     written = here().directory if directory is None else os.fspath(directory)
     if not written:
         raise CheckpointError(
-            'checkpoints() does not know where to: name a directory, checkpoints("dbfs:/ml/run1"), or start the run '
+            'checkpoints() needs a directory: pass one, checkpoints("dbfs:/ml/run1"), or start the run '
             "with --checkpoint-dir."
         )
     if keep is not None and _whole(keep, 1) is None:
-        raise CheckpointError(f"keep={keep!r}: it is a whole number of checkpoints from 1 on, or None for all.")
+        raise CheckpointError(f"keep={keep!r}: expected a number of checkpoints of at least 1, or None to keep all.")
     if best == "":
-        raise CheckpointError(f"best={best!r}: it is the name of a metric that save() is given.")
+        raise CheckpointError(f"best={best!r}: expected the name of a metric that is passed to save().")
     if mode not in ("min", "max"):
-        raise CheckpointError(f'mode={mode!r}: it is "min" or "max".')
+        raise CheckpointError(f'mode={mode!r}: expected "min" or "max".')
     if sharded and world.world().size > 1 and not here().stamp:
         raise CheckpointError(
-            "sharded=True needs a run with --checkpoint-dir: without it the ranks have no name in common for what "
-            "they write."
+            "sharded=True needs a run with --checkpoint-dir: without it, the ranks have no common name for what they "
+            "write."
         )
     return Store(written, None if keep is None else int(keep), best or "", mode, bool(sharded), bool(background))
 
@@ -117,19 +117,19 @@ class Store:
     # ── writing ───────────────────────────────────────────────────────────────
 
     def save(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
-        """Keep `state` as it is now, under `step`; call it on every rank.
+        """Save `state` as it is now, under `step`. Call it on every rank.
 
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
-        metrics: numbers that came of it, for best=… and for `history`.
+        metrics: the metrics of this step, for best=… and for `history`.
 
-        At most one save is on its way: another one first waits for it. CheckpointError: something cannot be kept, or
-        this save, or the one before, could not be written.
+        If the previous save is not complete, it waits for it. CheckpointError: a value cannot be saved, or this save
+        or the previous one could not be written.
         """
         began = time.monotonic()
         _check_state(state)
         number = _whole(step, 0)
         if number is None:
-            raise CheckpointError(f"step={step!r}: it is a whole number from 0 on.")
+            raise CheckpointError(f"step={step!r}: expected a whole number of at least 0.")
         values = self._values(metrics or {})
         self.wait()
         if values:
@@ -160,7 +160,7 @@ class Store:
         flight.depart(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
-        """Until the save that is on its way is a checkpoint. CheckpointError if it could not become one."""
+        """Wait until the current save is complete. CheckpointError: it failed."""
         if self._flight is not None:
             self._flight.wait()
             self._flight = None
@@ -168,14 +168,14 @@ class Store:
     # ── going back ────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Put a checkpoint back into `state`, in place, and set the random states; returns its step, 0 for none.
+        """Restore a checkpoint into `state`, in place, and set the random states; returns its step, 0 for none.
 
-        which: "latest", "best", a step, or a name or entry from list(). Of the latest and the best, one that is
-        damaged is passed over, and said to be. Call it on every rank. In a run with --checkpoint-dir, the latest is
-        the one that the driver found when the ranks started, and nothing after --fresh.
+        which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
+        is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
+        driver found when the ranks started; after --fresh, there is none.
 
-        CheckpointError: what was asked for is not there, or does not fit `state`. CheckpointDamagedError: what the
-        run is to go on from is damaged.
+        CheckpointError: the checkpoint does not exist, or does not fit `state`. CheckpointDamagedError: the checkpoint
+        that the run continues from is damaged.
         """
         began = time.monotonic()
         _check_state(state)
@@ -197,10 +197,10 @@ class Store:
         return entry.step
 
     def load(self, which: Which = "latest") -> Any:
-        """What a checkpoint holds, made anew: arrays, tensors, models as far as they tell how they are built.
+        """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        Without a model or optimizer at hand; `which` as in restore(), but "latest" is the newest of list(), also after
-        --fresh. CheckpointError if there is none.
+        It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), also
+        after --fresh. CheckpointError: there is none.
         """
         self.wait()
         found = self._read(which, {})
@@ -212,12 +212,12 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """All checkpoints in the directory, newest first: whole, begun only, or damaged as far as sizes tell.
+        """All checkpoints in the directory, newest first: complete, incomplete, or damaged (as far as file sizes show).
 
-        In a run's --checkpoint-dir, it lists the checkpoints that were there when the ranks were started, and those of
-        this attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out.
-        In any other directory, it lists what is there now, so ranks that ask at different times may get different
-        answers: ask on one rank and broadcast the answer.
+        In a run's --checkpoint-dir, it lists the checkpoints that existed when the ranks started, and those of this
+        attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out. In
+        any other directory, it lists what exists now, so ranks that call it at different times may get different
+        results: call it on one rank and broadcast the result.
         """
         entries = folder.listing(self._location)
         if not self._is_here():
@@ -232,12 +232,12 @@ class Store:
         return sorted(entries, key=lambda entry: entry.parsed.age, reverse=True)
 
     def latest(self) -> Entry | None:
-        """The newest that is whole; None if there is none.
+        """The newest complete checkpoint, or None.
 
-        In a run with --checkpoint-dir, all ranks of an attempt get the same answer: the checkpoint that restore() goes
-        back to, or None after --fresh. Once this rank has called save(), it is the newest whole checkpoint of these
-        saves, if there is one. A checkpoint becomes whole when rank 0 has written it: for the same answer on all ranks,
-        call wait() and then a collective on all of them first.
+        In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
+        restore, or None after --fresh. Once this rank has called save(), it is the newest complete checkpoint of these
+        saves, if there is one. A checkpoint is complete when rank 0 has written it. For the same result on all ranks,
+        first call wait() and then a collective on all of them.
         """
         if not self._is_here():
             return newest(self.list())
@@ -253,15 +253,15 @@ class Store:
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
-        """The one with the best metric: of this training once it has saved or restored, before that of all.
+        """The checkpoint with the best metric: of this training once it has saved or restored, before that of all.
 
-        It is one of list(), so ranks of a run with --checkpoint-dir get the same answer under the same conditions.
-        CheckpointError if the store was not told which metric.
+        It is one of list(), so ranks of a run with --checkpoint-dir get the same result under the same conditions.
+        CheckpointError: the store has no metric.
         """
         return self._best(self.list())
 
     def keras(self, model: Any, data: Any = None, every: str | int = "epoch") -> Any:
-        """Go back to the latest checkpoint, and a Keras callback that saves: see checkpointing.keras.resume().
+        """Restore the latest checkpoint, and return a Keras callback that saves. See checkpointing.keras.resume().
 
         resume = store.keras(model, data=data, every=100)
         model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])
@@ -332,8 +332,8 @@ class Store:
         if self.metric and self.metric not in values:
             given = f"only {', '.join(map(repr, values))}" if values else "no metrics"
             raise CheckpointError(
-                f"best={self.metric!r}, and save() was given {given}: give it that number every time, as in "
-                f"save(step, state, {{{self.metric!r}: …}})."
+                f"best={self.metric!r}, but save() was given {given}: pass this metric to each call, as in save(step, "
+                f"state, {{{self.metric!r}: …}})."
             )
         return values
 
@@ -364,8 +364,8 @@ class Store:
         except CheckpointDamagedError as error:
             writing.tell_damaged(self._location, entry, str(error))
             raise CheckpointDamagedError(
-                f"the checkpoint {name} in {self.directory}, from which this run goes on, is damaged: {error}. The "
-                "ranks start again, and go on from the one before it."
+                f"the checkpoint {name} in {self.directory}, from which this run continues, is damaged: {error}. The "
+                "ranks restart and continue from the one before it."
             ) from error
 
     def _read(self, which: Which, room: Room) -> tuple[Entry, Held] | None:
@@ -388,16 +388,16 @@ class Store:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
                     # Other ranks may have found their files whole, and do not pass over it.
                     raise CheckpointDamagedError(
-                        f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. On all ranks, restore "
-                        f"another one by its name. {self._there()}"
+                        f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. Restore another one by "
+                        f"its name, on all ranks. {self._there()}"
                     ) from error
                 passed = True
                 self._pass_over(entry, str(error))
                 entries.remove(entry)
         if passed:
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be used: those that are there are damaged. Name another "
-                "directory, or remove them to begin anew."
+                f"no checkpoint in {self.directory} can be used: all are damaged. Use another directory, or remove "
+                "them to start over."
             )
         return None
 
@@ -408,7 +408,7 @@ class Store:
         else:
             step = _whole(which, 0)
             if step is None:
-                raise CheckpointError(f'which={which!r}: it is "latest", "best", a step, or a name from list().')
+                raise CheckpointError(f'which={which!r}: expected "latest", "best", a step, or a name from list().')
             entry, told = newest([entry for entry in self.list() if entry.step == step]), f"checkpoint of step {step:,}"
         if entry is None:
             raise CheckpointError(f"there is no {told} in {self.directory}. {self._there()}")
@@ -431,13 +431,13 @@ class Store:
         if commit.sharded and commit.size != size:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
-                f"and here are {size}: run it with -n {-commit.size} or -n {commit.size}, or save with sharded=False, "
-                "which any number of ranks can go back to."
+                f"but this run has {size}: run it with -n {-commit.size} or -n {commit.size}, or save with "
+                "sharded=False, which any number of ranks can restore."
             )
         wanted = folder.data(rank if commit.sharded else 0)
         written = next((file for file in commit.files if file.name == wanted), None)
         if written is None:
-            raise CheckpointDamagedError(f"its commit knows no {wanted}")
+            raise CheckpointDamagedError(f"its commit does not list {wanted}")
         try:
             with folder.in_words(f"the checkpoint {entry.name} in {self.directory} cannot be read"):
                 metadata, leaves = tensors.read(
@@ -457,19 +457,21 @@ class Store:
 
     def _best(self, entries: Entries) -> Entry | None:
         if not self.metric:
-            raise CheckpointError('which metric? Make the store with it: checkpoints(…, best="val_loss", mode="min").')
+            raise CheckpointError(
+                'no metric is set. Name it when you make the store: checkpoints(…, best="val_loss", mode="min").'
+            )
         lineage = here().lineage or self._lineage
         return best(of_lineage(entries, lineage) if lineage else entries, self.metric, self.mode)
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
-        say(f"passed over the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+        say(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
     def _there(self) -> str:
         """Which checkpoints there are, in words."""
         names = [entry.name for entry in self.list() if entry.state == "committed"]
         if not names:
-            return "There is none that is whole."
+            return "It has no complete checkpoint."
         more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return f"There {'are' if len(names) > 1 else 'is'} {', '.join(names[:_NAMED])}{more}."
 
@@ -492,7 +494,7 @@ class Held(NamedTuple):
 def _check_state(state: Any) -> None:
     if not isinstance(state, dict):
         raise CheckpointError(
-            f'a state is a dict of what is to be kept, as in {{"model": model, "step": step}}, not a '
+            f'a state is a dict of what is to be saved, as in {{"model": model, "step": step}}, not a '
             f"`{type(state).__name__}`."
         )
 
@@ -512,5 +514,5 @@ def _number(name: str, value: Any) -> float:
         if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):
             return float(found)
     raise CheckpointError(
-        f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, as in .mean()."
+        f"metrics[{name!r}] is a `{type(value).__name__}`, not a number: reduce it first, for example with .mean()."
     )

@@ -157,8 +157,8 @@ def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
         if not variable.shape.is_compatible_with(found.shape) or np.dtype(dtype) != found.dtype:
             raise CheckpointError(
                 f"{path}: `{variable.name}` of {what} has the shape {variable.shape.as_list()} and the dtype "
-                f"{variable.dtype.base_dtype.name}, in the checkpoint {list(found.shape)} and {found.dtype.name}. "
-                "Make it as it was when it was saved, or begin anew."
+                f"{variable.dtype.base_dtype.name}, but in the checkpoint {list(found.shape)} and {found.dtype.name}. "
+                "Make it the same as when it was saved, or start over."
             )
     for variable, found in ready:
         variable.assign(found)
@@ -197,10 +197,9 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
         put_optimizer(optimizer.inner_optimizer, tree["inner"], path)
     advice = (
-        "Take the same optimizer, with the same layers trainable, or begin anew"
+        "Use the same optimizer with the same trainable layers, or start over"
         if trainable is not None
-        else "Call optimizer.build(variables) with the variables that it trains before restore(), or take the same "
-        "optimizer"
+        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     )
     _put(_variables(optimizer), tree, path, "the optimizer", advice)
     here = _settings(optimizer)
@@ -273,13 +272,13 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
     with _scope(model):
         if not model.built:
             _build(model, tree, path)
-        _put(model.weights, tree, path, "the model", "Make the model as it was when it was saved, or begin anew")
+        _put(model.weights, tree, path, "the model", "Make the model the same as when it was saved, or start over")
         optimizer = getattr(model, "optimizer", None)
         if is_optimizer(optimizer):
             if tree["optimizer"] is None:
                 raise CheckpointError(
-                    f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has nothing for "
-                    "its optimizer. Compile it after restore(), or begin anew."
+                    f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for "
+                    "its optimizer. Compile it after restore(), or start over."
                 )
             put_optimizer(optimizer, tree["optimizer"], path, model.trainable_variables)
         sources = _random_sources(model)
@@ -327,7 +326,7 @@ def _build(model: Any, tree: dict[str, Any], path: str) -> None:
             model.build_from_config(json.loads(tree["build"]))
     if not model.built or (not model.weights and tree["values"]):
         raise CheckpointError(
-            f"{path}: the model is not built yet, so it has no weights to put the checkpoint's into. {_BUILD}"
+            f"{path}: the model is not built yet, so the checkpoint's weights cannot be loaded. {_BUILD}"
         )
 
 

@@ -187,12 +187,12 @@ def check_size(file: Location, written: File) -> None:
 
 def other_size(written: File, size: int) -> str:
     """What is wrong with a file that has so many bytes now."""
-    return f"{written.name} has {size:,} bytes and was written with {written.size_bytes:,}"
+    return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
 def other_bytes(name: str) -> str:
     """What is wrong with a file of the right size whose digest is not that of what was written."""
-    return f"{name} has other bytes than were written"
+    return f"{name} does not match its digest"
 
 
 # ── Laying out ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,8 +240,8 @@ def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_BYTES:
         raise CheckpointError(
-            f"the state has {len(text) / 1e6:,.0f} MB of plain values and names, and a checkpoint takes "
-            f"{HEADER_BYTES / 1e6:,.0f} MB: make the long lists NumPy arrays."
+            f"the state has {len(text) / 1e6:,.0f} MB of plain values and names, but a checkpoint can have at most "
+            f"{HEADER_BYTES / 1e6:,.0f} MB: convert long lists to NumPy arrays."
         )
     return _LENGTH.pack(len(text)) + text
 

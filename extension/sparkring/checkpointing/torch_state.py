@@ -31,8 +31,8 @@ def leaf(tensor: Any, path: str) -> Any:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         kind = "quantized" if tensor.is_quantized else tensor.device if tensor.is_meta else tensor.layout
         raise CheckpointError(
-            f"{path} is a tensor of a kind that a checkpoint cannot hold ({kind}): keep a dense one, as to_dense() "
-            "or dequantize() gives it, or leave it out."
+            f"{path} is a tensor of a kind that a checkpoint cannot hold ({kind}): save a dense one, from to_dense() "
+            "or dequantize(), or leave it out."
         )
     here = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
@@ -63,8 +63,8 @@ def put(value: Any, found: Any, path: str) -> Any:
         return value
     if isinstance(value, torch.nn.Parameter):
         raise CheckpointError(
-            f"{path}: the checkpoint has a {_words(saved)}, here is a {_words(value)}. Make it as it was when it was "
-            "saved, or begin anew."
+            f"{path}: the checkpoint has a {_words(saved)}, but here is a {_words(value)}. Make it the same as when it "
+            "was saved, or start over."
         )
     return saved.to(value.device)
 
@@ -114,8 +114,8 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
     now = _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
-            f"{path} was saved as {_layout_words(saved)}; here it is {_layout_words(now)}. Spread the model over the "
-            "ranks as it was when it was saved, before restore(), or begin anew."
+            f"{path} was saved as {_layout_words(saved)}, but here it is {_layout_words(now)}. Shard the model as it "
+            "was when it was saved, before restore(), or start over."
         )
     local = tensor(found["value"]).to(like.to_local().device)
     return DTensor.from_local(
@@ -128,8 +128,8 @@ def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
     saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
-            f"{path} is {_layout_words(saved)}, its parameter {_layout_words(now)}: what an optimizer keeps can be put "
-            "back only where both are alike. Leave the optimizer out, or keep its state in a form of your own."
+            f"{path} is {_layout_words(saved)}, but its parameter is {_layout_words(now)}: an optimizer's state can be "
+            "restored only if both are sharded alike. Leave the optimizer out, or save its state in another form."
         )
 
 
@@ -137,8 +137,8 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
     """CheckpointError for a tensor that was saved whole where one that is spread has to take it."""
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
-            f"{path} was saved whole; here it is {_layout_words(_layout(like))}. Restore the model before "
-            "fully_shard(), and leave its optimizer out of the state for restore(), or begin anew."
+            f"{path} was saved unsharded, but here it is {_layout_words(_layout(like))}. Restore the model before "
+            "fully_shard(), and leave its optimizer out of the state for restore(), or start over."
         )
 
 
@@ -184,23 +184,23 @@ def refuse_flattened(value: Any, path: str) -> None:
         flat = any(getattr(parameter, "_fsdp_flattened", False) for group in groups for parameter in group["params"])
     if flat:
         raise CheckpointError(
-            f"{path} is spread over the ranks by FullyShardedDataParallel, whose state cannot be had from one rank "
-            f"alone: use fully_shard() and checkpoints(sharded=True), or {_GATHER}."
+            f"{path} is sharded by FullyShardedDataParallel, whose state cannot be read on one rank alone: use "
+            f"fully_shard() and checkpoints(sharded=True), or {_GATHER}."
         )
 
 
 def refuse_piece(path: str) -> NoReturn:
     """CheckpointError that says why sharded=False cannot keep a piece, and what can."""
     raise CheckpointError(
-        f"{path} is spread over the ranks (FSDP), and with sharded=False rank 0 keeps its own only: let every rank "
-        f"keep its piece, with checkpoints(sharded=True), or {_GATHER}."
+        f"{path} is sharded over the ranks (FSDP), but with sharded=False only rank 0 saves its part: save the parts "
+        f"of all ranks with checkpoints(sharded=True), or {_GATHER}."
     )
 
 
 _GATHER = (
     "gather it on every rank first, with get_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
-    "cpu_offload=True)), for the optimizer get_optimizer_state_dict, from torch.distributed.checkpoint.state_dict, "
-    "and keep what that gives"
+    "cpu_offload=True)), for the optimizer with get_optimizer_state_dict, from "
+    "torch.distributed.checkpoint.state_dict, and save the result"
 )
 
 
@@ -214,7 +214,7 @@ def _layout(tensor: Any) -> Layout:
 
 def _layout_words(layout: Layout | None) -> str:
     if layout is None:
-        return "none that is spread over the ranks"
+        return "a tensor that is not sharded"
     shape, mesh, at, placements = layout
     place = "no piece" if at is None else f"the piece at {list(at)}"
     return (

@@ -58,8 +58,8 @@ def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
         return _together(skeleton, leaves)
     except (KeyError, ValueError, TypeError, struct.error) as error:
         raise CheckpointError(
-            f"the checkpoint holds something that this version of sparkring does not know ({error!r}): "
-            "read it with the version that wrote it, or a newer one."
+            f"the checkpoint contains something that this version of sparkring does not know ({error!r}): read it with "
+            "the version that wrote it, or a newer one."
         ) from error
 
 
@@ -86,17 +86,18 @@ class _Taking:
         if isinstance(value, dict | list | tuple):
             return self._container(value, path)
         raise CheckpointError(
-            f"{self._told(path)} is a `{type_name(value)}`, and a checkpoint holds numbers, text, bytes, None, NumPy "
-            "arrays, tensors, dicts, lists, tuples and what has state_dict() and load_state_dict(). Leave it out, or "
-            "keep what it is made of."
+            f"{self._told(path)} is a `{type_name(value)}`, but a checkpoint holds numbers, text, bytes, None, NumPy "
+            "arrays, tensors, dicts, lists, tuples, and objects with state_dict() and load_state_dict(). Leave it "
+            "out, or save its parts."
         )
 
     def _container(self, value: dict[Any, Any] | list[Any] | tuple[Any, ...], path: tuple[Any, ...]) -> Any:
         if id(value) in self._within:
-            raise CheckpointError(f"{self._told(path)} contains itself, which no checkpoint can hold: leave it out.")
+            raise CheckpointError(f"{self._told(path)} contains itself, so a checkpoint cannot hold it: leave it out.")
         if len(path) >= DEPTH:
             raise CheckpointError(
-                f"{self._told(path[:3])}… has more than {DEPTH} levels, and a checkpoint at most so many: flatten it."
+                f"{self._told(path[:3])}… has more than {DEPTH} levels, the most that a checkpoint can have: flatten "
+                "it."
             )
         self._within.add(id(value))
         try:
@@ -115,8 +116,8 @@ class _Taking:
         if key is None or (isinstance(key, bool | str | int | float) and not isinstance(key, np.generic)):
             return _plain(key)
         raise CheckpointError(
-            f"{self._told(path)} has the key {key!r}, a `{type_name(key)}`: a checkpoint's keys are text, numbers, "
-            "bools, None and tuples of these."
+            f"{self._told(path)} has the key {key!r}, a `{type_name(key)}`: the keys of a checkpoint can be text, "
+            "numbers, bools, None and tuples of these."
         )
 
     def _checked(self, array: Array, path: tuple[Any, ...]) -> Array:
@@ -128,7 +129,8 @@ class _Taking:
             )
         if dtype.isbuiltin == 2:  # a dtype that another package has added to NumPy, and whose name says nothing here
             raise CheckpointError(
-                f"{self._told(path)} is an array of {dtype}, which is none of NumPy's own: keep it as float32, say."
+                f"{self._told(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
+                "float32, for example."
             )
         return array
 

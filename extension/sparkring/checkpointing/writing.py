@@ -120,8 +120,8 @@ def _of_others(save: Save) -> list[File]:
         if missing and time.monotonic() - heard > OTHERS_LIMIT_S:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointStorageError(
-                f"nothing came from {ranks} within {OTHERS_LIMIT_S:,.0f} s. With sharded=True every rank has to call "
-                "save(), for the same steps, into a directory that all of them reach."
+                f"no state was received from {ranks} within {OTHERS_LIMIT_S:,.0f} s. With sharded=True every rank must "
+                "call save() for the same steps, in a directory that all ranks can reach."
             )
         if missing:
             time.sleep(pause_s)
@@ -193,4 +193,4 @@ def _complain(directory: Location, error: Exception) -> None:
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
-        say(f"old checkpoints in {directory.written} cannot be removed, so it grows: {reason}")
+        say(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {reason}")

@@ -29,7 +29,9 @@ class Data(NamedTuple):
         """Its session, which has not been stopped."""
         found = self.frame.sparkSession
         if getattr(found, "_sc", None) is None:
-            raise LaunchError(f"`{self.name}` is of a Spark Connect session, and barrier stages need a classic one.")
+            raise LaunchError(
+                f"`{self.name}` belongs to a Spark Connect session, but barrier stages need a classic session."
+            )
         if found.sparkContext._jsc is None or found.sparkContext._jsc.sc().isStopped():
             raise stopped()
         return found
@@ -41,13 +43,15 @@ class Data(NamedTuple):
             # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
             return int(self.frame.select("*").rdd.getNumPartitions())
         except Exception as error:  # whatever is wrong with the DataFrame comes to light here
-            raise LaunchError(f"Spark cannot make `{self.name}`: {line_with(str(error), *REASONS)}") from error
+            raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
 
     def ranks(self) -> int:
         """How many to run where nobody says: one for each partition."""
         found = interruptibly(self.session().sparkContext, "counts partitions", self.partitions)
         if found == 0:
-            raise OptionsError(f"`{self.name}` is empty, without even a partition: say how many ranks to run, -n 4.")
+            raise OptionsError(
+                f"`{self.name}` is empty and has no partitions: set the number of ranks, for example -n 4."
+            )
         return found
 
     def schema(self) -> bytes:
@@ -67,8 +71,8 @@ class Data(NamedTuple):
             return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
         except Exception as error:  # pyspark has more than one class for it
             raise LaunchError(
-                f"Arrow cannot carry a column of `{self.name}` to the ranks: {line_with(str(error))} "
-                "Cast it, or select the other columns."
+                f"Arrow cannot represent a column of `{self.name}`: {line_with(str(error))} Cast it, or select the "
+                "other columns."
             ) from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
@@ -88,7 +92,7 @@ def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data
         return Data(name, found, counted)
     if ("pandas", "DataFrame") in roots:
         raise OptionsError(
-            f"--data {name}: `{name}` is a pandas DataFrame; make a Spark one of it, "
-            f"`{name} = spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
+            f"--data {name}: `{name}` is a pandas DataFrame; convert it to a Spark DataFrame, `{name} = "
+            f"spark.createDataFrame({name})`, or leave out --data and read `{name}` in the cell."
         )
-    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, and not a Spark DataFrame.")
+    raise OptionsError(f"--data {name}: `{name}` is a `{type(found).__name__}`, not a Spark DataFrame.")

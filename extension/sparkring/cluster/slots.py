@@ -109,14 +109,15 @@ def check_gpus(context: SparkContext, size: int, each: int) -> None:
     if held >= each:
         return
     advice = (
-        f"Spark gives none in this mode: use -n -{size} for processes on this machine, with its GPUs."
+        f"Spark assigns no GPUs in this mode: use -n -{size} for processes on this machine, with its GPUs."
         if _on_driver_alone(context)
-        else f"Start the session with spark.task.resource.gpu.amount={each}, spark.executor.resource.gpu.amount (that, "
-        "times the tasks that run in an executor at once) and, where the cluster does not know its GPUs yet, "
-        f"spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
+        else f"Start the session with spark.task.resource.gpu.amount={each}, spark.executor.resource.gpu.amount (the "
+        "amount per task times the tasks that run in an executor at once) and, if the cluster does not know its GPUs "
+        f"yet, spark.executor.resource.gpu.discoveryScript; or use -n -{size} for this machine's own GPUs."
     )
     raise LaunchError(
-        f"needs {each} GPU{'s' if each > 1 else ''} for each task, {held:g} given by Spark ({context.master}). {advice}"
+        f"needs {each} GPU{'s' if each > 1 else ''} for each task, but Spark assigns {held:g} ({context.master}). "
+        f"{advice}"
     )
 
 
@@ -137,8 +138,8 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
     held = sum(one.size for one in gangs)
     if held and found.total - held < size <= found.total:
         raise SlotsError(
-            f"needs {size} task slots; of {found.total} the {gangs[0].title} holds {held}. Run on it (leave out -n, "
-            f"or -n {held}), or stop it (%gang stop){or_here(size, here)}."
+            f"needs {size} task slots, but the {gangs[0].title} holds {held} of {found.total}. Run on the gang (leave "
+            f"out -n, or -n {held}), or stop it (%gang stop){or_here(size, here)}."
         )
     if found.total < size and data is not None:
         raise SlotsError(
@@ -147,9 +148,10 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         )
     if found.total < size:
         more = (
-            "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and makes a larger one"
+            "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and will make a larger "
+            "one"
             if made_here(context)
-            else "add executors or cores (executors that are just starting count in a moment)"
+            else "add executors or cores (new executors count once they have registered)"
         )
         fewer = f"Use -n {found.total}, {'' if here else 'or '}" if found.total else "There are no executors: "
         raise SlotsError(

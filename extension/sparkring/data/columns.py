@@ -203,11 +203,11 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
         begin, lengths = int(offsets[0]), np.diff(offsets)
         values = array.buffers()[2]
     else:
-        raise DataError(f"raw={{'{name}': …}}: column `{name}` is {kind}, and raw is for binary ones.")
+        raise DataError(f"raw={{'{name}': …}}: column `{name}` is {kind}, but raw is for binary columns.")
     odd = lengths[lengths != wanted]
     if len(odd):
         raise DataError(
-            f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, and column `{name}` "
+            f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, but column `{name}` "
             f"has one of {odd[0]:,}."
         )
     found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
@@ -216,9 +216,7 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
 
 def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> Array:
     if values.null_count:
-        raise DataError(
-            f"column `{name}` has lists with nulls inside ({values.null_count:,} values): fill them before."
-        )
+        raise DataError(f"column `{name}` has lists with nulls inside ({values.null_count:,} values): fill them first.")
     found = _array(values, name, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])
 
@@ -234,8 +232,8 @@ def ragged(name: str, lengths: list[int]) -> DataError:
     """What to say of a column whose rows have these lengths, sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
-        f"column `{name}` has rows of different lengths ({shown}), and a batch is one array: pad or cut them before, "
-        "or leave the column out with columns=[…]."
+        f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
+        "leave the column out with columns=[…]."
     )
 
 

@@ -134,16 +134,16 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     """
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
-        raise DataError("no path is given.")
+        raise DataError("the list of paths is empty.")
     places = [locate(each) for each in sources]
     name = ", ".join(os.fspath(each) for each in sources[:3]) + (f", … ({len(sources)})" if len(sources) > 3 else "")
     fs = places[0].fs
     if any(place.fs != fs for place in places):
-        raise DataError(f"{name}: these paths are on different file systems, and one data set is on one.")
+        raise DataError(f"{name}: these paths are on different file systems; use one file system per data set.")
     found = [file for place in places for file in _files(place)]
     if not found:
-        raise DataError(f"{name}: there is no Parquet file in it.")
-    footers = _at_once(lambda file: _footer(fs, file), found, f"reads the footers of {name}")
+        raise DataError(f"{name}: there is no Parquet file in this folder.")
+    footers = _at_once(lambda file: _footer(fs, file), found, f"reading the footers of {name}")
     partitioned, kinds = _partitions([file.below for file in found])
     schemas = [_with_partitions(footer.schema, keys, kinds) for footer, keys in zip(footers, partitioned, strict=True)]
     whole = schemas[0]
@@ -153,7 +153,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
         if column not in whole.names:
             raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
     if not chosen:
-        raise DataError(f"{name}: no column is chosen.")
+        raise DataError(f"{name}: columns=[] selects no column.")
     condition, words = compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})
@@ -174,7 +174,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
     if condition is not None:
         dataset = _counted(dataset)
     if not dataset.rows:
-        of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it holds no rows"
+        of = f"no row passes the filter `{words}`" if words and any(group for group in files) else "it has no rows"
         raise DataError(f"{name}: {of}.")
     return dataset
 
@@ -214,13 +214,13 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
                 pre_buffer=not large,
             )
     except FileNotFoundError:
-        raise DataError(f"{known.path} was there when {dataset.name} was opened, and is gone.") from None
+        raise DataError(f"{known.path} has been removed since {dataset.name} was opened.") from None
     except BROKEN as error:
         raise _broken(known.path, error) from error
     rows = [found.metadata.row_group(group).num_rows for group in range(found.metadata.num_row_groups)]
     if rows != [group.rows_in_file for group in known.row_groups]:
         found.close(force=True)
-        raise DataError(f"{known.path} has been written anew since {dataset.name} was opened: open it again.")
+        raise DataError(f"{known.path} has been rewritten since {dataset.name} was opened: open it again.")
     return found
 
 
@@ -258,14 +258,14 @@ def _files(place: Location) -> list[_File]:
                 found |= fs.find(folder, detail=True)
             found = {each: info for each, info in found.items() if info["type"] != "directory"}
             if not found:
-                raise DataError(f"{place.written}: nothing matches.")
+                raise DataError(f"{place.written}: no file matches this pattern.")
         elif fs.isfile(path):
             info = fs.info(path)
             return [_File(path, posixpath.basename(path), int(info["size"] or 0))]
         elif fs.exists(path):
             found, base = fs.find(path, detail=True), path
         else:
-            raise DataError(f"{place.written}: there is nothing there{_similar(place)}")
+            raise DataError(f"{place.written} does not exist{_similar(place)}")
     except PermissionError as error:
         raise DataError(f"{place.written} cannot be read: {error.strerror or error}.") from error
     except OSError as error:
@@ -275,10 +275,7 @@ def _files(place: Location) -> list[_File]:
         below = str(each)[len(base) :].lstrip("/")
         table = next((name for folder, name in _TABLES.items() if f"/{folder}/" in f"/{below}"), None)
         if table:
-            raise DataError(
-                f"{place.written} is a {table} table, whose log says which of its files count: read it with Spark, and "
-                "give the DataFrame."
-            )
+            raise DataError(f"{place.written} is a {table} table: read it with Spark, and pass the DataFrame.")
         if not any(part.startswith(("_", ".")) for part in below.split("/")):
             files.append(_File(str(each), below, int(info["size"] or 0)))
     return files
@@ -314,7 +311,7 @@ def _footer(fs: AbstractFileSystem, file: _File) -> _Footer:
 def _broken(path: str, error: BaseException) -> DataError:
     reason = " ".join(str(error).split())
     if "magic bytes" in reason or "smaller than the minimum" in reason or "size is 0 bytes" in reason:
-        reason = "it does not end as a Parquet file does, so it is another kind of file or was cut off"
+        reason = "it is not a Parquet file, or it is incomplete"
     return DataError(f"{path} cannot be read: {reason.rstrip('.')}.")
 
 
@@ -361,14 +358,14 @@ def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Seq
         for column in wanted:
             if column not in schema.names:
                 raise DataError(
-                    f"the files differ: {names[0]} has a column `{column}`, and {name} has none. "
-                    "Write them alike, or choose among the columns that all have with columns=[…]."
+                    f"the files differ: {names[0]} has a column `{column}`, but {name} does not. Rewrite them with one "
+                    "schema, or select the columns that all files have with columns=[…]."
                 )
             here, there = first.field(column).type, schema.field(column).type
             if here != there:
                 raise DataError(
-                    f"the files differ: column `{column}` is {here} in {names[0]} and {there} in {name}. "
-                    "Write them alike, or leave the column out with columns=[…]."
+                    f"the files differ: column `{column}` is {here} in {names[0]} and {there} in {name}. Rewrite them "
+                    "with one type, or leave the column out with columns=[…]."
                 )
 
 
@@ -435,7 +432,7 @@ def _counted(dataset: Dataset) -> Dataset:
         groups = tuple(group._replace(rows=kept.get(at, 0)) for at, group in enumerate(file.row_groups))
         return file._replace(row_groups=groups)
 
-    doing = f"counts the rows of {dataset.name} that pass `{dataset.where}`"
+    doing = f"counting the rows of {dataset.name} that pass `{dataset.where}`"
     return replace(dataset, files=tuple(_at_once(count, dataset.files, doing)))
 
 

@@ -52,12 +52,12 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     """The session of a Spark DataFrame. DataError if it is none, has been stopped, or is of Spark Connect."""
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
-        raise DataError(f"{called} is a `{type(frame).__name__}`, and not a Spark DataFrame.")
+        raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
     session: SparkSession = frame.sparkSession
     if getattr(session, "_sc", None) is None:
         raise DataError(
-            f"{called} is of a Spark Connect session, which has no plan to look at: write it with "
-            "df.write.parquet(…) and name that path, or use a classic SparkSession."
+            f"{called} belongs to a Spark Connect session, which does not show its plan: write it with "
+            "df.write.parquet(…) and pass that path, or use a classic SparkSession."
         )
     if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
         raise DataError(

@@ -55,7 +55,7 @@ class Layout:
                 if array.dtype.kind == "O" and (found := other_than_text(array)):
                     self.objects[name] = found
         if not batch:
-            raise DataError("transform gave no columns at all.")
+            raise DataError("transform returned no columns.")
         self.spec = {name: Spec(array.shape[1:], array.dtype) for name, array in batch.items()}
 
     def arrays(
@@ -109,12 +109,12 @@ class Layout:
         assert self.transform is not None
         found = self.transform(batch)
         if not isinstance(found, Mapping):
-            raise DataError(f"transform gave a {type(found).__name__}: it takes and gives a dict of arrays [rows, …].")
+            raise DataError(f"transform returned a {type(found).__name__}: it must return a dict of arrays [rows, …].")
         return {str(name): np.asarray(array) for name, array in found.items()}
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
         """DataError unless a batch holds what the first rows held."""
-        who = "column" if self.transform is None else "transform gave"
+        who = "column" if self.transform is None else "transform returned"
         if batch.keys() != self.spec.keys():
             odd = sorted(batch.keys() ^ self.spec.keys())[0]
             had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
@@ -125,9 +125,8 @@ class Layout:
                 raise _miscounted(name, array, rows, where)
             if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
                 raise DataError(
-                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as "
-                    f"{_words(*spec)} in the first rows of {self.data}: a row has the same shape and type "
-                    "throughout."
+                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as {_words(*spec)} in "
+                    f"the first rows of {self.data}: every row must have the same shape and type."
                 )
 
 
@@ -141,7 +140,7 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
         found = {name: (each,) if isinstance(each, str) else tuple(each) for name, each in columns.items()}
         empty = next((name for name, members in found.items() if not members), None)
         if empty is not None:
-            raise DataError(f"columns: `{empty}` is made of no column at all.")
+            raise DataError(f"columns: `{empty}` has no columns.")
         return found
     return {name: (name,) for name in columns}
 
@@ -161,8 +160,8 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
-        f"transform gave {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it gives as many as it "
-        "takes; rows are left out with where=…."
+        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as "
+        "many as it gets. Filter rows with where=…."
     )
 
 
@@ -175,8 +174,8 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(
-                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, and only columns of "
-                "numbers can stand side by side."
+                f"columns={{'{name}': …}}: `{member}` is {_words(part.shape[1:], part.dtype)}, but only columns of "
+                "numbers can be combined."
             )
     widths = [1 if part.ndim == 1 else part.shape[1] for part in parts]
     found = np.empty((len(parts[0]), sum(widths)), np.result_type(*(part.dtype for part in parts)))
@@ -195,5 +194,5 @@ def raw_of(name: str, value: Any) -> Raw:
     except (TypeError, ValueError):
         found = np.dtype(object), ()
     if found[0].hasobject or min(found[1], default=1) < 1:
-        raise DataError(f"raw={{'{name}': {value!r}}}: it is a dtype and a shape, ('float32', (16, 3)).")
+        raise DataError(f"raw={{'{name}': {value!r}}}: expected a dtype and a shape, as in ('float32', (16, 3)).")
     return found

@@ -84,10 +84,10 @@ def materialise(
     tell: Say = say or (lambda text: None)
     session = session_of(frame, called)
     if row_group_bytes < 1:
-        raise OptionsError(f"row_group_bytes={row_group_bytes}: a row group has at least one byte.")
+        raise OptionsError(f"row_group_bytes={row_group_bytes}: expected at least 1.")
     _check_columns(frame, called)
     home = cache_folder(cache, session)
-    version = _computed(session, called, "looks for changes in", lambda: version_of(frame), tell)
+    version = _computed(session, called, "looking for changes in", lambda: version_of(frame), tell)
     key = hashlib.sha256(f"{LAYOUT} {row_group_bytes} {version}".encode()).hexdigest()[:32]
     with _usable(home):
         found = _find(home / key, version, tell)
@@ -153,7 +153,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
             continue
         damage = _damage(copy, commit)
         if damage:
-            tell(f"the copy in {copy.written} is damaged ({damage}) and is written anew")
+            tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
             with contextlib.suppress(OSError):  # it is in nobody's way
                 _remove(copy)
             continue
@@ -172,7 +172,7 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
         if size is None:
             return f"{file['name']} is missing"
         if size != file["size_bytes"]:
-            return f"{file['name']} has {size:,} bytes and was written with {file['size_bytes']:,}"
+            return f"{file['name']} has {size:,} bytes instead of {file['size_bytes']:,}"
     return ""
 
 
@@ -242,7 +242,7 @@ def _write(
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(file.rows for file in files), sum(sizes.values())
             if not rows:
-                raise DataError(f"{called} has no rows: there is nothing to train on. Look at its filters and joins.")
+                raise DataError(f"{called} has no rows: check its filters and joins.")
             commit = {"created": time.time(), "spark": session.version, "version": version}
             _write_json(
                 copy / COMMIT,
@@ -263,7 +263,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
-        raise interrupted("and nothing half-written was kept") from None
+        raise interrupted("and incomplete files were removed") from None
     except Exception as error:  # pyspark has more than one class for it, and py4j others
         reason = root_cause(str(error))
         raise DataError(f"Spark could not compute or write {called}: {reason}{_advice(reason)}") from error
@@ -272,7 +272,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 def _advice(reason: str) -> str:
     """What to do about a failure of Spark's that has to do with the cache."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
-        return f". Free some space, or name another folder with cache=… or {CACHE}."
+        return f". Free some space, or set another folder with cache=… or {CACHE}."
     return ""
 
 
@@ -281,7 +281,8 @@ def _check_columns(frame: DataFrame, called: str) -> None:
     twice = [name for name in frame.columns if names.count(name.lower()) > 1]
     if twice:
         raise DataError(
-            f"{called} has more than one column called {twice[0]!r}, and a Parquet file cannot: rename one, or drop it."
+            f"{called} has several columns called {twice[0]!r}, which a Parquet file cannot have: rename or drop all "
+            "but one."
         )
 
 
@@ -302,7 +303,7 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         tasks = context.defaultParallelism
         return list(context.parallelize(range(tasks), tasks).map(look).collect())
 
-    found = _computed(session, called, "looks for executors of", ask, lambda text: None)
+    found = _computed(session, called, "looking for executors of", ask, lambda text: None)
     blind = sorted({host for host, sees in found if not sees})
     if blind:
         raise _own_disks(f"the executor on {blind[0]}", home)
@@ -310,8 +311,8 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
 
 def _own_disks(who: str, home: Location) -> DataError:
     return DataError(
-        f"{home.written} is on this machine only: {who} has a disk of its own there. Name a folder that all of "
-        f"Spark's machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
+        f"{home.written} is on this machine only: {who} has another disk there. Set a folder that all of Spark's "
+        f"machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
     )
 
 
@@ -337,8 +338,8 @@ def _usable(home: Location) -> Iterator[None]:
     except Exception as error:  # each of fsspec's packages has its own
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(
-            f"the cache for DataFrames in {home.written} cannot be used: {reason}. "
-            f"Name another folder with cache=… or {CACHE}."
+            f"the cache for DataFrames in {home.written} cannot be used: {reason}. Set another folder with cache=… or "
+            f"{CACHE}."
         ) from error
 
 

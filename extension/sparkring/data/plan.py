@@ -59,7 +59,7 @@ class Position(NamedTuple):
             epoch, seed, legs = found
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
         except (TypeError, ValueError):
-            raise DataError(f"{found!r} is no position in a data set: take it from shards.position().") from None
+            raise DataError(f"{found!r} is not a position in a data set: use one from shards.position().") from None
 
 
 class Shard(NamedTuple):
@@ -81,7 +81,7 @@ def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
-        raise DataError(f"rank={rank!r}, size={size!r}: give both, rank from 0 to size - 1, or none of them.")
+        raise DataError(f"rank={rank!r}, size={size!r}: give both, with rank from 0 to size - 1, or neither.")
     return rank, size
 
 

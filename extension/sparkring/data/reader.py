@@ -115,8 +115,8 @@ class _Files:
             reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(f"{file.path}, row group {wanted.row_group} (from 0) cannot be read: {reason}.") from error
         raise DataError(
-            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows that pass the filter, and had "
-            f"{group.rows:,} when {self._dataset.name} was opened: open it again."
+            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows that pass the filter instead of "
+            f"{group.rows:,} since {self._dataset.name} was opened: open it again."
         )
 
     def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
@@ -187,7 +187,7 @@ class Ahead(Generic[Made]):
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()
             except queue.Empty:
                 if not alive:
-                    gone = "the thread that reads this rank's shard is gone without a word; run the cell again."
+                    gone = "the thread that reads this rank's shard has ended without an error; run the cell again."
                     return None, DataError(gone)
 
     def _read(self, make: Callable[[], Generator[Made, None, None]]) -> None:

@@ -82,30 +82,30 @@ def shards(
     rank: int | None = None,
     size: int | None = None,
 ) -> Shards:
-    """This rank's shard of a Parquet data set or Spark DataFrame, in batches; on the driver all of it.
+    """This rank's shard of a Parquet data set or Spark DataFrame, in batches. On the driver, it is the whole data set.
 
         data = shards("dbfs:/flights", 256, columns={"x": ["distance", "hour"], "y": "delay"}, where="delay < 600")
         model.fit(data.as_tf("x", "y"), epochs=3)
 
-    Make it in the notebook and use it in the cell: then what is wrong with it shows before the launch. Every row is
-    read once per epoch, ranks differ by one row at most, and take the same number of steps.
+    Make it in the notebook and use it in the cell, so that errors are raised before the launch. Every row is read once
+    per epoch. Ranks differ by at most one row and take the same number of steps.
 
-    source: a path (dbfs:, file:, any URL that fsspec knows) of a file, a folder or a glob, a list of them, or a
+    source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
         Spark DataFrame, which is written once to `cache` and read from there.
-    batch_size: rows in a batch of this rank.
-    columns: the names to read (all, if not given), or a dict of what a batch is to hold: a name for a column, or
-        several number columns side by side as one array [rows, columns].
+    batch_size: the number of rows in a batch of this rank.
+    columns: the names to read (default: all), or a dict of the arrays of a batch: the name of a column, or a list of
+        number columns, which become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
-    transform: a function of a batch, a dict of arrays of shape [rows, …], that gives such a dict.
-    shuffle: row groups in a new order every epoch and rows within a buffer, of so many rows if a number is given.
-    seed: of that order, the same on all ranks; 0 is one like the others.
-    remainder: what becomes of an epoch's last rows that fill no batch: "drop" leaves them out, "pad" fills the batch
-        with rows that the rank has read already, "join" gives a smaller batch, and one rank may have one more.
-    fill: what stands for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types have
-        NaN, NaT or None; lists, vectors and raw bytes have no place for them.
-    raw: what the bytes of a binary column are, as in {"image": ("uint8", (32, 32, 3))}: the dtype and shape of a row.
-    dtype: what all floating-point columns and decimals become, as in dtype="float32".
-    prefetch: how many buffers are read ahead. rank, size: instead of this rank's own.
+    transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
+    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its rows.
+    seed: the seed of that order, the same on all ranks; 0 is a seed like any other.
+    remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
+        the batch with rows that the rank has already read, "join" returns a smaller batch; ranks may differ by one.
+    fill: the replacement for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types
+        have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
+    raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
+    dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".
+    prefetch: the number of buffers to read ahead. rank, size: use these instead of this rank's own.
 
     Raises DataError, PathError.
     """
@@ -113,7 +113,7 @@ def shards(
     seed = _whole("seed", seed, 0, "a number that is the same on all ranks")
     prefetch = _whole("prefetch", prefetch, 1, "buffers")
     if remainder not in REMAINDERS:
-        raise DataError(f"remainder={remainder!r}: it is one of {', '.join(map(repr, REMAINDERS))}.")
+        raise DataError(f"remainder={remainder!r}: expected one of {', '.join(map(repr, REMAINDERS))}.")
     seat = planning.seat(rank, size)
     groups = groups_of(columns)
     names = None if groups is None else [name for members in groups.values() for name in members]
@@ -123,7 +123,7 @@ def shards(
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in dataset.columns:
-                raise DataError(f"{option} names `{name}`, which is no column that is read.")
+                raise DataError(f"{option} names `{name}`, which is not a column that is read.")
     depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in (fill or {})]
     making = Making(
         dict(fill or {}),
@@ -166,17 +166,17 @@ class Shards:
 
     @property
     def rank(self) -> int:
-        """Whose shard this is: this process's rank, unless another was given."""
+        """The rank whose shard this is: this process's rank, unless another was given."""
         return self.seat[0] if self.seat else world.world().rank
 
     @property
     def size(self) -> int:
-        """Among how many the data set is shared out."""
+        """The number of ranks that the data set is divided among."""
         return self.seat[1] if self.seat else world.world().size
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read next, from 1 on."""
+        """The epoch that is read next, counted from 1."""
         return self.start.epoch
 
     def __len__(self) -> int:
@@ -184,11 +184,11 @@ class Shards:
 
     @property
     def steps(self) -> int:
-        """Batches of this rank in (the rest of) this epoch."""
+        """The number of batches of this rank in (the rest of) this epoch."""
         return len(self)
 
     def plan(self, size: int | None = None) -> tuple[Shard, ...]:
-        """Who reads what in (the rest of) this epoch, by rank. DataError if a rank cannot fill a single batch."""
+        """The rows that each rank reads in (the rest of) this epoch. DataError: a rank cannot fill a single batch."""
         size = size or self.size
         if self._planned is not None and self._planned[:2] == (size, self.start):
             return self._planned[2]
@@ -204,14 +204,14 @@ class Shards:
             least = min(shard.rows for shard in found)
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
-                f'fills no batch of {self.batch_size:,}: take a smaller batch_size, fewer ranks, or remainder="pad".'
+                f'fills no batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or remainder="pad".'
             )
         self._planned = size, self.start, found
         return found
 
     @property
     def spec(self) -> dict[str, Spec]:
-        """What a batch holds: the shape of a row and the dtype of each column, found from the first rows."""
+        """The shape of a row and the dtype of each column of a batch, found from the first rows."""
         if not self.layout.spec:
             whole = planning.in_order(self.dataset.counts())[0]
             first = whole._replace(stop=min(whole.stop, PROBED_ROWS))  # the same for all ranks
@@ -257,21 +257,21 @@ class Shards:
     # ── reading it ────────────────────────────────────────────────────────────
 
     def as_numpy(self, *names: str) -> Iterator[Any]:
-        """One epoch as NumPy batches: dicts of arrays [rows, …], or tuples of those that are named, in that order."""
+        """One epoch as NumPy batches: dicts of arrays [rows, …], or tuples of the named arrays, in that order."""
         take = self.taking(names)
         return (take(batch) for batch in self.batches())
 
     def as_arrow(self) -> Iterator[pa.Table]:
-        """One epoch as Arrow tables of a batch each: the columns as they are stored, without fill and transform."""
+        """One epoch as Arrow tables, one per batch: the columns as they are stored, without fill and transform."""
         return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
 
     def as_tf(self, *names: str) -> Any:
         """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
 
-        Its elements are dicts of tensors [rows, …], or tuples of those that are named, in that order (Keras takes
-        them for inputs and targets). Shapes are static, dates are int64 nanoseconds since 1970. What no tensor can hold
-        (decimals, rows, maps, None) raises DataError. In a fit under
-        MultiWorkerMirroredStrategy TensorFlow divides each batch among the ranks: there `batch_size` is all ranks'.
+        Its elements are dicts of tensors [rows, …], or tuples of the named tensors, in that order (for Keras, inputs
+        and targets). Shapes are static; dates are int64 nanoseconds since 1970. A column that no tensor can hold
+        (decimals, rows, maps, None) raises DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides
+        each batch: `batch_size` is then for all ranks together.
         """
         from sparkring.data.tensorflow_dataset import as_tf
 
@@ -280,24 +280,25 @@ class Shards:
     def as_torch(self, *names: str, workers: int = 0) -> Any:
         """A torch DataLoader that reads the next epoch each time it is iterated: `for x, y in data.as_torch("x", "y")`.
 
-        Its batches are dicts of tensors [rows, …], or tuples of those that are named; strings come as lists, dates
-        as int64 nanoseconds since 1970. What no tensor can hold (decimals, rows, maps, None) raises DataError. With
-        `workers`, so many processes read and transform, each a buffer in turn.
+        Its batches are dicts of tensors [rows, …], or tuples of the named tensors. Strings are lists; dates are int64
+        nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises DataError.
+        `workers` is the number of processes that read and transform, one buffer each in turn.
         """
         from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
 
     def position(self, step: int | None = None) -> Position:
-        """Where all ranks are when each has taken `step` batches of this epoch (of what was left, after resume()).
+        """The position of all ranks after `step` batches of this epoch (after resume(): of the rest of it).
 
-        Without `step`, as many as this rank was handed; TensorFlow reads ahead, so there it has to be given.
+        The default is the number of batches that this rank has read. With TensorFlow, which reads ahead, pass `step`.
         """
         if step is None:
             step = self._steps
         if step == _AHEAD:
             raise DataError(
-                "TensorFlow has read ahead of the training: say how many batches it has taken, position(step=…)."
+                "TensorFlow has read ahead of the training: pass the number of batches that were used for training, "
+                "position(step=…)."
             )
         if not step:
             return self.start
@@ -306,20 +307,20 @@ class Shards:
         return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
-        """The same data from a position() on, on however many ranks there are now; a list from JSON will do."""
+        """The same data from a position() on, for the present number of ranks; `position` may be a list from JSON."""
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
 
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:
-        """Where it is, as a checkpoint keeps it: position() unless another is given, and which version of which data.
+        """The state for a checkpoint: the position (default: position()), and the version of the data.
 
-        DataError where TensorFlow reads ahead.
+        DataError: TensorFlow has read ahead.
         """
         if position is None:
             if self._steps == _AHEAD:
                 raise DataError(
                     f"TensorFlow has read ahead of the training in {self.dataset.name}: train with "
-                    "checkpoints(…).keras(model, data=data), which counts the steps, or save between epochs, or keep "
-                    "data.position(step=…) and go on from data.resume(…)."
+                    "checkpoints(…).keras(model, data=data), which counts the steps, save between epochs, or save "
+                    "data.position(step=…) and continue with data.resume(…)."
                 )
             position = self.position()
         legs = [list(leg) for leg in position.legs]
@@ -330,16 +331,16 @@ class Shards:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what state_dict() gave, on however many ranks there are now.
+        """Continue from a state_dict(), with the present number of ranks.
 
-        CheckpointError if the data is not the same any more, or was chosen otherwise.
+        CheckpointError: the data has changed, or other columns or rows are read.
         """
         if state["version"] != self.dataset.version:
             raise CheckpointError(
-                f"the data of {self.dataset.name} has changed since the checkpoint was saved (that was "
-                f"{state['name']} as of {state['version']}, this is {self.dataset.version}), or other columns or rows "
-                "of it are read, so the position in it means nothing now. Begin anew with --fresh, or leave the data "
-                "out of the state for restore()."
+                f"the data of {self.dataset.name} has changed since the checkpoint was saved (then: {state['name']} as "
+                f"of {state['version']}, now: {self.dataset.version}), or other columns or rows are read, so the saved "
+                "position is no longer valid. Start over with --fresh, or leave the data out of the state for "
+                "restore()."
             )
         self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 
@@ -531,7 +532,7 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
     except TypeError:
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise DataError(f"{name}={value!r}: it is {what}, a whole number from {least} on.")
+        raise DataError(f"{name}={value!r}: expected {what}, a whole number of at least {least}.")
     return number
 
 

@@ -23,7 +23,9 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     import torch
 
     if workers < 0:
-        raise DataError(f"workers={workers}: so many processes read, 0 for none but the rank's own.")
+        raise DataError(
+            f"workers={workers}: expected a number of processes of at least 0; with 0, the rank itself reads."
+        )
     wanted, take = data.tensors(names), data.taking(names)
     size = data.batch_size
 

@@ -56,7 +56,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     if close:
         return f"did you mean `{close[0]}`?"
     shown = ", ".join(f"`{each}`" for each in names[:12])
-    return f"there are {shown}{', …' if len(names) > 12 else ''}."
+    return f"the columns are {shown}{', …' if len(names) > 12 else ''}."
 
 
 class _Reader:
@@ -97,14 +97,14 @@ class _Reader:
                 if pa.types.is_boolean(self._field(name).type):
                     return pc.field(name)
         raise self._refused(
-            f"`{ast.unparse(node)}` is no comparison. It takes columns, numbers and strings with == != < <= > >= in, "
-            "is None, and, or, not."
+            f"`{ast.unparse(node)}` is not a comparison. A filter takes columns, numbers and strings with == != < <= > "
+            ">= in, is None, and, or, not."
         )
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pc.Expression:
         column = next((side.id for side in (left, right) if isinstance(side, ast.Name)), None)
         if column is None:
-            raise self._refused(f"`{ast.unparse(left)}` is compared with no column.")
+            raise self._refused(f"`{ast.unparse(left)}` is not compared with a column.")
         kind = self._field(column).type
         if isinstance(op, ast.Is | ast.IsNot) or (isinstance(right, ast.Constant) and right.value is None):
             if not (isinstance(left, ast.Name) and isinstance(right, ast.Constant) and right.value is None):
@@ -141,12 +141,12 @@ class _Reader:
                 return found if found.type == kind else found.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
             pass
-        raise self._refused(f"`{column}` is {kind}, and {value!r} is none.")
+        raise self._refused(f"`{column}` is {kind}, but {value!r} is not.")
 
     def _field(self, name: str) -> pa.Field:
         if name not in self._schema.names:
             raise DataError(
-                f"the filter `{self._text}` names a column `{name}` that is not there: "
+                f"the filter `{self._text}` names the column `{name}`, which does not exist: "
                 f"{nearest(name, self._schema.names)}"
             )
         return self._schema.field(name)

@@ -157,7 +157,7 @@ def outcome(record: RunRecord) -> str:
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
             whole = rank_count(record.size)
-            return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} dialled home"
+            return f"{record.joined} of {whole} {'has' if record.size == 1 else 'have'} connected"
         return ", ".join(f"{count} {state}" for state, count in states(record).items())
     if record.outcome == "finished":
         return f"{ranks(record)} finished"
@@ -217,7 +217,7 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
     if found.fraction is not None:
         words.append(f"{100 * found.fraction:.0f} %")
     words += [left_words(found)] if left_words(found) and running else []
-    return ("" if running else "it got to ") + " · ".join(words)
+    return ("" if running else "progress: ") + " · ".join(words)
 
 
 def left_words(found: Progress) -> str:
@@ -484,10 +484,10 @@ _VERBS = {
     "finished": ("finished", "finished"),
     "failed": ("failed", "failed"),
     "stopped": ("was stopped", "were stopped"),
-    "no answer": ("gives no answer", "give no answer"),
+    "no answer": ("does not respond", "do not respond"),
     "running": ("runs", "run"),
     "waiting": ("waits", "wait"),
-    "waiting for a device": ("waits for a device", "wait for a device"),
+    "waiting for a device": ("is waiting for a device", "are waiting for a device"),
 }
 STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
 

@@ -118,15 +118,15 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
     """What a timeline lacks, in words; '' for nothing."""
     found = []
     if not whole:
-        found.append("its end is missing: the connection to the rank broke off")
+        found.append("its end is missing: the connection to the rank was lost")
     if cut:
-        found.append(f"its last {cut / 2**20:,.0f} MiB had no room")
+        found.append(f"its last {cut / 2**20:,.0f} MiB were too large to keep")
     if scanner.broken >= BROKEN_PLACES:
-        found.append("most of it is no timeline of Horovod's")
+        found.append("most of it is not a Horovod timeline")
     elif scanner.broken > 1:  # one is where it was cut off
-        found.append(f"{scanner.broken:,} places in it cannot be read")
+        found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
-        found.append("no operation was finished in it")
+        found.append("it has no completed operation")
     return "; ".join(found)
 
 

@@ -162,8 +162,8 @@ class _Judge:
         usual = _median_without(self._waiting, waiting)
         if waiting > STARVED or (usual is not None and waiting > usual + MORE_THAN_OTHERS):
             beside = "" if usual is None else f"; the others {100 * usual:.0f} %"
-            verb = "starved" if self._over else "starves"
-            note = f"{verb}: waited {100 * waiting:.0f} % of the time for data{beside}"
+            verb = "waited" if self._over else "waits"
+            note = f"{verb} {100 * waiting:.0f} % of the time for data{beside}"
             return mine._replace(mark="starves", note=note)
         return mine
 
@@ -229,7 +229,10 @@ def progress_words(record: RunRecord, now: float) -> str:
     part = "" if whole.fraction is None else f"{100 * whole.fraction:.0f} % of "
     words = [f"{part}{first_line(_short(found.opened.name), 40)} read"]
     words += [f"{whole.rows_per_s} rows/s"] if whole.rows_per_s else []
-    for mark, one, several in (("starves", "starves", "starve"), ("early", "is done early", "are done early")):
+    for mark, one, several in (
+        ("starves", "waits for data", "wait for data"),
+        ("early", "finished the epoch early", "finished the epoch early"),
+    ):
         marked = [each.rank for each in found.ranks if each.mark == mark]
         if marked:
             words.append(f"{_ranks(marked)} {one if len(marked) == 1 else several}")

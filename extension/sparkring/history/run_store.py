@@ -88,8 +88,8 @@ class RunFolder:
             self._events = (self.path / EVENTS).open("a", encoding="utf-8")
         except OSError as error:
             raise LaunchError(
-                f"the run's record cannot be kept in {self.path}: {error.strerror or error}. "
-                "Set SPARKRING_HOME to a folder that can be written to."
+                f"the run's record cannot be saved in {self.path}: {error.strerror or error}. Set SPARKRING_HOME to a "
+                "writable folder."
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
@@ -111,8 +111,8 @@ class RunFolder:
         self._told = True
         return Notice(
             event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run goes on; "
-            "free some space, or point SPARKRING_HOME elsewhere.",
+            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free some space, "
+            "or set SPARKRING_HOME to another folder.",
         )
 
     def flush(self) -> None:
@@ -143,11 +143,11 @@ class RunFolder:
         try:
             if self._timeline is None:
                 if part.last and not Arriving.holds_any(part.data):
-                    return [Notice(part.time, "there is no timeline: Horovod begins one at hvd.init(), on rank 0.")]
+                    return [Notice(part.time, "there is no timeline: Horovod starts it in hvd.init(), on rank 0.")]
                 self._timeline = attempt, Arriving((self.path / timeline_name(attempt)).open("w", encoding="utf-8"))
             self._timeline[1].add(part.data)
         except OSError as error:
-            problem = f"the timeline could not be kept in {self.path}: {error.strerror or error}"
+            problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
             found.append(Notice(part.time, problem))
             part = replace(part, last=True)
         if part.last:
@@ -162,7 +162,7 @@ class RunFolder:
         try:
             return [arriving.end(time, timeline_name(attempt), attempt, whole=whole, cut=cut)]
         except OSError as error:
-            return [Notice(time, f"the timeline could not be kept in {self.path}: {error.strerror or error}")]
+            return [Notice(time, f"the timeline could not be saved in {self.path}: {error.strerror or error}")]
 
     def _files(self) -> list[IO[Any]]:
         return [*self._logs.values(), self._events]

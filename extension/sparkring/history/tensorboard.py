@@ -82,7 +82,8 @@ def write_event_files(run: Path) -> Path:
     found = scalars(run_store.measured(run), run_store.restarts(run))
     if not found:
         raise DataError(
-            f"run {run.name} has no metrics: Keras' fit reports them by itself, other code with sparkring.log(loss=…)."
+            f"run {run.name} has no metrics: Keras' fit reports them automatically, other code with "
+            "sparkring.log(loss=…)."
         )
     folder, new = run / FOLDER, run / f"{FOLDER}.{secrets.token_hex(4)}"
     try:

@@ -30,7 +30,7 @@ def every_slot() -> int:
 
     found = slots(find_session(0, print).sparkContext)
     if found.total == 0:
-        raise SlotsError(f"-n 0 takes every task slot, and there is none ({found.master}): add executors.")
+        raise SlotsError(f"-n 0 uses every task slot, but there are none ({found.master}): add executors.")
     return found.total
 
 
@@ -73,4 +73,4 @@ def slots_table() -> list[tuple[str, ...]]:
             if slots.gpus_per_task:
                 details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
             return [*rows, ("Spark (n > 0)", str(slots.total), str(slots.busy), details)]
-    return [*rows, ("Spark (n > 0)", "", "", "no SparkSession; -n 2 makes a local one")]
+    return [*rows, ("Spark (n > 0)", "", "", "no SparkSession; -n 2 starts a local one")]

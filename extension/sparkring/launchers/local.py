@@ -101,7 +101,7 @@ def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str,
             limit = f" under CUDA_VISIBLE_DEVICES={visible!r}"
         names = ": " + ", ".join(map(str, found)) if found else ""
         raise LaunchError(
-            f"needs {size * each} GPU{'s' if size * each > 1 else ''} ({asked}), {len(found)} found on this "
-            f"machine{limit}{names}. Use fewer ranks or GPUs for each, or --gpus 0 for none."
+            f"needs {size * each} GPU{'s' if size * each > 1 else ''} ({asked}), but {len(found)} found on this "
+            f"machine{limit}{names}. Use fewer ranks, fewer GPUs for each, or --gpus 0 for none."
         )
     return share_gpus([gpu.address for gpu in found], size, each)

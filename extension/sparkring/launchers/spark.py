@@ -54,7 +54,7 @@ class SparkLauncher(Launcher):
         self._data = data
         if data is not None:
             if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
-                raise LaunchError("--data needs Spark 3.5 or newer, whose mapInArrow() knows barrier stages.")
+                raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
             self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
         self._context = session.sparkContext
         self._environment = request.environment
@@ -115,7 +115,7 @@ class SparkLauncher(Launcher):
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
             here = ".".join(map(str, sys.version_info[:2]))
             return LaunchError(
-                f"Spark's executors run {self._python}, which is another Python than this notebook's {sys.executable} "
+                f"Spark's executors run {self._python}, which differs from this notebook's Python, {sys.executable} "
                 f"({here}): {line_with(text, 'version')} {SET_PYTHON}"
             )
         if _lacks(text):
@@ -128,8 +128,8 @@ class SparkLauncher(Launcher):
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
                 f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
-                f"Spark runs in no barrier stage: make it `{self._data.name}.repartition({self._size})`, or let -n do "
-                "that, with another number of ranks."
+                f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or another "
+                "number of ranks with -n, which repartitions it."
             )
         if isinstance(self._error, LaunchError):
             return self._error
@@ -149,9 +149,7 @@ class SparkLauncher(Launcher):
             return None
         if total >= self._size:
             return None
-        return SlotsError(
-            f"Spark has {total} task slots left, and {self._size} ranks are to run: an executor was lost."
-        )
+        return SlotsError(f"Spark has {total} task slots left for {self._size} ranks: an executor was lost.")
 
     def waits_for(self) -> str:
         found = slots(self._context, apart_from=self._stage.ids())

@@ -51,8 +51,8 @@ def log(
 ) -> None:
     """Report metrics of this rank: `log(step=3, loss=0.25)`.
 
-    Values are numbers or anything with one number in it (a 0-d array or tensor); `steps` (per epoch)
-    and `epochs` are totals, for the progress bar. TypeError names a value that is not a number.
+    Values are numbers or objects with a single number (a 0-d array or tensor). `steps` (per epoch)
+    and `epochs` are totals, for the progress bar. TypeError: a value is not a number.
     """
     values = {name: _number(name, value) for name, value in metrics.items()}
     if _tell is not None:
@@ -74,7 +74,7 @@ def numbers(logs: Any) -> dict[str, float]:
 
 
 def log_to_driver(message: object) -> None:
-    """Show a message in the notebook, whatever `--logs` says. Over 4,000 characters it is cut."""
+    """Show a message in the notebook, also if `--logs` hides output. It is cut after 4,000 characters."""
     text = str(message)
     if len(text) > MESSAGE_CHARACTERS:
         text = text[:MESSAGE_CHARACTERS]
@@ -97,5 +97,5 @@ def _number(name: str, value: Any) -> float:
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"log({name}=…): {type(value).__name__} is not a number; reduce it first, as in .mean()"
+            f"log({name}=…): {type(value).__name__} is not a number; reduce it first, for example with .mean()"
         ) from error

@@ -58,14 +58,16 @@ def locate(path: str | os.PathLike[str]) -> Location:
     if not written.strip():
         raise PathError("the path is empty.")
     if "\0" in written:
-        raise PathError(f"{written!r}: a path cannot hold the character NUL.")
+        raise PathError(f"{written!r}: a path cannot contain the character NUL.")
     mistaken = re.match(r"dbfs://([^/].*)", written)
     if mistaken:
-        raise PathError(f"{written}: after dbfs: comes one slash or three, and here the first folder would be taken "
-                        f"for a host. Write dbfs:/{mistaken[1]}")  # fmt: skip
+        raise PathError(
+            f"{written}: dbfs: must be followed by one slash or three; here, the first folder would be read as a host. "
+            f"Write dbfs:/{mistaken[1]}"
+        )
     here = re.sub(r"^file:(//(?=/))?", "", written)
     if here.startswith("//") and written.startswith("file:"):
-        raise PathError(f"{written}: after file: comes one slash or three. Write file:/{here.lstrip('/')}")
+        raise PathError(f"{written}: file: must be followed by one slash or three. Write file:/{here.lstrip('/')}")
     on_dbfs = re.match(r"dbfs:/*(.*)", here, re.DOTALL) or re.match(rf"{DBFS_MOUNT}(?:/+(.*))?$", here, re.DOTALL)
     if not on_dbfs and ("://" in here or here.startswith("memory:")):
         return _remote(here, written)
@@ -98,20 +100,20 @@ def _on_dbfs(rest: str, written: str) -> str:
     """The path below the root. PathError if it leads out of it."""
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
-            raise PathError(f"{written}: write the path without `{part}`: on DBFS it is no step to another folder.")
+            raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
     root = dbfs_root()
     if root != DBFS_MOUNT:
         try:
             os.makedirs(root, exist_ok=True)
         except OSError as error:
             raise PathError(
-                f"{written}: {root}, which stands for dbfs:/ here, cannot be made ({error.strerror or error}). "
-                f"Set {DBFS_ROOT} to another folder."
+                f"{written}: {root}, the folder for dbfs:/ here, cannot be created ({error.strerror or error}). Set "
+                f"{DBFS_ROOT} to another folder."
             ) from error
     path = os.path.normpath(os.path.join(root, rest.lstrip("/")))
     real, real_root = os.path.realpath(path), os.path.realpath(root)
     if not _inside(path, root) or not _inside(real, real_root):
-        raise PathError(f"{written}: that leads out of {root}, which stands for dbfs:/ here (to {real}).")
+        raise PathError(f"{written}: this path leads out of {root}, the folder for dbfs:/ here (to {real}).")
     return path
 
 

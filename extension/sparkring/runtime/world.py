@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class World(NamedTuple):
-    """Where a rank stands: among all ranks, on its node, and across the nodes."""
+    """A rank's place among all ranks, on its node, and across the nodes."""
 
     rank: int = 0
     size: int = 1
@@ -28,7 +28,7 @@ _current = World()
 
 
 def world() -> World:
-    """This process's World. On the driver, and in any process that is no rank: rank 0 of 1."""
+    """This process's World. In a process that is not a rank, such as the driver: rank 0 of 1."""
     return _current
 
 

@@ -52,7 +52,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
     if saved:
         last = max(saved, key=lambda each: each.time)
         return f"step {last.step:,} was saved {duration(max(0.0, attempt.ended - last.time))} before"
-    return "nothing new had been saved" if attempt.checkpoint else "nothing had been saved"
+    return "no new checkpoint was saved" if attempt.checkpoint else "no checkpoint was saved"
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
@@ -95,15 +95,15 @@ def _went_on(attempt: Attempt, before: Attempt | None, running: bool) -> str:
     step = f"step {attempt.step:,}"
     if attempt.restored:
         paused = f" after {duration(max(0.0, attempt.restored - before.ended))}" if before and before.ended else ""
-        return f"went on from {step}{paused}"
+        return f"continued from {step}{paused}"
     if attempt.checkpoint:
-        return f"goes on from {step}" if running and not attempt.ended else f"was to go on from {step}"
-    return "began anew" if before is not None else ""
+        return f"continues from {step}" if running and not attempt.ended else f"was to continue from {step}"
+    return "started over" if before is not None else ""
 
 
 def _begins(record: RunRecord, at: int) -> list[str]:
     attempt, before = record.attempts[at], record.attempts[at - 1] if at else None
-    goes_on = f"goes on from step {attempt.step:,}" if attempt.checkpoint else "begins anew"
+    goes_on = f"continues from step {attempt.step:,}" if attempt.checkpoint else "starts over"
     return [goes_on, f"on {_ranks(attempt, before)}"]
 
 

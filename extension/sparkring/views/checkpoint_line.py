@@ -83,9 +83,9 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """`committed, best; a resume takes it`, `damaged: rank-0.safetensors is cut`."""
+    """`committed, best; a resume uses it`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
-    words += "; a resume takes it" if mark.resumes else ""
+    words += "; a resume uses it" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
 
 
@@ -137,7 +137,7 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Which of many marks are drawn: the best and what a resume takes always, the rest evenly, what matters denser."""
+    """Which of many marks are shown: the best and what a resume takes always, the rest evenly, what matters denser."""
     if len(marks) <= most:
         return list(range(len(marks)))
     found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
@@ -342,17 +342,17 @@ def _legend(series: Series, drawn: int) -> str:
         count = sum(mark.state == state for mark in series.marks)
         told += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
     if any(mark.resumes for mark in series.marks):
-        told.append((_SHAPES["committed"] + _RING, "a resume takes it"))
+        told.append((_SHAPES["committed"] + _RING, "a resume uses it"))
     keys = "".join(
         '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
         f"{shape}</svg>{said}</span> "
         for shape, said in told
     )
     many = len(series.marks)
-    note = f"<span>{drawn} of {many:,} are drawn</span>" if drawn < many else ""
+    note = f"<span>{drawn} of {many:,} are shown</span>" if drawn < many else ""
     return f'<div class="sr-legend">{keys}{note}</div>'
 
 
 def _spoken(series: Series) -> str:
-    resumed = next((f"; a resume takes step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    resumed = next((f"; a resume uses step {mark.step:,}" for mark in series.marks if mark.resumes), "")
     return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"

@@ -146,9 +146,7 @@ def damage_words(series: Series) -> str:
     ]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    return (
-        f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. A resume passes over {them}."
-    )
+    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. A resume skips {them}."
 
 
 def folder_words(found: Inventory) -> list[str]:
@@ -159,14 +157,16 @@ def folder_words(found: Inventory) -> list[str]:
     counts += [f"{len(part):,} {said}" for said, part in _unwhole(found).items() if part]
     told = [f"{', '.join(counts)}: {size(known)}{' on disk' if committed else ''}"]
     if found.checked and committed:
-        told[0] += f"; all {size(sum(e.commit.size_bytes for e in committed if e.commit))} were read and are as saved"
+        told[0] += (
+            f"; all {size(sum(e.commit.size_bytes for e in committed if e.commit))} were read and match their digests"
+        )
     told[0] += "."
     newest = found.newest
     if newest is not None and newest.commit is not None:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         told.append(
-            f"A resume takes step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
+            f"A resume uses step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
             f"{rank_count(commit.size)}."
         )
     best = found.best
@@ -187,7 +187,7 @@ def advice(found: Inventory) -> list[str]:
     """What stands out and what to do about it, the gravest first."""
     told = []
     if found.entries and found.newest is None:
-        told.append("No checkpoint here is whole: a resume begins at the beginning.")
+        told.append("No checkpoint here is complete: a resume starts from the beginning.")
     told += [words] if (words := damage_words(listed(found))) else []
     partial = _unwhole(found)["not committed"]
     newest = found.newest
@@ -195,17 +195,17 @@ def advice(found: Inventory) -> list[str]:
     left = [entry for entry in partial if entry not in going_on]
     if going_on:
         told.append(
-            f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: being written now, or left by a "
-            "run that ended while it saved. A resume passes over what has no commit."
+            f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is writing it now, or "
+            "ended while it saved. A resume skips checkpoints without a commit."
         )
     if left:
         told.append(
-            f"{_steps(left)} {'was' if len(left) == 1 else 'were'} begun and never committed, and newer ones are "
-            "there: a later attempt removes what has lain so for an hour, or you can."
+            f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer ones: a later "
+            "attempt removes uncommitted checkpoints after an hour, or you can."
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
-        have = f"there {'are' if len(there) > 1 else 'is'} {_named(there)}" if there else "none was saved with metrics"
+        have = f"the metrics are {_named(there)}" if there else "none was saved with metrics"
         told.append(f"No checkpoint has a value of {first_line(found.metric, NAME_CHARACTERS)}: {have}.")
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
@@ -234,8 +234,8 @@ def empty_words(found: Inventory) -> str:
         return ""
     where = first_line(found.directory, 300)
     if not found.exists:
-        return f"{where}: there is no such folder, so nothing has been saved there."
-    return f"{where}: no checkpoints are there, ours or others'."
+        return f"{where}: this folder does not exist."
+    return f"{where}has no checkpoints."
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -282,7 +282,7 @@ def others_rows(found: Inventory) -> list[tuple[str, ...]]:
 def _others_note(found: Inventory) -> str:
     many = len(found.others)
     first = f"the newest {OTHERS_LISTED} of {many:,}; " if many > OTHERS_LISTED else ""
-    return f"{first}known by their names only: whether they are whole is not known"
+    return f"{first}only their names are known, not whether they are complete"
 
 
 # ── The whole, for %checkpoints ───────────────────────────────────────────────
@@ -396,7 +396,7 @@ def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
     """A line for each checkpoint that has been found damaged since they were `before`."""
     known = {(each.saved.folder, each.saved.name) for each in before if each.state == "damaged"}
     return [
-        f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and passed over"
+        f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"
         + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
         for each in record.checkpoints
         if each.state == "damaged" and (each.saved.folder, each.saved.name) not in known

@@ -83,7 +83,7 @@ def bundle(record: RunRecord) -> Bundle | None:
     if count < len(every):
         notes.append(f"{describe.counted(len(every) - count, 'more output')}: {folder(record)}")
     for rank, left in missing.items():
-        most = f"at most {DISPLAYS_KEPT} and {describe.size(DISPLAY_BYTES)} are kept for each rank"
+        most = f"at most {DISPLAYS_KEPT} and {describe.size(DISPLAY_BYTES)} are saved for each rank"
         notes.append(f"{describe.counted(left, 'output')} of rank {rank} left out: {most}")
     if not parts and not notes:
         return None

@@ -18,7 +18,7 @@ BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pix
 CELLS = 32  # of a band, in characters
 FILES_MARKED = 64
 SHADES = 20
-_EVEN, _IN_TURN = "an even split: shards()", "row groups in turn: Petastorm"
+_EVEN, _IN_TURN = "shards(): even split", "Petastorm: row groups in turn"
 
 LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
@@ -98,9 +98,11 @@ def epoch_words(found: Outlook) -> str:
     said = f"An epoch on {rank_count(found.size)}: {of}"
     match found.remainder:
         case "drop":
-            return f"{said}; {counted(found.rows_unread, 'row')} left out so that all take as many (drop)."
+            left_out = counted(found.rows_unread, "row")
+            return f"{said}; {left_out} left out so that all ranks take the same number of steps (drop)."
         case "pad":
-            return f"{said}; {counted(found.rows_twice, 'row')} read twice so that all take as many (pad)."
+            twice = counted(found.rows_twice, "row")
+            return f"{said}; {twice} read twice so that all ranks take the same number of steps (pad)."
     return f"{said}, the last ones smaller; end each epoch with hvd.join() (join)."
 
 
@@ -111,7 +113,7 @@ def request_words(found: Outlook) -> list[str]:
     asked = found.requests
     price = f"{asked.price_usd(found.epochs):,.2f} USD at {USD_PER_GET * 1000:g} USD per 1,000"
     words = [
-        f"GET requests: {asked.opening:,} when it is opened and {asked.per_epoch:,} in an epoch; "
+        f"GET requests: {asked.opening:,} to open it and {asked.per_epoch:,} per epoch; "
         f"{counted(found.epochs, 'epoch')}: {price}."
     ]
     if asked.throttled_below_s >= 1:
@@ -136,13 +138,13 @@ def _few_rows(found: Outlook) -> str:
     if not min(rows):
         idle = rank_list(rank for rank, count in enumerate(rows) if not count)
         return (
-            f"{counted(sum(rows), 'row')} for {rank_count(found.size)}: {idle} would have nothing to read. "
-            f"Run on {rank_count(sum(rows))} at most."
+            f"{counted(sum(rows), 'row')} for {rank_count(found.size)}: {idle} would have no rows. Use at most "
+            f"{rank_count(sum(rows))}."
         )
     if found.remainder == "drop" and not min(share.steps for share in found.ours):
         return (
-            f"{counted(min(rows), 'row')} a rank do not fill a batch of {found.batch_size:,}, so an epoch has no step: "
-            f"--batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
+            f"{counted(min(rows), 'row')} per rank do not fill a batch of {found.batch_size:,}, so an epoch has no "
+            f"step: --batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
         )
     return ""
 
@@ -153,8 +155,8 @@ def _few_groups(found: Outlook) -> str:
         return ""
     idle = rank_list(rank for rank, share in enumerate(found.petastorms) if not share.row_groups)
     return (
-        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm, which gives out whole row groups, "
-        f"has nothing for {idle} and raises NoDataAvailableError. shards() divides row groups; or write at least "
+        f"{counted(groups, 'row group')} for {rank_count(found.size)}: Petastorm assigns whole row groups, so it has "
+        f"none for {idle} and raises NoDataAvailableError. Use shards(), which divides row groups, or write at least "
         f"{found.size} of them: df.repartition({found.size})."
     )
 
@@ -166,7 +168,7 @@ def _uneven(found: Outlook) -> str:
         filtered = [rank for rank, share in enumerate(shares) if share.row_groups and not share.rows]
         if not filtered:
             return ""
-        return f"Under Petastorm's shards {rank_list(filtered)} would get row groups of which no row is left."
+        return f"Under Petastorm's shards {rank_list(filtered)} would get only row groups without matching rows."
     if most.rows < UNEVEN * least.rows and most.steps == least.steps:
         return ""
     ranks = shares.index(least), shares.index(most)
@@ -175,9 +177,11 @@ def _uneven(found: Outlook) -> str:
         f"{_times(most.rows / least.rows)} times as many"
     )
     if most.steps > least.steps:
-        told += f": {counted(most.steps, 'step')} against {least.steps:,}, and an allreduce in step {least.steps + 1:,}"
-        told += " waits for ranks that have no more"
-    return f"{told}. shards() gives every rank the same number of steps."
+        told += (
+            f": {counted(most.steps, 'step')} instead of {least.steps:,}, so an allreduce in step {least.steps + 1:,}"
+        )
+        told += " waits for ranks that have no batches left"
+    return f"{told}. With shards(), every rank takes the same number of steps."
 
 
 def _times(ratio: float) -> str:
@@ -203,7 +207,7 @@ def _large_groups(found: Outlook) -> str:
     return (
         f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
         f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or "
-        "use shards(), which reads ranges of rows, so that its memory stays bounded."
+        "use shards(), which reads ranges of rows in bounded memory."
     )
 
 
@@ -226,8 +230,8 @@ def _selective(found: Outlook) -> str:
     if not data.where or data.rows >= read / 2:
         return ""
     return (
-        f"The filter keeps {counted(data.rows, 'row')} of {there:,}, and for them {read:,} are read and looked at. "
-        "Sorted or partitioned by the columns of the filter, or written filtered, far less would be read."
+        f"The filter keeps {counted(data.rows, 'row')} of {there:,}, but {read:,} must be read to find them. To "
+        "read less, sort or partition the data by the columns of the filter, or write it filtered."
     )
 
 

@@ -38,7 +38,7 @@ CAPTURED = ("name", "type", "size", "travels", "")
 
 def show_captured(names: Iterable[CapturedName]) -> None:
     """Show what a cell takes along."""
-    show_table(CAPTURED, captured_rows(names), empty="the cell takes nothing from the notebook")
+    show_table(CAPTURED, captured_rows(names), empty="the cell uses no names of the notebook")
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:

@@ -89,7 +89,7 @@ class Connection:
         prefix = PREFIX.pack(len(header), sum(sizes)) + header
         with self._send_lock:
             if self._broken:
-                raise ChannelClosed("the connection broke off in the middle of a frame")
+                raise ChannelClosed("the connection was lost in the middle of a frame")
             try:
                 if sum(sizes) <= CHUNK_BYTES:
                     self._sock.sendall(b"".join([prefix, *views]))
@@ -142,7 +142,7 @@ class Connection:
                 while left:
                     got = self._sock.recv_into(buffer[: min(left, RELAY_BYTES)])
                     if not got:
-                        raise ChannelClosed("the peer went in the middle of a frame")
+                        raise ChannelClosed("the peer closed the connection in the middle of a frame")
                     other._sock.sendall(buffer[:got])
                     left -= got
             except OSError as error:
@@ -210,7 +210,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
         theirs, ours = hello[len(GREETING) :], os.urandom(NONCE_BYTES)
         sock.sendall(ours + _proof(secret, b"member", theirs, ours))
         if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
-            raise ChannelClosed(f"{host}:{port} does not hold this gang's secret")
+            raise ChannelClosed(f"{host}:{port} does not know this gang's secret")
     except BaseException:  # raised again: only the socket must not be left open
         sock.close()
         raise

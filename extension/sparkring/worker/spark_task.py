@@ -44,8 +44,8 @@ def task_for(
         tasks = len(context.getTaskInfos())
         if tasks != size:  # the number of partitions may depend on what the data turned out to be
             raise RuntimeError(
-                f"sparkring: the DataFrame came in {tasks} partitions, not {size}, for they depend on its data: use "
-                f"its .repartition({size})."
+                f"sparkring: the DataFrame came in {tasks} partitions, not {size}, because its plan adapts to its "
+                f"data: use .repartition({size})."
             )
 
         def feed(pipe: Any) -> None:
@@ -61,7 +61,7 @@ def task_for(
                     writer.write_batch(batch)
                     pipe.flush()
                 if broke_off():
-                    raise RuntimeError("sparkring: Spark could not make the rows of this partition")
+                    raise RuntimeError("sparkring: Spark could not compute the rows of this partition")
                 writer = writer or pyarrow.ipc.new_stream(pipe, described)
                 writer.close()
                 pipe.write(rows_end)

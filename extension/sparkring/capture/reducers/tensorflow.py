@@ -182,8 +182,8 @@ def _model(model: Any) -> Reduced:
         raise Refused(
             Kind(
                 f"a Keras model, `{name}`, that cannot be rebuilt from its configuration ({_short(reason)})",
-                "give each of its classes a `get_config()` that returns the arguments of its `__init__()`, call the "
-                "model once on data, or write a function that builds it and call that in the cell",
+                "define a `get_config()` in each of its classes that returns the arguments of its `__init__()`, call "
+                "the model once on data, or write a function that builds it and call that in the cell",
             )
         ) from error
     return _remade, (recipe, weights, adapted), compilation, None, None, _compile

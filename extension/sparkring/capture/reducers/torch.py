@@ -18,7 +18,7 @@ from sparkring.capture.reducers.base import Layout, Reduced, Reducer
 
 _COMPILED = Kind(
     "compiled by torch.compile in a way that cannot be repeated",
-    "pass what it was compiled from, and call `torch.compile` in the cell",
+    "pass the original, and call `torch.compile` in the cell",
 )
 
 

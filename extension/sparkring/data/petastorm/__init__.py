@@ -2,15 +2,15 @@
 
     from sparkring.data.petastorm import make_reader, make_batch_reader, make_spark_converter, SparkDatasetConverter
 
-is all that a notebook has to change. What these do beside what Petastorm's own do:
+is the only change that a notebook needs. The differences from Petastorm's own functions are:
 
-- `cur_shard` and `shard_count` are this rank's and the number of ranks unless they are given; in the notebook's
-  process nothing is shared out. A rank that is to read everything says cur_shard=0, shard_count=1.
+- `cur_shard` and `shard_count` default to this rank and the number of ranks. In the notebook's process, the whole data
+  set is read. To read everything on a rank, pass cur_shard=0, shard_count=1.
 - Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
-- The footers are read before a worker starts: a path that is not there, too few row groups, a TransformSpec that does
-  not give what it declares are a DataError then; ranks with unequal numbers of steps are told in a warning.
-- A reader whose worker dies raises, and goes on raising, where Petastorm's own waits for ever.
-- How far each rank has read is told to the notebook.
+- The footers are read before a worker starts. A missing path, too few row groups, or a TransformSpec that does not
+  return what it declares is then a DataError; unequal numbers of steps cause a warning.
+- If a worker dies, the reader raises an error at each further read; Petastorm's own waits for ever.
+- The progress of each rank is reported to the notebook.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ def make_spark_converter(
 ) -> SparkDatasetConverter:
     """Petastorm's make_spark_converter: writes a Spark DataFrame as Parquet, for ranks to read.
 
-    `parent_cache_dir_url` is the folder in which the cache folder is made, which all ranks must see; it becomes the
-    Spark setting petastorm.spark.converter.parentCacheDirUrl, which serves where it is not given. The others
-    (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default floats become float32,
-    and MLlib's vectors 1-D arrays. The cache folder is removed by delete(), when the notebook's process ends, and, if
-    that was killed, when the next one on the same host makes a converter in the same parent folder. OptionsError if
-    there is no parent folder, PathError for one that cannot be.
+    The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. It becomes the Spark
+    setting petastorm.spark.converter.parentCacheDirUrl, which is also its default. The other arguments
+    (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
+    and MLlib's vectors 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends. If that
+    was killed, the folder is removed when the next process on the same host makes a converter in the same parent
+    folder. OptionsError: no parent folder is given. PathError: it is invalid.
     """
     silence()
     from petastorm.spark import make_spark_converter as real
@@ -38,8 +38,10 @@ def make_spark_converter(
     settings = df.sparkSession.conf
     parent = parent_cache_dir_url or settings.get(_PARENT_CACHE_DIR_URL, None)
     if not parent:
-        raise OptionsError("make_spark_converter has to know where to keep the rows, in a folder that all ranks see: "
-                           "parent_cache_dir_url='dbfs:/tmp/petastorm', for example.")  # fmt: skip
+        raise OptionsError(
+            "make_spark_converter needs a folder for the rows that all ranks can reach, for example "
+            "parent_cache_dir_url='dbfs:/tmp/petastorm'."
+        )
     url = _cache_url(parent)
     settings.set(_PARENT_CACHE_DIR_URL, url)
     cache.remove_abandoned(url)
@@ -52,8 +54,8 @@ def make_spark_converter(
 class SparkDatasetConverter:
     """The rows of a DataFrame as Parquet files; made in the notebook, used in a cell. `len()` is the number of rows.
 
-    It travels as the paths only: a rank that has used it removes nothing when it ends. The notebook does, with
-    delete(), when no run needs the files any more.
+    Only the paths are sent to the ranks, and ranks do not remove the files. Call delete() in the notebook when no run
+    needs them any more.
     """
 
     cache_dir_url: str
@@ -77,8 +79,8 @@ class SparkDatasetConverter:
     ) -> Iterator[Any]:
         """A tf.data.Dataset of namedtuples of tensors, as a context manager: `with converter.make_tf_dataset() as d`.
 
-        `batch_size` None is 32, `num_epochs` None is endless; the last batch of all is the rest. `reader_options` are
-        make_batch_reader's. Errors as there; under TensorFlow, a transform must declare every change of a dtype.
+        `batch_size` None is 32, `num_epochs` None is endless; the very last batch may be smaller. `reader_options` and
+        errors are those of make_batch_reader. With TensorFlow, a transform must declare every change of a dtype.
         """
         plan = self._planned(reader_options, batch_size or 32, num_epochs, workers_count, every_change=True)
         manager = self._petastorms().make_tf_dataset(
@@ -97,7 +99,7 @@ class SparkDatasetConverter:
         data_loader_fn: Callable[..., Any] | None = None,
         **reader_options: Any,
     ) -> Iterator[Any]:
-        """A loader of dicts of torch tensors, as a context manager; the arguments as in make_tf_dataset."""
+        """A loader of dicts of torch tensors, as a context manager. The arguments are as in make_tf_dataset."""
         plan = self._planned(reader_options, batch_size, num_epochs, workers_count)
         manager = self._petastorms().make_torch_dataloader(
             batch_size, num_epochs, workers_count, shuffling_queue_capacity, data_loader_fn,
@@ -107,10 +109,12 @@ class SparkDatasetConverter:
             yield loader
 
     def delete(self) -> None:
-        """Remove the cache folder. OptionsError on one rank of several: the others may be reading it."""
+        """Remove the cache folder. OptionsError: called on one of several ranks, since the others may be reading it."""
         if world().size > 1:
-            raise OptionsError("delete() on a rank removes the files under the other ranks' hands: call it in the "
-                               "notebook when the run is over.")  # fmt: skip
+            raise OptionsError(
+                "delete() on a rank would remove files that other ranks still read: call it in the notebook after the "
+                "run."
+            )
         self._petastorms().delete()
 
     def _petastorms(self) -> Any:

@@ -76,8 +76,10 @@ def plan_reader(
     source = open_source(options, name)
     batched = function == "make_batch_reader"
     if not batched and not source.has_unischema:
-        raise DataError(f"{source.name} was not written with Petastorm's materialize_dataset: there is no Unischema "
-                        "beside the files. Read it with make_batch_reader.")  # fmt: skip
+        raise DataError(
+            f"{source.name} was not written with Petastorm's materialize_dataset: its files have no Unischema. Read it "
+            "with make_batch_reader."
+        )
     columns = list(transform.view(source.schema, options["schema_fields"]).fields)
     spec = options["transform_spec"]
     if spec is not None:
@@ -110,7 +112,7 @@ def _url(path: Path) -> str:
     if not found.local:
         return str(found.fs.unstrip_protocol(found.path))
     if set("?#") & set(found.path):
-        raise PathError(f"{written}: Petastorm takes what follows a ? or # for no part of the path. Rename the folder.")
+        raise PathError(f"{written}: Petastorm ignores the part of a path after a ? or #. Rename the folder.")
     return f"file://{found.path}"
 
 
@@ -122,9 +124,9 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
         if here.size > 1 or shard_one:
             options.update(cur_shard=here.rank, shard_count=here.size)
     elif shard is None or count is None:
-        raise OptionsError("cur_shard and shard_count go together: give both, or neither for this rank's shard.")
+        raise OptionsError("cur_shard and shard_count must be given together; give neither to read this rank's shard.")
     elif not 0 <= shard < count:
-        raise OptionsError(f"cur_shard={shard} is no shard of shard_count={count}: they count from 0.")
+        raise OptionsError(f"cur_shard={shard} is out of range for shard_count={count}: shards are numbered from 0.")
     else:
         options.update(cur_shard=int(shard), shard_count=int(count))
 
@@ -143,8 +145,8 @@ def _check_shards(plan: Plan) -> None:
         last = "the last step" if most - least == 1 else f"the last {most - least}"
         warnings.warn(
             f"{source.name}: rank {steps.index(most)} gets {most} steps of {plan.batch_size} rows, rank "
-            f"{steps.index(least)} gets {least}: an allreduce in {last} hangs or fails. Petastorm gives out whole "
-            "row groups; sparkring.shards splits evenly.",
+            f"{steps.index(least)} gets {least}: an allreduce in {last} hangs or fails. Petastorm assigns whole row "
+            "groups; sparkring.shards divides rows evenly.",
             stacklevel=_level_of_user(),
         )
 
@@ -153,7 +155,7 @@ def _too_few_row_groups(source: Source, count: int) -> DataError:
     smaller = max(1, sum(source.sizes_bytes) // (2 * count))
     return DataError(
         f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too few "
-        f"for {count} ranks: Petastorm gives out whole row groups. Write it with smaller ones "
+        f"for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
         f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
         "sparkring.shards, which splits row groups."
     )

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 def make_reader(
     dataset_url: Path | list[str], *arguments: Any, batch_size: int | None = None, **options: Any
 ) -> Reader:
-    """Petastorm's make_reader: reads rows that were written under materialize_dataset(), each a namedtuple.
+    """Petastorm's make_reader: reads rows that were written with materialize_dataset(), each as a namedtuple.
 
-    `batch_size` is what the rows will be batched into; it is used to tell steps, and whether all ranks get as many.
-    Everything else is Petastorm's. DataError: nothing there, no Unischema, a file that is no Parquet, fewer row groups
-    than shards, a transform that does not give what it declares. PathError, OptionsError: the arguments themselves.
+    `batch_size` is the size of the batches that will be made of the rows; it is used to count steps and to check that
+    all ranks have the same number. Everything else is Petastorm's. DataError: no files, no Unischema, a file that is
+    not Parquet, fewer row groups than shards, or a transform that does not return what it declares. PathError,
+    OptionsError: an invalid argument.
     """
     return _make("make_reader", (dataset_url, *arguments), options, batch_size)
 
@@ -30,9 +31,9 @@ def make_reader(
 def make_batch_reader(
     dataset_url_or_urls: Path | list[str], *arguments: Any, batch_size: int | None = None, **options: Any
 ) -> Reader:
-    """Petastorm's make_batch_reader: reads any Parquet files, a row group at a time, as a namedtuple of arrays.
+    """Petastorm's make_batch_reader: reads any Parquet files, one row group at a time, as a namedtuple of arrays.
 
-    `batch_size` and errors as in make_reader.
+    `batch_size` and errors are as in make_reader.
     """
     return _make("make_batch_reader", (dataset_url_or_urls, *arguments), options, batch_size)
 
@@ -44,12 +45,12 @@ def check_transform(
     schema_fields: Any = None,
     batched: bool | None = None,
 ) -> None:
-    """See whether a TransformSpec gives what it declares, on the first rows of `source`: a path, URLs, or a converter.
+    """Check on the first rows of `source` (a path, URLs or a converter) that a TransformSpec returns what it declares.
 
-    Its function gets one row as a dict, as under make_reader, or eight as a pandas DataFrame where `batched`, as
-    under make_batch_reader; by default what the data are for. DataError names the field, what is expected and what
-    came. The readers of this module look at it themselves, except for a change to a field that it does not declare,
-    which not every consumer minds.
+    Its function gets one row as a dict, as in make_reader, or with `batched` eight rows as a pandas DataFrame, as in
+    make_batch_reader. The default of `batched` depends on the data. DataError names the field, the expected value and
+    the value found. The readers of this module make the same check, except for changes to a field that the
+    TransformSpec does not declare, which some consumers accept.
     """
     silence()
     urls = list(source.file_urls) if hasattr(source, "file_urls") else source

@@ -56,12 +56,12 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
         )
         for path in [paths] if isinstance(paths, str) else paths:
             if not fs.exists(path):
-                raise DataError(f"{name}: there is nothing at {path}{_as_seen_here()}.")
+                raise DataError(f"{name}: nothing exists at {path}{_as_seen_here()}.")
         dataset = parquet.ParquetDataset(
             paths, filesystem=fs, validate_schema=False, metadata_nthreads=10, filters=options["filters"]
         )
         if not dataset.pieces:
-            raise DataError(f"{name} holds no Parquet files.")
+            raise DataError(f"{name} has no Parquet files.")
         footers = _footers(fs, [piece.path for piece in dataset.pieces])
         if dataset.metadata or dataset.common_metadata:
             pieces = dataset_metadata.load_row_groups(dataset)
@@ -78,7 +78,7 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
             dataset.partitions,
         )  # fmt: skip
     if not any(found.rows):
-        raise DataError(f"{name} has no rows: {len(footers)} files, all of them empty.")
+        raise DataError(f"{name} has no rows: {len(footers)} files, all empty.")
     return found
 
 
@@ -117,8 +117,8 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
     except (DataError, PathError):
         raise
     except PetastormMetadataError as error:
-        raise DataError(f"{name}: its _common_metadata does not tell the row groups ({first_line(error)}). "
-                        "Petastorm's petastorm-generate-metadata.py writes it anew.") from error  # fmt: skip
+        raise DataError(f"{name}: its _common_metadata does not list the row groups ({first_line(error)}). "
+                        "Rewrite it with Petastorm's petastorm-generate-metadata.py.") from error  # fmt: skip
     except (NoDataAvailableError, *also) as error:
         raise DataError(f"{name}: {first_line(error)}") from error
 
@@ -128,7 +128,7 @@ def _as_seen_here() -> str:
     here = world()
     if here.size == 1:
         return ""
-    return f" on {here.node}, where rank {here.rank} runs; data must lie where all ranks see them"
+    return f" on {here.node}, where rank {here.rank} runs; all ranks must be able to reach the data"
 
 
 def first_line(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def view(schema: Any, schema_fields: Any) -> Any:
     except ValueError as error:
         raise DataError(f"schema_fields: {' '.join(str(error).split())[:300]}") from error
     if not found.fields:
-        raise DataError(f"schema_fields={schema_fields!r} matches no column. There is: {', '.join(schema.fields)}.")
+        raise DataError(f"schema_fields={schema_fields!r} matches no column. Columns: {', '.join(schema.fields)}.")
     return found
 
 
@@ -76,8 +76,10 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
     there = {*before.fields, *(field[0] for field in spec.edit_fields)}
     unknown = [field for field in spec.selected_fields or () if field not in there]
     if unknown:
-        raise DataError(f"{name}: selected_fields names {unknown[0]!r}, which is neither a column nor in edit_fields. "
-                        f"There is: {', '.join(sorted(there))}.")  # fmt: skip
+        raise DataError(
+            f"{name}: selected_fields names {unknown[0]!r}, which is neither a column nor in edit_fields. Columns: "
+            f"{', '.join(sorted(there))}."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Petastorm says it again when the reader is made
         return transform_schema(before, spec)
@@ -135,12 +137,12 @@ def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
 def _check_names(columns: dict[str, list[Any]], declared: Any, name: str) -> None:
     missing = [field for field in declared.fields if field not in columns]
     if missing:
-        raise DataError(f"{name}: after the transform there is no field {missing[0]!r}, which its TransformSpec "
+        raise DataError(f"{name}: the transform returned no field {missing[0]!r}, which its TransformSpec "
                         f"declares. Got: {', '.join(columns) or 'none'}.")  # fmt: skip
     more = [field for field in columns if field not in declared.fields]
     if more:
-        raise DataError(f"{name}: after the transform there is a field {more[0]!r}, which its TransformSpec does not "
-                        f"declare: name it in edit_fields or removed_fields, or drop it. Expected: "
+        raise DataError(f"{name}: the transform returned the field {more[0]!r}, which its TransformSpec does not "
+                        "declare: name it in edit_fields or removed_fields, or drop it. Expected: "
                         f"{', '.join(declared.fields)}.")  # fmt: skip
 
 
@@ -165,8 +167,10 @@ def _check_value(value: Any, field: Any, name: str, batched: bool) -> None:
 def _check_unchanged(field: str, before: Seen, after: Seen, shape: tuple[int | None, ...], name: str) -> None:
     same = before.dtype == after.dtype or not (_is_number(before.dtype) and _is_number(after.dtype))
     if not same or (before.shape != after.shape and not _same_shape(after.shape, shape)):
-        raise DataError(f"{name}: the transform turns field {field!r} from {before} into {after}, and its "
-                        "TransformSpec does not declare it: name it in edit_fields.")  # fmt: skip
+        raise DataError(
+            f"{name}: the transform changes field {field!r} from {before} into {after}, which its TransformSpec does "
+            "not declare: name it in edit_fields."
+        )
 
 
 def _seen(values: list[Any]) -> list[Seen]:

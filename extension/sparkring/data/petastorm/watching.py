@@ -64,7 +64,7 @@ class Results:
 
     def read_next(self, pool: Any, schema: Any, ngram: Any) -> Any:
         if self._failed is not None:  # Petastorm would wait for workers that have ended
-            raise DataError(f"the reader has failed before: {first_line(self._failed)}") from self._failed
+            raise DataError(f"the reader has already failed: {first_line(self._failed)}") from self._failed
         began = time.monotonic()
         try:
             item = self._real.read_next(pool, schema, ngram)
@@ -184,7 +184,9 @@ class Deaths:
     @staticmethod
     def _ended(worker: Any) -> str:
         if not hasattr(worker, "poll"):
-            return "" if worker.is_alive() else "a thread; sys.exit() in a transform does that, and so does stop()"
+            return (
+                "" if worker.is_alive() else "a thread; this can be caused by sys.exit() in a transform, or by stop()"
+            )
         code = worker.poll()
         if code is None:
             return ""

@@ -46,7 +46,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
             odd = next((name for name in columns | found if columns.get(name) != found.get(name)), None)
             if odd is not None:
                 was, now = _words(columns.get(odd)), _words(found.get(odd))
-                raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, and {was} before.")
+                raise DataError(f"{called}: column `{odd}` is {now} from row {done + count:,} on, but {was} before.")
             waiting.append(chunk)
             count += length
             if count >= batch_size:
@@ -82,7 +82,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
         for chunk in [source] if isinstance(source, Mapping) else source:
             if not isinstance(chunk, Mapping) or not chunk:
                 raise DataError(
-                    f"{called} gives a `{type(chunk).__name__}` where a batch is to be a dict of an array per column."
+                    f"{called} yields a `{type(chunk).__name__}`: a batch must be a dict with an array per column."
                 )
             yield {str(name): _array(values, f"{called}: column `{name}`") for name, values in chunk.items()}
 
@@ -98,14 +98,16 @@ def _array(values: Any, what: str) -> Array:
     except ValueError:  # NumPy's
         raise DataError(f"{what} is ragged: pad or cut its arrays to one length.") from None
     if array.ndim == 0 or 0 in array.shape[1:]:
-        raise DataError(f"{what} has the shape {list(array.shape)}: it is to be an array of rows, each of some values.")
+        raise DataError(
+            f"{what} has the shape {list(array.shape)}: expected an array of rows, each with at least one value."
+        )
     if array.dtype.kind in "US" or _of_strings(array):
         return array
     if array.dtype.name not in NUMBERS:
         kind = type(array.flat[0]).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise DataError(
-            f"{what} is of type {kind}, which a TFRecord array cannot hold: make it numbers or strings, times as with "
-            "unix_micros() in Spark or astype('int64') in NumPy."
+            f"{what} is of type {kind}, which a TFRecord array cannot hold: convert it to numbers or strings, times "
+            "for example with unix_micros() in Spark or astype('int64') in NumPy."
         )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 

@@ -25,7 +25,7 @@ def encoded(batch: Batch, called: str) -> bytes:
         features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
     if size > LARGEST_RECORD:
         raise DataError(
-            f"{called}: a record of {size / 1e9:.1f} GB is more than the format allows. Take a smaller batch_size."
+            f"{called}: a record of {size / 1e9:.1f} GB is more than the format allows. Use a smaller batch_size."
         )
     return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
@@ -58,6 +58,6 @@ def tensorflow() -> Any:
         import tensorflow
     except ImportError as error:
         raise DataError(
-            f"TFRecord needs TensorFlow, and {error}: `pip install 'sparkring[tensorflow]'` where it runs."
+            f"TFRecord needs TensorFlow, but {error}: `pip install 'sparkring[tensorflow]'` where it runs."
         ) from error
     return tensorflow

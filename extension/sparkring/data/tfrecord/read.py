@@ -37,21 +37,21 @@ def tfrecords(
     rank: int | None = None,
     size: int | None = None,
 ) -> Records:
-    """This rank's share of the folder `path`, which write_tfrecord() has written; on the driver all of it.
+    """This rank's share of a folder that write_tfrecord() has written. On the driver, it is the whole folder.
 
-    Make it in the notebook and use it in the cell: then what is wrong with it shows before the launch.
+    Make it in the notebook and use it in the cell, so that errors are raised before the launch.
 
-    columns: the names to read; all, if not given.
-    shuffle: another order of records every epoch, the same for the same `seed`, of which 0 is one.
-    remainder: "drop" keeps batches whole and ranks even by leaving out the last rows, "pad" by repeating some.
-    transform: from a dict of tensors [batch, …] to what the model takes, in TensorFlow's graph.
-    rank, size: instead of this rank's own.
+    columns: the names to read; default: all.
+    shuffle: read the records in a new order every epoch, which depends on `seed`; 0 is a seed like any other.
+    remainder: make batches full and ranks even by leaving out the last rows ("drop"), or by repeating rows ("pad").
+    transform: a function from a dict of tensors [batch, …] to the model's input, run in TensorFlow's graph.
+    rank, size: use these instead of this rank's own.
 
-    DataError if the folder is not whole, a file is missing or not of the size that it was written with, a column is
-    not there, or records are fewer than ranks.
+    DataError: the folder is incomplete, a file is missing or has another size, a column does not exist, or there are
+    fewer records than ranks.
     """
     if remainder not in ("drop", "pad"):
-        raise OptionsError(f"remainder={remainder!r}: 'drop' or 'pad'.")
+        raise OptionsError(f"remainder={remainder!r}: expected 'drop' or 'pad'.")
     schema, folder = read_schema(path), locate(path)
     known = [column.name for column in schema.columns]
     for name in columns or ():
@@ -65,9 +65,9 @@ def tfrecords(
 
 @dataclass(frozen=True)
 class Records:
-    """TFRecord files shared out among the ranks. `len()` is the number of steps that each takes in an epoch.
+    """TFRecord files, divided among the ranks. `len()` is the number of steps of each rank in an epoch.
 
-    Iterating gives dicts of NumPy arrays [batch, …], an epoch at a time.
+    Iterating yields one epoch of dicts of NumPy arrays [batch, …].
     """
 
     folder: Location
@@ -81,26 +81,26 @@ class Records:
 
     @property
     def rank(self) -> int:
-        """Whose share this is: this process's rank, unless another was given."""
+        """The rank whose share this is: this process's rank, unless another was given."""
         return self.seat[0] if self.seat else world.world().rank
 
     @property
     def size(self) -> int:
-        """Among how many the files are shared out."""
+        """The number of ranks that the files are divided among."""
         return self.seat[1] if self.seat else world.world().size
 
     def share(self) -> Share:
-        """What this rank reads. DataError if there are fewer records than ranks."""
+        """The records that this rank reads. DataError: there are fewer records than ranks."""
         return share_out(self.schema, self.rank, self.size, self.remainder)
 
     @property
     def steps(self) -> int:
-        """Batches per epoch, the same on every rank."""
+        """The number of batches per epoch, the same on every rank."""
         return self.share().steps
 
     @property
     def dropped(self) -> int:
-        """Rows that no rank reads in an epoch."""
+        """The number of rows that no rank reads in an epoch."""
         return max(0, self.schema.rows - self.steps * self.size * self.schema.batch_size)
 
     def __len__(self) -> int:
@@ -126,10 +126,10 @@ class Records:
             raise self._damaged() or error from None
 
     def as_tf(self, *names: str) -> Any:
-        """A tf.data.Dataset of batches with static shapes: dicts, or with names tuples in that order, or one tensor.
+        """A tf.data.Dataset of batches with static shapes: dicts; with names, tuples in that order, or a single tensor.
 
-        Each pass over it is an epoch, in an order of its own. It is this rank's alone: TensorFlow does not share it
-        out a second time.
+        Each pass over it is an epoch, in a new order. It is already this rank's share: TensorFlow does not divide it
+        again.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading
@@ -193,7 +193,7 @@ class Records:
         """What was asked for of a batch."""
         found = batch if self.transform is None else self.transform(batch)
         if names and not isinstance(found, Mapping):
-            raise OptionsError(f"as_tf({', '.join(names)}): transform gave a `{type(found).__name__}`, and no dict.")
+            raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")
         for name in names:
             if name not in found:
                 raise DataError(f"a batch has no column `{name}`: {nearest(name, list(found))}")
@@ -211,5 +211,5 @@ class Records:
             except tf.errors.DataLossError as error:
                 written = (self.folder / self.schema.files[index].name).written
                 reason = error.message.partition("} ")[2].partition(" [Op:")[0]
-                return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data anew.")
+                return DataError(f"{written} is damaged after record {count:,} ({reason}): write the data again.")
         return None

@@ -87,11 +87,11 @@ def _advise(records: Records) -> None:
     schema, where, size = records.schema, records.folder.written, records.size
     if records.share().split:
         report.log_to_driver(
-            f"{where}: {len(schema.files)} files do not go evenly into {size} ranks, which read parts of files and "
-            f"pass over the rest; write_tfrecord(…, ranks={size}) makes whole ones."
+            f"{where}: {len(schema.files)} files cannot be divided evenly among {size} ranks, so ranks read parts of "
+            f"files and skip the rest; write_tfrecord(…, ranks={size}) writes files that can."
         )
     if records.dropped:
         report.log_to_driver(
             f"{where}: {records.dropped:,} of {schema.rows:,} rows are left out of each epoch, so that every rank "
-            f"makes {records.steps:,} steps of {schema.batch_size:,} rows; remainder='pad' reads them all."
+            f"takes {records.steps:,} steps of {schema.batch_size:,} rows; remainder='pad' reads them all."
         )

@@ -129,7 +129,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     try:
         found = json.loads(file.fs.cat_file(file.path))
         if found.pop("layout") != LAYOUT:
-            raise DataError(f"{folder.written} was written by another version of sparkring: write it anew.")
+            raise DataError(f"{folder.written} was written by another version of sparkring: write it again.")
         columns = tuple(Column(name, dtype, tuple(shape)) for name, dtype, shape in found.pop("columns"))
         schema = Schema(columns=columns, files=tuple(RecordFile(*each) for each in found.pop("files")), **found)
         _check_files(schema, folder)
@@ -138,11 +138,11 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         if not folder.fs.exists(folder.path):
             raise DataError(f"{folder.written} does not exist.") from None
         raise DataError(
-            f"{folder.written} has no {SCHEMA}: the writing was stopped, or it was not sparkring that wrote. "
-            "Write it with write_tfrecord()."
+            f"{folder.written} has no {SCHEMA}: writing was interrupted, or the files are not sparkring's. Write them "
+            "with write_tfrecord()."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{file.written} is damaged ({error}): write the data anew.") from None
+        raise DataError(f"{file.written} is damaged ({error}): write the data again.") from None
     except OSError as error:
         raise DataError(f"{folder.written} cannot be read: {error.strerror or error}.") from error
 
@@ -153,10 +153,10 @@ def _check_files(schema: Schema, folder: Location) -> None:
     for file in schema.files:
         location = folder / file.name
         if location.path not in found:
-            raise DataError(f"{location.written} is missing: write the data anew.")
+            raise DataError(f"{location.written} is missing: write the data again.")
         size = found[location.path]["size"]
         if size != file.size_bytes:
             raise DataError(
-                f"{location.written} has {size:,} bytes and was written with {file.size_bytes:,}: it is damaged. "
-                "Write the data anew."
+                f"{location.written} has {size:,} bytes instead of {file.size_bytes:,}: it is damaged. Write the data "
+                "again."
             )

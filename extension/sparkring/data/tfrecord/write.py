@@ -47,27 +47,27 @@ def write_tfrecord(
 
         write_tfrecord(df, "dbfs:/flights-records", batch_size=256, ranks=4)
 
-    source: a Spark DataFrame (written to `cache` first, see materialise(); this process then writes, so only it needs
-        TensorFlow), shards(…) with all that it can choose, fill and transform, a pandas DataFrame, a dict of arrays
-        [rows, …], or an iterable of such dicts. `name` is what the notebook calls it.
-    batch_size: rows in a record; shards have theirs.
-    files: how many; else ranks × files_per_rank, else 16.
-    prefixes: spread the paths over that many folders with names like hashes, since object stores bound the requests
+    source: a Spark DataFrame (written to `cache` first; this process then writes the files, so only it needs
+        TensorFlow), shards(…) with its options, a pandas DataFrame, a dict of arrays [rows, …], or an iterable
+        of such dicts. `name` is its name in messages.
+    batch_size: the number of rows in a record. Leave it out for shards(…), which have their own.
+    files: the number of files; default: ranks × files_per_rank, or 16.
+    prefixes: spread the files over this many folders with names like hashes, since object stores limit the requests
         per second and prefix.
 
-    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, a folder that holds something. A
-    write that fails or is stopped leaves nothing.
+    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, or a folder that is not empty. A
+    write that fails or is stopped leaves no files.
     """
     if isinstance(source, Shards):
         if batch_size not in (None, source.batch_size):
             raise OptionsError(f"batch_size={batch_size}: these shards have {source.batch_size:,}; leave it out.")
         batch_size = source.batch_size
     if batch_size is None:
-        raise OptionsError("batch_size is missing: say how many rows a record is to hold.")
+        raise OptionsError("batch_size is missing: pass the number of rows per record.")
     count = files if files is not None else FILES if ranks is None else ranks * files_per_rank
     for option, value in (("batch_size", batch_size), ("files (or ranks × files_per_rank)", count)):
         if value < 1:
-            raise OptionsError(f"{option}={value}: at least 1.")
+            raise OptionsError(f"{option}={value}: expected at least 1.")
     if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
         raise OptionsError(
             f"prefixes={prefixes}, compression={compression!r}: 0 to {MOST_PREFIXES:,}; None, 'GZIP' or 'ZLIB'."
@@ -115,7 +115,7 @@ def _write(
             records[file] += 1
             rows[file] += _rows(batch)
         if not columns:
-            raise DataError(f"{called} has no rows: there is nothing to write.")
+            raise DataError(f"{called} has no rows to write.")
         with _usable(target):
             for writer in writers:
                 writer.close()
@@ -165,7 +165,7 @@ def _new(target: Location) -> Iterator[None]:
     with _usable(target):
         there = fs.exists(path)
         if there and (not fs.isdir(path) or fs.ls(path, detail=False, refresh=True)):
-            raise DataError(f"{target.written} is there and not an empty folder: remove it, or write to another path.")
+            raise DataError(f"{target.written} exists and is not an empty folder: remove it, or write to another path.")
         fs.makedirs(path, exist_ok=True)
     try:
         yield
@@ -184,5 +184,5 @@ def _usable(target: Location) -> Iterator[None]:
     except (OSError, tensorflow().errors.OpError) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
         raise DataError(
-            f"{target.written} cannot be written: {reason}. Free some space, or name another folder."
+            f"{target.written} cannot be written: {reason}. Free some space, or use another folder."
         ) from error

@@ -19,7 +19,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     """The lines with their numbers, the one that failed marked; names, versions, data, and where more is."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
-        return details("The cell", scrolled(cell, "the cell")) + details("What it ran with", rest)
+        return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)
     return f'<div class="sr-cell">{cell}</div>{rest}' if cell or rest else ""
 
 
@@ -38,11 +38,11 @@ def _captured(record: RunRecord, form: Form) -> str:
     names = record.captured[: NAMES_FINAL if form == "final" else CAPTURED_KEPT]
     if not names:
         return ""
-    note = "taken along from the notebook"
+    note = "sent from the notebook"
     if len(names) < len(record.captured) or len(names) == CAPTURED_KEPT:
         note += f": the first {len(names)}"
     if record.warm:
-        note += "; what the ranks had already was not sent again"
+        note += "; names that the ranks already had were not sent again"
     return bare_table(CAPTURED, captured_rows(names), note)
 
 

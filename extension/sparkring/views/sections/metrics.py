@@ -81,9 +81,9 @@ def _legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     band = any(point.value.differs for curve in curves if not curve.ranks for point in curve.points)
     kinds = {mark.kind for mark in marks}
     said = [
-        "thick: mean; thin: each rank" if any(curve.ranks for curve in curves) else "",
-        "band: lowest to highest" if band else "",
-        "dotted: undone by a restart" if any(curve.undone for curve in curves) else "",
+        "thick: mean; thin: single ranks" if any(curve.ranks for curve in curves) else "",
+        "band: minimum to maximum" if band else "",
+        "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
         "green tick: checkpoint" if "checkpoint" in kinds else "",
     ]

@@ -51,7 +51,7 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
     parts = [_read_table(told, strips)] if told else []
     if strips and not any(len(line.ranks) == 1 for line in told):
         some = [replace(found, ranks=(each,)) for each in found.ranks if each.rank in strips]
-        note = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: those that stand out, the slowest, the first"
+        note = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: first those with a warning, then the slowest"
         parts += [f"<div><small>{note}</small></div>", _read_table([reading.line(each) for each in some], strips)]
     return "".join(parts) + (_legend(over) if strips else "")
 

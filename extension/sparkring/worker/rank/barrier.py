@@ -79,8 +79,8 @@ class Rows(Iterator[Any]):
         if self._form:
             have_been = "have been read" if self._ended else "are being read"
             raise DataError(
-                f"`rows` can be read once, and {have_been} {self._form}: they are not kept. Keep what you need of "
-                "them, for example `frame = rows.to_pandas()`."
+                f"`rows` can be read only once, and {have_been} {self._form}. Keep what you need, for example `frame = "
+                "rows.to_pandas()`."
             )
         self._form = form
         return self._read()
@@ -96,7 +96,7 @@ class Rows(Iterator[Any]):
                 for batch in reader:
                     yield pyarrow.RecordBatch.from_arrays(batch.columns, schema=self._schema)
                 if pipe.read() != ROWS_END:
-                    raise DataError("the rows broke off: Spark has ended the task.")
+                    raise DataError("the rows are incomplete: Spark has ended the task.")
         self._ended = True
 
     def _one_by_one(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -106,7 +106,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as second:  # the user's own __str__
-        return f"(its text cannot be had: {type(second).__name__})"
+        return f"(its message cannot be read: {type(second).__name__})"
 
 
 def _traceback(error: BaseException) -> str:
@@ -183,11 +183,11 @@ def _advice(error: BaseException) -> str:
         if package in ("tensorflow", "torch", "petastorm", "keras"):
             return f"Install it for this rank's Python: `pip install {package}`."
         return (
-            f"`{package}` is not installed for this rank's Python; a module of your own must lie beside "
-            "the notebook, on sys.path, or be shipped with spark.sparkContext.addPyFile()."
+            f"`{package}` is not installed for this rank's Python; put a module of your own in the notebook's folder "
+            "or on sys.path, or add it with spark.sparkContext.addPyFile()."
         )
     if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
-        return "A TFRecord file is damaged. Where tfrecords() reads it, `for batch in tfrecords(…): pass` names it."
+        return "A TFRecord file is damaged. If tfrecords() reads it, `for batch in tfrecords(…): pass` finds it."
     if isinstance(error, MemoryError):
         return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
