@@ -18,13 +18,18 @@ INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --ed
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
+# Tests often wait for a process to start or end: three workers keep two cores busy. WORKERS=… is another number of them.
+WORKERS := 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test check lab bench docs notebooks env clean
+.PHONY: help demo test test-quick check lab bench docs notebooks env clean
 
 help:
 	@printf '%-15s %s\n' 'make demo' 'set up, train a small model, run notebooks/quickstart.ipynb, show what it reached'
-	@printf '%-15s %s\n' 'make test' 'set up and run the tests, against local Spark and a standalone cluster'
+	@printf '%-15s %s\n' 'make test' 'set up and run all tests: kernels, a browser, local Spark, a standalone cluster'
+	@printf '%-15s %s\n' 'make test-quick' 'the tests that need no kernel, browser or Spark, for while you work'
 	@printf '%-15s %s\n' 'make check' 'style, types and import rules'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
 	@printf '%-15s %s\n' 'make bench' 'measure against the peers'
@@ -40,8 +45,10 @@ demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
 test: env
-	@$(BIN)/python -m pytest tests
-	@$(BIN)/python -m pytest tests/behaviour --standalone
+	@$(PYTEST) tests
+
+test-quick: env
+	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
 check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff check .

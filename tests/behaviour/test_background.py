@@ -78,6 +78,7 @@ def test_a_failure_is_told_and_kept(ring, capsys, wait_until):
     assert "rank 1 failed: ValueError: no" in repr(run)
 
 
+@pytest.mark.standalone("the job is cancelled on executors")
 def test_stop_leaves_nothing(ring, wait_until):
     """When stop() returns, the run has ended like one that was interrupted."""
     run = ring.in_background("import time\nprint('up', flush=True)\ntime.sleep(1000)")
@@ -91,6 +92,7 @@ def test_stop_leaves_nothing(ring, wait_until):
     run.stop()
 
 
+@pytest.mark.standalone("the job is cancelled before executors have begun")
 def test_stop_before_the_ranks_are_up(ring):
     run = ring.in_background("import time\ntime.sleep(1000)")
     run.stop(wait=False)
@@ -133,6 +135,7 @@ def test_two_rings_of_horovod(ring):
     assert [run.result().values for run in both] == [[21.0] * 2, [41.0] * 2]
 
 
+@pytest.mark.standalone("the cluster's scheduler shares out the slots")
 def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_until):
     """Its rows come with it, and Spark has slots for both."""
     namespace = {"go": str(go), "digits": spark.range(6).repartition(2)}
@@ -206,6 +209,7 @@ def test_what_is_wrong_beforehand_is_told_at_once(local):
     assert saved() == []
 
 
+@pytest.mark.standalone("the slots are counted on the cluster")
 def test_slots_that_are_not_there_are_told_at_once(tasks):
     with pytest.raises(SlotsError, match="needs 99 task slots"):
         tasks.in_background("rank", 99)

@@ -31,6 +31,7 @@ def barrier(tasks):
 # ── The context ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.standalone("the addresses are the executors'")
 def test_the_context_is_sparks(barrier):
     """What BarrierTaskContext offers works, whichever way the cell gets at it, and rank i is task i."""
     values = barrier(
@@ -87,6 +88,7 @@ def test_rows_in_every_form(barrier, spark, count):
     assert barrier(count, spark.range(0, 30_000, 1, 3)).values == [10_000] * 3
 
 
+@pytest.mark.standalone("the rows are on the executors")
 def test_rank_i_has_partition_i(barrier, spark):
     values = barrier("[row.id for row in rows]", spark.range(0, 8, 1, 4)).values
     assert values == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -164,6 +166,7 @@ def rich(spark, monkeypatch):
     spark.conf.unset("spark.sql.session.timeZone")
 
 
+@pytest.mark.standalone("the rows come through the executors' pyarrow")
 def test_values_are_what_spark_gives(barrier, spark, rich):
     """Rows as collect() has them, frames as toPandas(): the same types, nulls, nested values and user-defined types.
 
@@ -261,6 +264,7 @@ def test_rows_that_spark_cannot_make(barrier, spark, reads):
         barrier(reads, frame)
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_a_killed_worker_takes_its_rank_along(barrier, spark):
     """As when Spark kills it: the rank does not take the end of its pipe for the end of its rows."""
     with pytest.raises(RunFailed):
@@ -277,6 +281,7 @@ def test_a_killed_worker_takes_its_rank_along(barrier, spark):
         )
 
 
+@pytest.mark.standalone("the job is cancelled on executors")
 def test_interrupt(barrier, tasks, spark):
     """While ranks read, or wait at a barrier."""
 
@@ -297,6 +302,7 @@ def test_timeout(barrier, spark):
         barrier("import time\ncontext.barrier() if rank else time.sleep(1000)", spark.range(0, 9, 1, 2), timeout_s=10.0)
 
 
+@pytest.mark.standalone("the executors' workers are used again")
 def test_sparks_workers_stay_clean(barrier, tasks, spark):
     """The cell runs in a process of its own, which is gone when the task has ended."""
     first = barrier("import os\nos.environ['DIRTY'] = '1'\nos.getpid()", n=2).values
@@ -326,6 +332,7 @@ def test_data_that_is_not_there(tasks):
         tasks.run("rank", 0, framework="barrier", data="digit")
 
 
+@pytest.mark.standalone("the slots are counted on the cluster")
 def test_more_partitions_than_slots(barrier, spark):
     with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, 4 in all.* -n 4"):
         barrier("rank", spark.range(0, 9, 1, 9))

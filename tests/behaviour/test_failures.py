@@ -108,6 +108,7 @@ def test_a_chain_of_exceptions(ring):
     assert "ValueError: no key" in (ring.view.record.ranks[0].tail or ring.view.record.ranks[1].tail)[-1].text
 
 
+@pytest.mark.standalone("the notebook's source is not on the executors")
 def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
     """The line of the other cell is shown, with its text, and where the cell called it; so does the traceback."""
     name = "<ipython-input-7-0123456789ab>"
@@ -146,6 +147,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring):
     assert str(error).startswith("rank 1 on ")
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_any_rank_killed_at_any_time(ring):
     """Whichever rank is killed, whenever, is the one that is named."""
     chance = random.Random(7)
@@ -166,6 +168,7 @@ def test_any_rank_killed_at_any_time(ring):
         assert (error.record.failed_rank, error.record.failure.summary) == (victim, "killed by SIGKILL")
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_a_lost_member_is_told(ring):
     """A member (not the rank) that is killed takes its rank with it, and is told as lost."""
 
@@ -182,6 +185,7 @@ def test_a_lost_member_is_told(ring):
     assert error.record.failure.cause == "lost"
 
 
+@pytest.mark.standalone("the Python that does not start is the executors'")
 def test_a_rank_that_cannot_start(ring):
     """A Python that does not come up is told at once, with how it ended, and what to look at."""
     with pytest.raises(MemberLost, match=r"ended with code 1|exited with code 1") as caught:
@@ -189,6 +193,7 @@ def test_a_rank_that_cannot_start(ring):
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
 
 
+@pytest.mark.standalone("the job is cancelled on executors")
 def test_timeout(ring):
     """It is a TimeoutError too, and says which line of the cell each rank was at."""
     with pytest.raises(TimeoutError) as caught:
@@ -206,6 +211,7 @@ def test_a_frozen_rank_is_named_at_the_timeout(ring):
         ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=2)
 
 
+@pytest.mark.standalone("it is ended by its executor's side")
 def test_a_rank_that_takes_no_signals_is_ended(ring):
     """Ranks that ignore SIGINT and SIGTERM are killed after the grace."""
     cell = """
@@ -233,6 +239,7 @@ def test_a_timeout_at_any_time(local):
             local.run("import time\ntime.sleep(60)", timeout_s=0.03 * (step + 1))
 
 
+@pytest.mark.standalone("executors and their workers are used again")
 def test_the_next_run_is_not_harmed(ring):
     """After a failure, ranks start as if nothing had been."""
     failed(ring, on_rank_1("os.kill(os.getpid(), signal.SIGKILL)"))
@@ -243,6 +250,7 @@ def test_the_next_run_is_not_harmed(ring):
     ("module", "advice"),
     [("horovod.torch", "sparkring-build-horovod --install"), ("tensorflow", "pip install tensorflow")],
 )
+@pytest.mark.standalone("the framework is looked for in the executors' Python")
 def test_a_framework_that_ranks_lack(ring, module, advice):
     """The error says what is missing for which Python, and how to get it."""
     with pytest.raises(RunFailed, match=advice) as caught:

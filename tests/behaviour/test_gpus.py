@@ -186,6 +186,7 @@ def test_spark(driver, four_gpus, gpu_cluster):
     assert "GPUs: 2 per task, 4 per executor" in found["cluster slots"][-1][-1]
 
 
+@pytest.mark.standalone("the resources are asked of the executors")
 def test_a_session_without_gpus(tasks):
     """The settings are named where they help; on the driver alone Spark has no GPUs to give."""
     with pytest.raises(LaunchError, match="needs 1 GPU for each task, 0 given by Spark") as caught:

@@ -19,6 +19,7 @@ def function(source: str, name: str):
     return namespace[name]
 
 
+@pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_ring_that_is_made_twice(ring):
     """Ranks agree on their place and on sums, and hvd.init() works again after hvd.shutdown()."""
     result = ring.run(
@@ -151,6 +152,7 @@ def test_runner_arguments():
         HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
 
 
+@pytest.mark.standalone("the slots are counted on the cluster")
 def test_runner_with_every_slot(spark):
     """np=0 is deprecated, and takes every task slot."""
     with pytest.warns(DeprecationWarning, match="np=0"):

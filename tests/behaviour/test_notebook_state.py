@@ -59,6 +59,7 @@ def configure(level):
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stdout, force=True)
 
 
+@pytest.mark.standalone("executors have a state of their own")
 def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeypatch):
     """sys.path in its order, variables that were set when the SparkSession was there, logging, and MLflow's run."""
     configure(logging.INFO)

@@ -19,6 +19,7 @@ def lines(ring, rank: int, stream: str) -> list[str]:
     return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
 
 
+@pytest.mark.standalone("executors redirect their workers' output")
 def test_every_way_to_print(ring):
     """print, the descriptor itself, C code and child processes: their lines come in the order they were written."""
     result = ring.run("""
@@ -142,6 +143,7 @@ def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
     assert "ValueError: in the child" in result.logs(0)
 
 
+@pytest.mark.standalone("it descends from the executor, not from the driver")
 def test_what_a_rank_started_ends_with_it(ring):
     """A child that called setsid and sleeps is gone when the run is over, and does not hold it up."""
     result = ring.run("""

@@ -52,6 +52,7 @@ def names(folder: Path) -> list[str]:
     return sorted((path.name for path in folder.iterdir()), key=lambda name: name.partition(".")[2])
 
 
+@pytest.mark.standalone("a stage that has failed is started again on executors")
 def test_the_next_attempt_goes_on(count, tmp_path):
     """From the last checkpoint; the record tells what was saved, by which attempt, and from what the second went on."""
     result = count(dies_at=25)

@@ -19,6 +19,7 @@ hvd.size(), history.history["loss"]
 """
 
 
+@pytest.mark.standalone("what the executors' Python reports is read by the driver's")
 def test_metrics_arrive(ring):
     """What log() reports is in the record, by rank, with its step, epoch and totals."""
     record = ring.run("""

@@ -22,6 +22,7 @@ def attempt():
 """
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_is_killed_is_started_again(ring, tmp_path):
     """All ranks are, in the same cell; the record says what ended the first attempt."""
     result = ring.run(

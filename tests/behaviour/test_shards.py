@@ -20,6 +20,7 @@ def numbered(tmp_path):
     return str(folder)
 
 
+@pytest.mark.standalone("the plan is made where the data are not")
 def test_data_that_was_made_in_the_notebook_is_shared_out_on_the_ranks(ring, numbered):
     """Its shard is the rank's own where it is used; every row is read once."""
     data = shards(numbered, 50, remainder="join")
@@ -115,6 +116,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
     assert {tuple(map(int, value)) for value in result.values} == {(3, 30)}
 
 
+@pytest.mark.standalone("the shards are read on the executors")
 def test_torch_trains_on_shards(ring, numbered):
     """With gradients that are averaged by hand, as many times on each rank."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")

@@ -137,6 +137,7 @@ def attempts(cases, driver, tmp_path):
     return cases
 
 
+@pytest.mark.standalone("the slots are counted on the cluster")
 def test_too_few_slots(tasks):
     """The error has the numbers, and what to use instead."""
     with pytest.raises(SlotsError, match=r"needs 99 task slots, 4 in all.*-n -99") as caught:

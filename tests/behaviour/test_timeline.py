@@ -29,6 +29,7 @@ def kept(record, name: str = "timeline.json") -> list[dict]:
     return json.loads((Path(record.log_folder) / name).read_text())
 
 
+@pytest.mark.standalone("the timeline's files are the executors'")
 def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
     """The file is valid, its summary is in the record, live and saved, and says whom the others waited for."""
     record = ring.run(STEPS, n=3, framework="horovod", timeline=True).record

@@ -54,6 +54,7 @@ net = Net()
 """
 
 
+@pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_distributed_data_parallel(ring, notebook_cell):
     """Ranks agree on the weights that they trained on different data, and an all_reduce sees every rank.
 
@@ -187,6 +188,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.standalone("the script goes to the executors")
 def test_torch_distributor_with_a_script(tasks, tmp_path):
     """The script travels to Spark's executors, and has its arguments in sys.argv."""
     script, out = tmp_path / "train.py", tmp_path / "out.json"

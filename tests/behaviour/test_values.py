@@ -51,6 +51,7 @@ def test_the_notebook_comes_before_what_is_injected(ring):
     assert ring.run("rank, size", namespace={"rank": "mine"}).values == [("mine", 2)] * 2
 
 
+@pytest.mark.standalone("the notebook's modules are not on the executors")
 def test_functions_classes_modules_and_data_are_captured(ring):
     """What the cell reads travels: code by value with what it reads in turn, modules by reference."""
     namespace = notebook("""
@@ -126,6 +127,7 @@ def test_a_large_result_arrives_bit_for_bit(ring):
     assert np.array_equal(result.value, np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8))
 
 
+@pytest.mark.standalone("the value goes through the master's files")
 def test_a_large_value_travels_to_the_ranks(ring):
     """An array of 50 MB reaches every rank as it was."""
     data = np.random.default_rng(2).random(6_250_000)
@@ -156,18 +158,21 @@ def test_shell_lines(ring):
     assert "from the shell of 1\n" in result.logs(1)
 
 
+@pytest.mark.standalone("executors have an environment of their own")
 def test_environment_variables(ring):
     """The env option is the ranks' environment, before anything else runs there."""
     result = ring.run("import os\nos.environ['COLOUR'], os.environ['EMPTY']", env=(("COLOUR", "a=b c"), ("EMPTY", "")))
     assert result.values == [("a=b c", "")] * 2
 
 
+@pytest.mark.standalone("two ranks may share an executor")
 def test_each_rank_is_a_process_of_its_own(ring):
     """Ranks share no process with one another or with the driver, and none outlives its run."""
     pids = [*ring.run("import os\nos.getpid()").values, *ring.run("import os\nos.getpid()").values, os.getpid()]
     assert len(set(pids)) == 5
 
 
+@pytest.mark.standalone("executors have a folder and a path of their own")
 def test_the_driver_s_folder_and_path(ring, tmp_path, monkeypatch):
     """A module beside the notebook can be imported on the ranks, and relative paths mean the same."""
     (tmp_path / "beside_the_notebook.py").write_text("answer = 42")
@@ -178,6 +183,7 @@ def test_the_driver_s_folder_and_path(ring, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.standalone("the executors import what starts the ranks")
 def test_a_module_of_the_notebook_does_not_shadow_what_starts_the_ranks(ring, tmp_path, monkeypatch):
     """A json.py beside the notebook does not keep the ranks from starting."""
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
@@ -185,6 +191,7 @@ def test_a_module_of_the_notebook_does_not_shadow_what_starts_the_ranks(ring, tm
     assert ring.run("rank").values == [0, 1]
 
 
+@pytest.mark.standalone("the executors' Python has no sparkring")
 def test_ranks_run_the_sparkring_that_was_shipped(ring, request):
     """Executors that do not have sparkring get the driver's own, and cloudpickle with it."""
     if ring.where == "standalone":

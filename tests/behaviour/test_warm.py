@@ -86,6 +86,7 @@ def freeze(pid: int) -> None:
 # ── What stays ────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.standalone("the gang holds the executors' slots from cell to cell")
 def test_variables_persist(shared_gang):
     """What a cell binds is there for the next one, in the same processes; so are functions and their globals."""
     first = shared_gang.values("import os\ncount = rank\ndef more():\n    global count\n    count += 1\nos.getpid()")
@@ -146,6 +147,7 @@ def test_the_class_of_what_is_sent(shared_gang):
     assert gang.values("type(mine) is Thing, type(fourth) is Thing, fourth.version") == [(True, False, 2)] * 3
 
 
+@pytest.mark.standalone("values go to executors and back")
 def test_push_and_pull(shared_gang):
     """Push sends the notebook's value though the ranks' is newer; pull brings rank 0's, or the first's that run."""
     shared_gang.define("x = [1]")
@@ -242,6 +244,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert shared_gang.values(forked) == [0, 1, 2]
 
 
+@pytest.mark.standalone("ranks are interrupted on executors")
 def test_interrupt_keeps_the_gang(shared_gang):
     """Stop ends the cell; the ranks keep what they have, half-way values included."""
     shared_gang.cell("import time\nsteps = 0")
@@ -297,6 +300,7 @@ LONELY = {
 
 
 @pytest.mark.parametrize("framework", LONELY)
+@pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_collective_in_every_cell(shared_gang, framework):
     """Ranks make a ring in each of several cells, and leave a collective that one will never join when told to."""
     make, wait, leave = LONELY[framework]
@@ -327,6 +331,7 @@ def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
 # ── Where every rank is ───────────────────────────────────────────────────────
 
 
+@pytest.mark.standalone("the stacks are read on the executors")
 def test_stacks_between_cells(shared_gang, wait_until):
     """Ranks without a cell are idle, even where a thread of an earlier cell goes on."""
     shared_gang.cell(
@@ -418,6 +423,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
 # ── Gangs that end ────────────────────────────────────────────────────────────
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_dies_in_a_cell(new_gang):
     """It is named, the gang is gone; the next cell gets a fresh one and says so, and a lost name is explained."""
     new_gang.start()
@@ -434,6 +440,7 @@ def test_a_rank_that_dies_in_a_cell(new_gang):
     assert "a fresh gang" in new_gang.view.record.notices[0].text
 
 
+@pytest.mark.standalone("the executor says that its worker has died")
 def test_ranks_killed_between_cells(new_gang, wait_until):
     """The notebook is told at once which ranks died, and the next cell says that their state is gone."""
     new_gang.start().cell("weights = 1")
@@ -535,6 +542,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
         local_gang.cell("len(large)", timeout_s=1)
 
 
+@pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
     """After each of them every process has ended; that nothing else stays is seen to after every test."""
     new_gang.start()
@@ -572,6 +580,7 @@ def test_two_gangs_at_once(spark_gang, local_gang):
 # ── Spark ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.standalone("the slots are counted on the cluster")
 def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark, wait_until):
     """A job that waits behind the gang is told of by itself, once; it ends when the gang does."""
     spark_gang.start(4)

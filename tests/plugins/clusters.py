@@ -1,0 +1,239 @@
+"""Spark for the tests: a session that they share, and standalone clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from kinds import places
+from leaks import MARK, Watch, family, lasting, runs
+from waiting import DEADLINE_S, until
+
+from sparkring.engine import warm_gang
+
+
+class Cluster(NamedTuple):
+    """A standalone cluster, the Python that its executors run, and its workers' processes; `add()` starts one more."""
+
+    url: str
+    python: str
+    workers: list[subprocess.Popen[bytes]]
+    add: Callable[[], None]
+
+
+# The tests' JVMs live for seconds: what C2 would gain they never get back, and it costs half of all their CPU time.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.hookimpl(trylast=True)  # once there is a temp folder of our own
+def pytest_configure() -> None:
+    """Spark settings for every session of the tests, those of notebooks and of other processes, too."""
+    folder = Path(tempfile.mkdtemp(prefix="spark-settings-"))
+    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    (folder / "spark-defaults.conf").write_text("".join(f"{name} {SHORT_LIVED}\n" for name in names))
+    os.environ["SPARK_CONF_DIR"] = str(folder)
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = SHORT_LIVED  # a cluster's master and workers
+
+
+def set_java() -> None:
+    from sparkring.cluster.session import find_java
+
+    home = find_java()
+    if home:
+        os.environ["JAVA_HOME"] = home
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python of this version with everything that this one has, but for sparkring itself."""
+    folder = tmp_path_factory.mktemp("bare") / "python"
+    venv.create(folder, symlinks=True, with_pip=False)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = folder / "lib" / version / "site-packages"
+    # A folder named in a .pth file does not have its own .pth files read: an editable sparkring stays unknown.
+    theirs = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "everything-else.pth").write_text("\n".join(theirs) + "\n")
+    return str(folder / "bin" / "python")
+
+
+def _gpu_properties(folder: Path, gpus: int) -> str:
+    """The settings of a worker that has so many GPUs."""
+    script = folder / "discover.sh"
+    addresses = ", ".join(f'"{index}"' for index in range(gpus))
+    script.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": [{addresses}]}}'\n""")
+    script.chmod(0o755)
+    properties = folder / "worker.properties"
+    amount, discovery = "spark.worker.resource.gpu.amount", "spark.worker.resource.gpu.discoveryScript"
+    properties.write_text(f"{amount} {gpus}\n{discovery} {script}\n")
+    return str(properties)
+
+
+@contextlib.contextmanager
+def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
+    import pyspark
+
+    set_java()
+    home = str(Path(pyspark.__file__).parent)
+    environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    for name in ("PYTHONPATH", MARK):
+        environment.pop(name, None)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = folder / f"{name}.log"
+        role = "master.Master" if name == "master" else "worker.Worker"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", *arguments],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started.append(process)
+        lasting.processes.append(psutil.Process(process.pid))
+        return log
+
+    try:
+        log = start("master", "--port", "0", "--webui-port", "0")  # a port that was free before may not be free now
+        until(lambda: "New state: ALIVE" in log.read_text(), "the master is up")
+        match = re.search(r"Starting Spark master at (spark://\S+)", log.read_text())
+        assert match is not None
+        url = match[1]
+        work = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work"), url)
+        if gpus:
+            work = ("--properties-file", _gpu_properties(folder, gpus), *work)
+        logs: list[Path] = []
+
+        def add() -> None:
+            logs.append(start(f"worker-{len(logs)}", *work))
+            found.workers.append(started[-1])
+
+        found = Cluster(url, python, [], add)
+        for _ in range(workers):
+            add()
+        until(lambda: all("Successfully registered" in log.read_text() for log in logs), "the workers are up")
+        yield found
+    finally:
+        ours = family(psutil.Process(process.pid) for process in started)
+        for process in reversed(started):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in started:
+            process.wait(DEADLINE_S)
+        until(lambda: not [pid for pid in ours if runs(pid)], "the cluster has ended")
+
+
+@pytest.fixture(scope="session")
+def cluster(shared_spark: Spark, bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real standalone cluster on loopback: a master and two workers with two cores each."""
+    with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
+        yield found
+        shared_spark.stop()  # before the cluster on which it may be
+
+
+@pytest.fixture
+def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster to which no worker has come yet."""
+    with _standalone(tmp_path, bare_python, workers=0) as found:
+        yield found
+
+
+@pytest.fixture
+def brittle_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of two workers, for a test that kills one."""
+    with _standalone(tmp_path, bare_python) as found:
+        yield found
+
+
+@pytest.fixture
+def gpu_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone cluster of one worker with two cores and four GPUs."""
+    with _standalone(tmp_path, bare_python, workers=1, gpus=4) as found:
+        yield found
+
+
+class Spark:
+    """The session that the tests share, made when the first of them asks for it; there is one at a time."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._cluster: Cluster | None = None
+
+    def session(self, watch: Watch, cluster: Cluster | None) -> Any:
+        """The session on this cluster, or on local[4] without one."""
+        if self._session is None or cluster is not self._cluster:
+            self._cluster = cluster
+            self._session = watch.except_for(lambda: self._start(cluster))
+        return self._session
+
+    def _start(self, cluster: Cluster | None) -> Any:
+        from pyspark.sql import SparkSession
+
+        self.stop()
+        set_java()
+        os.environ["PYSPARK_PYTHON"] = cluster.python if cluster else sys.executable
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "FATAL",
+            "spark.executor.memory": "600m",
+        }
+        builder = SparkSession.builder.master(cluster.url if cluster else "local[4]").appName("tests")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        context = session.sparkContext
+        gateway = context._gateway
+        assert gateway is not None
+        lasting.processes.append(psutil.Process(gateway.proc.pid))
+        lasting.ports |= {gateway.gateway_parameters.port, context._accumulatorServer.server_address[1]}
+        if cluster:
+            tracker = context._jsc.sc()
+            until(lambda: tracker.getExecutorMemoryStatus().size() == 3, "both executors have registered")
+        return session
+
+    def stop(self) -> None:
+        """End the session and its JVM, so that another one can be started."""
+        if self._session is None:
+            return
+        from pyspark import SparkContext
+
+        warm_gang.stop("spark")  # a gang that the tests of a module share
+        gateway = self._session.sparkContext._gateway
+        self._session.stop()
+        self._session = None
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with it
+        gateway.proc.wait(DEADLINE_S)
+        SparkContext._gateway = SparkContext._jvm = None
+        lasting.ports.clear()
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator[Spark]:
+    found = Spark()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
+    """The shared SparkSession: local[4], or the standalone cluster's for a test that is run there."""
+    there = request.config.getoption("--standalone") or "standalone" in places(request.node)
+    return shared_spark.session(watch, request.getfixturevalue("cluster") if there else None)

@@ -1,0 +1,87 @@
+"""Which tests belong together: a kind for each, by what it starts, and groups that share a worker of pytest-xdist.
+
+The kinds are markers, so `-m "not browser"` leaves out the tests that need one. A worker runs a group from its first
+test to its last: what a group's tests share (a kernel, a Spark session, a JupyterLab) is started once. Groups that take
+long come first, so that the short ones fill up what is left of the workers' time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+# In the order in which they are begun, with the fixtures that tell them.
+KINDS = {
+    "browser": {"browser", "chromium"},
+    "kernel": {"run_demo", "kernels", "shared"},
+    "cluster": {"brittle_cluster", "lonely_master", "gpu_cluster"},
+    "spark": {"spark"},
+    "driver": {"driver"},
+    "ring": {"ring", "local", "local_gang"},
+}
+WHAT = {
+    "browser": "starts JupyterLab and a browser",
+    "kernel": "starts a Jupyter kernel, or runs a notebook in one",
+    "cluster": "starts a Spark standalone cluster of its own",
+    "spark": "uses the Spark session that the tests share",
+    "driver": "starts a process that runs cells, some of them on Spark",
+    "ring": "starts ranks on this machine",
+    "standalone(why)": "is also run on a Spark standalone cluster, for this reason",
+    "slow": "takes more than a few seconds",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, what in WHAT.items():
+        config.addinivalue_line("markers", f"{name}: {what}")
+
+
+def places(item: pytest.Item) -> set[str]:
+    """What the test's ring or session are parametrised with."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return {params[name] for name in ("ring", "spark") if name in params}
+
+
+def kind_of(item: pytest.Item) -> str | None:
+    """The first of the kinds that the test is of; None if it starts nothing."""
+    if places(item) & {"spark", "standalone"}:
+        return "spark"
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return next((kind for kind, telling in KINDS.items() if fixtures & telling), None)
+
+
+def group_of(item: pytest.Item, kind: str | None) -> str:
+    """Whose worker runs it: that of its file, if nothing larger is shared."""
+    file = item.path.relative_to(Path(__file__).parents[1])
+    if "standalone" in places(item):
+        return "standalone"
+    if kind in ("browser", "cluster"):
+        return kind
+    if kind == "spark":
+        return f"spark-{file.parts[0]}"
+    if "outputs" in getattr(item, "fixturenames", ()) or (kind is None and item.get_closest_marker("slow")):
+        return item.nodeid  # it shares nothing
+    return str(file)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test its kind and group, and order them; under --standalone leave out what no cluster matters to."""
+    if config.getoption("--standalone"):
+        gone = [item for item in items if "standalone" not in places(item) and kind_of(item) != "spark"]
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if item not in gone]
+    order = [*KINDS, "slow", None]
+    rank: dict[str, tuple[int, int]] = {}
+    groups: dict[pytest.Item, str] = {}
+    for item in items:
+        kind = kind_of(item)
+        groups[item] = group = group_of(item, kind)
+        at = order.index("slow" if kind is None and item.get_closest_marker("slow") else kind)
+        rank[group] = min(rank.get(group, (len(order), 0)), (at, len(rank)))
+        if kind is not None:
+            item.add_marker(kind)
+        if group != item.nodeid:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: rank[groups[item]])

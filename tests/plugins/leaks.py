@@ -1,0 +1,234 @@
+"""Every test is checked to leave nothing behind: no process, thread, listening socket, descriptor or temp folder."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import resource
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from sparkring.engine import background
+
+MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
+SETTLE_S = 1.0  # what is still there then stays
+
+
+class Traces(NamedTuple):
+    """What this process and its family hold at one moment."""
+
+    children: set[int]
+    threads: set[int]
+    descriptors: Counter[str]
+    folders: set[str]
+
+    def beside(self, other: Traces) -> Traces:
+        """What is here and was not there."""
+        return Traces(
+            self.children - other.children,
+            self.threads - other.threads,
+            self.descriptors - other.descriptors,
+            self.folders - other.folders,
+        )
+
+    def and_also(self, other: Traces) -> Traces:
+        return Traces(
+            self.children | other.children,
+            self.threads | other.threads,
+            self.descriptors + other.descriptors,
+            self.folders | other.folders,
+        )
+
+
+def family(processes: Iterable[psutil.Process]) -> set[int]:
+    """The processes and all below them that are alive."""
+    found: set[int] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {process.pid, *(below.pid for below in process.children(recursive=True))}
+    return found
+
+
+class Lasting:
+    """What outlives a test on purpose: Spark's JVM and all below it, and the cluster."""
+
+    def __init__(self) -> None:
+        self.processes: list[psutil.Process] = []
+        # Where the session and the JVM talk: py4j keeps a connection per thread, the accumulators' server one.
+        self.ports: set[int] = set()
+        self.sockets: set[str] = set()  # those that have led there; one that the JVM has closed leads nowhere
+
+    def pids(self) -> set[int]:
+        return family(self.processes)
+
+
+lasting = Lasting()
+
+
+@pytest.fixture(scope="session")
+def lasting_processes() -> list[psutil.Process]:
+    """For fixtures of a session or a module: what they put here, and all below it, is not left behind by a test."""
+    return lasting.processes
+
+
+def _has_children() -> bool:
+    """Does this process have any child, dead or alive? One system call, where a search costs milliseconds."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _reaped() -> int:
+    """A number that is larger once a child has ended and been waited for: every process has page faults."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+
+
+def _children() -> set[int]:
+    """What descends from this process and does not last on purpose, and its own children that nobody waited for."""
+    me = psutil.Process()
+    spark = lasting.pids()
+    alive = {
+        child.pid
+        for child in me.children(recursive=True)
+        if child.pid not in spark and _status(child) != psutil.STATUS_ZOMBIE
+    }
+    return alive | {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
+
+
+def traces() -> Traces:
+    """Everything that a test could leave behind, as it is now."""
+    connections = psutil.Process().net_connections("inet") if lasting.ports else ()
+    to_spark = {c.fd for c in connections if c.raddr and {c.raddr.port, c.laddr.port} & lasting.ports}
+    descriptors: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if int(name) in to_spark:
+                lasting.sockets.add(target)
+            # A socket is told by its number, since where it leads to changes when the other end closes it.
+            # matplotlib leaves the fonts open that it has drawn with, and TensorFlow its process's command line.
+            if target not in lasting.sockets and not re.search(r"/mpl-data/fonts/|^/proc/\d+/cmdline$", target):
+                descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
+    return Traces(
+        _children() if _has_children() else set(),
+        {thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("sparkring-")},
+        descriptors,
+        {str(path) for path in Path(tempfile.gettempdir()).glob("sparkring-*")},
+    )
+
+
+def _where_it_leads(descriptor: str) -> str:
+    """A descriptor as a reader of a failed test wants to see it."""
+    for connection in psutil.Process().net_connections("inet"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{connection.fd}") == descriptor:
+                other = f"to {connection.raddr.port}" if connection.raddr else f"at {connection.laddr.port}"
+                return f"{descriptor}: {connection.status} {other}"
+    return descriptor
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
+def runs(pid: int) -> bool:
+    """Is it there, and no zombie?"""
+    try:
+        return _status(psutil.Process(pid)) != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def marked(mark: str) -> list[int]:
+    """Processes, anywhere, that inherited `mark`: a rank's grandchild that called setsid is among them."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found
+
+
+def told(pids: set[int] | list[int]) -> list[str]:
+    """Processes as a reader of a failed test wants to see them."""
+    lines = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            status = process.status()  # a zombie has no command line, only a name
+            command = process.name() if status == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+            lines.append(f"{pid} ({status}, parent {process.ppid()}): {command[:120]}")
+    return lines
+
+
+@dataclass
+class Watch:
+    """The state that the test must leave as it found it."""
+
+    mark: str
+    before: Traces = field(default_factory=traces)
+    idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
+
+    def started_a_process(self) -> bool:
+        """Can there be any that the test has started? Without one there is nothing to look for in all of /proc."""
+        return self.idle is None or _has_children() or _reaped() != self.idle
+
+    def except_for(self, start: Callable[[], Any]) -> Any:
+        """Run `start`, whose traces are meant to last (Spark)."""
+        mark = os.environ.pop(MARK, None)
+        earlier = traces()
+        try:
+            return start()
+        finally:
+            self.before = self.before.and_also(traces().beside(earlier))
+            if mark is not None:
+                os.environ[MARK] = mark
+
+    def complaints(self, settle_s: float) -> dict[str, list[str]]:
+        """What is there that was not there before, by kind, once it has had this long to go."""
+        deadline = time.monotonic() + settle_s
+        while any(left := traces().beside(self.before)) and time.monotonic() < deadline:
+            gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
+            time.sleep(0.05)
+        marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
+        found = {
+            "processes": told(left.children | marks),
+            "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
+            "sockets and other descriptors": sorted(map(_where_it_leads, left.descriptors.elements())),
+            "temp folders": sorted(left.folders),
+        }
+        return {kind: names for kind, names in found.items() if names}
+
+
+@pytest.fixture(autouse=True)
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Fails a test that leaves a process, thread, listening socket, descriptor or temp folder behind."""
+    monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    found = Watch(os.environ[MARK])
+    yield found
+    background.stop_all()
+    complaints = found.complaints(SETTLE_S)
+    for pid in marked(found.mark) if "processes" in complaints else ():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    assert not complaints, f"left behind: {complaints}"

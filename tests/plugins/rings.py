@@ -1,0 +1,230 @@
+"""Rings of ranks on each launcher, and warm gangs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from leaks import MARK, Watch
+
+from sparkring.engine import warm_gang
+from sparkring.engine.background import BackgroundRun
+from sparkring.engine.options import GangOptions, Options
+from sparkring.engine.result import RunResult
+from sparkring.engine.runner import run_cell, start_cell
+from sparkring.history.record import RunRecord
+
+
+class Recording:
+    """A view that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.record = RunRecord()
+        self.closed = 0
+        self.on_refresh: Callable[[RunRecord], None] = lambda record: None
+
+    def refresh(self, record: RunRecord) -> None:
+        self.record = record
+        self.on_refresh(record)
+
+    def close(self, record: RunRecord) -> None:
+        self.record = record
+        self.closed += 1
+
+
+class Ring:
+    """Runs cells on one launcher."""
+
+    def __init__(self, where: str, mark: str) -> None:
+        self.where = where
+        self.view = Recording()
+        self._mark = mark
+
+    def np(self, n: int) -> int:
+        """`n` ranks, as this launcher's -n has it."""
+        return -n if self.where == "local" else n
+
+    def run(
+        self,
+        source: str,
+        n: int = 2,
+        *,
+        namespace: dict[str, Any] | None = None,
+        framework: str = "plain",
+        view: Any = None,
+        **options: Any,
+    ) -> RunResult:
+        """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
+        code = self._prepared(source)
+        options["env"] = (*options.get("env", ()), (MARK, self._mark))
+        return run_cell(
+            code,
+            {} if namespace is None else namespace,
+            Options(np=self.np(n), **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework} -n {self.np(n)}{code}",
+            view=view or self.view,
+        )
+
+    def in_background(
+        self,
+        source: str,
+        n: int = 2,
+        *,
+        namespace: dict[str, Any] | None = None,
+        framework: str = "plain",
+        **options: Any,
+    ) -> BackgroundRun:
+        """Start a cell without waiting for it; it is stopped, at the latest, when the test ends."""
+        code = self._prepared(source)
+        options["env"] = (*options.get("env", ()), (MARK, self._mark))
+        return start_cell(
+            code,
+            {} if namespace is None else namespace,
+            Options(np=self.np(n), background=True, **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework} -n {self.np(n)}{code}",
+            view=self.view,
+        )
+
+    def _prepared(self, source: str) -> str:
+        """The cell as IPython would have it; `self.view` is a new one for it."""
+        on_refresh = self.view.on_refresh
+        self.view = Recording()
+        self.view.on_refresh = on_refresh
+        return "\n" + textwrap.dedent(source).strip("\n")
+
+
+class WarmRing(Ring):
+    """Runs cells on a warm gang at one place, one after another, as a notebook does.
+
+    `notebook` holds the notebook's variables, `told` what the notebook was told between cells.
+    """
+
+    def __init__(self, where: str, mark: str) -> None:
+        super().__init__(where, mark)
+        self.notebook: dict[str, Any] = {"__name__": "__main__"}
+        self.told: list[str] = []
+
+    def start(self, n: int = 3, *, framework: str = "plain", idle_s: float = 3600.0, mark: bool = True) -> WarmRing:
+        """Start the gang, which must not be there yet."""
+        env = ((MARK, self._mark),) if mark else ()
+        warm_gang.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
+        return self
+
+    @property
+    def gang(self) -> warm_gang.WarmGang:
+        """The gang that is, or was last, at this place."""
+        return next(gang for gang in warm_gang.every() if gang.where == self.place)
+
+    @property
+    def place(self) -> str:
+        return "local" if self.where == "local" else "spark"
+
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [self.gang.gang.place_of(rank)[2] for rank in range(self.gang.gang.size)]
+
+    def define(self, source: str) -> None:
+        """Run code in the notebook."""
+        exec(textwrap.dedent(source), self.notebook)
+
+    def cell(self, source: str, *ranks: int, framework: str = "plain", **options: Any) -> RunResult:
+        """Run a cell on the gang, on `ranks` if some are named; what it pulls is in `notebook` then."""
+        gang = warm_gang.find(self.gang.wanted.np, self.told.append)
+        assert gang is not None
+        code = self._prepared(source)
+        return run_cell(
+            code,
+            self.notebook,
+            Options(np=gang.wanted.np, **options),
+            framework=framework,
+            title="test",
+            code=f"%%{framework}{code}",
+            view=self.view,
+            warm=gang,
+            ranks=ranks,
+        )
+
+    def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
+        """What the cell's last expression is on each rank that takes part."""
+        return self.cell(source, *ranks, **options).values
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A ring is local and on Spark; what a cluster makes a difference to is also run on one."""
+    marked = metafunc.definition.get_closest_marker("standalone") is not None
+    if metafunc.config.getoption("--standalone"):
+        places = ["standalone"]
+    else:
+        places = ["local", "spark", *(["standalone"] if marked else [])]
+    if "ring" in metafunc.fixturenames:
+        metafunc.parametrize("ring", places, indirect=True)
+    elif marked:
+        metafunc.parametrize("spark", [place for place in places if place != "local"], indirect=True)
+
+
+@pytest.fixture
+def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
+    """A ring on one launcher; a test that takes it runs once on each."""
+    if request.param != "local":
+        request.getfixturevalue("spark")
+    return Ring(request.param, watch.mark)
+
+
+@pytest.fixture
+def local(watch: Watch) -> Ring:
+    """A ring of processes on this machine, for tests that the launcher makes no difference to."""
+    return Ring("local", watch.mark)
+
+
+@pytest.fixture
+def tasks(spark: Any, watch: Watch) -> Ring:
+    """A ring of Spark tasks, for tests of what only that launcher does."""
+    return Ring("spark", watch.mark)
+
+
+@pytest.fixture(scope="module")
+def lasting_gangs() -> Iterator[None]:
+    """Gangs that the tests of a module share end with it."""
+    yield
+    warm_gang.stop()
+
+
+@pytest.fixture
+def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
+    """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
+    found = WarmRing(ring.where, watch.mark)
+    if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
+        # Horovod's meeting point lasts as long as the gang.
+        watch.except_for(lambda: found.start(mark=False).cell("rank", framework="horovod"))
+    return found
+
+
+@pytest.fixture
+def new_gang(ring: Ring, watch: Watch) -> Iterator[WarmRing]:
+    """For a test that starts a gang of its own, and may lose it."""
+    found = WarmRing(ring.where, watch.mark)
+    warm_gang.stop(found.place)
+    yield found
+    warm_gang.stop(found.place)
+
+
+@pytest.fixture
+def local_gang(watch: Watch) -> Iterator[WarmRing]:
+    """The same of processes on this machine, where the launcher makes no difference."""
+    warm_gang.stop("local")
+    yield WarmRing("local", watch.mark)
+    warm_gang.stop("local")
+
+
+@pytest.fixture
+def spark_gang(spark: Any, watch: Watch) -> Iterator[WarmRing]:
+    """The same of Spark tasks, for what only they do."""
+    warm_gang.stop("spark")
+    yield WarmRing("spark", watch.mark)
+    warm_gang.stop("spark")

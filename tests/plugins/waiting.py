@@ -1,0 +1,26 @@
+"""Waiting for what happens elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60.0  # a wait that takes this long has failed; nothing is ever expected to be that slow
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Wait until `condition()` holds and return what it gave; fails, naming `what`, at the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain: {what}"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """`wait_until(condition, what)`: see until()."""
+    return until

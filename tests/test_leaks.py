@@ -1,0 +1,76 @@
+"""The watch that every test is under: what it notices, and what it must not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from leaks import MARK, Watch
+
+DAEMON = """
+import os, subprocess
+null = subprocess.DEVNULL
+print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, stderr=null).pid)
+"""
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """A watch as every test has it, beginning now."""
+    monkeypatch.setenv(MARK, "of a test of the watch")
+    found = Watch(os.environ[MARK])
+    assert not found.complaints(0)
+    yield found
+    assert not found.complaints(1)
+
+
+def test_processes_are_noticed(again: Watch) -> None:
+    """A child that runs, and one that nobody has waited for."""
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        (told,) = again.complaints(0)["processes"]
+        assert told.startswith(f"{child.pid} ")
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert "zombie" in again.complaints(0)["processes"][0]
+
+
+def test_a_process_that_belongs_to_nobody_is_noticed(again: Watch) -> None:
+    """One that was started by a child that has ended, in a session of its own."""
+    pid = int(subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, check=True).stdout)
+    (told,) = again.complaints(0)["processes"]
+    os.kill(pid, signal.SIGKILL)
+    assert told.startswith(f"{pid} ")
+
+
+def test_what_is_no_process_is_noticed(again: Watch) -> None:
+    go = threading.Event()
+    thread = threading.Thread(target=go.wait, name="sparkring-left")
+    thread.start()
+    with tempfile.TemporaryDirectory(prefix="sparkring-left-") as folder, socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        with (Path(folder) / "file").open("w") as file:
+            found = again.complaints(0)
+    go.set()
+    thread.join()
+    assert set(found) == {"threads", "sockets and other descriptors", "temp folders"}
+    assert found["threads"] == ["sparkring-left"]
+    assert found["temp folders"] == [folder]
+    opened, socket_ = found["sockets and other descriptors"]
+    assert opened == file.name
+    assert socket_.endswith(f"LISTEN at {port}")
+
+
+def test_a_test_that_starts_no_process_is_not_searched_for_any(again: Watch) -> None:
+    assert not again.started_a_process()
+    subprocess.run(["true"], check=True)
+    assert again.started_a_process()
