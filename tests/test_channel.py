@@ -253,6 +253,16 @@ def test_what_is_no_message_ends_the_connection(header):
     right.close()
 
 
+def test_text_in_the_place_of_a_frame():
+    """It is refused when its beginning has come, and not waited for as the header that it would announce."""
+    left, right = pair()
+    left._sock.sendall(b"Traceback (most recent call last):")
+    with pytest.raises(ProtocolError, match="Traceback"):
+        right.receive()
+    left.close()
+    right.close()
+
+
 def test_a_part_that_no_memory_can_hold():
     """Its sender is given up, rather than the thread that reads it lost."""
     left, right = pair()

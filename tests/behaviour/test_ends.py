@@ -227,7 +227,7 @@ def test_a_hundred_launches_leave_nothing(driver):
 def test_a_member_that_falls_silent(local, monkeypatch):
     """A supervisor that neither speaks nor breaks off (frozen, or its host is gone) is given up, and ended."""
     monkeypatch.setattr("sparkring.gangs.gang.SILENT_LIMIT_S", 4.0)  # they beat every 2 s
-    with pytest.raises(RunFailed, match="lost: nothing heard of it") as caught:
+    with pytest.raises(RunFailed, match="lost: no message from it") as caught:
         local.run("""
             import os, signal, time
             if rank == 1:

@@ -200,6 +200,19 @@ def test_a_rank_that_cannot_start(ring):
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
 
 
+def test_a_rank_that_garbles_its_channel(local):
+    """What a rank sends must be messages: else its member ends it, and the run fails instead of waiting for it."""
+    with pytest.raises(RunFailed, match=r"lost: its connection was lost .*exited with code 1") as caught:
+        local.run("""
+            import time
+            from sparkring.runtime import report
+            if rank == 1:
+                report._tell.__self__.home._sock.sendall(b"not a frame, but long enough to be one" * 9)
+            time.sleep(1000)
+        """)
+    assert caught.value.record.failed_rank == 1
+
+
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_timeout(ring, limit):
     """It is a TimeoutError too, and says which line of the cell each rank was at."""

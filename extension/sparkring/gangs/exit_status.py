@@ -22,7 +22,7 @@ def exit_failure(exited: Exited) -> Failure:
     """A rank's process ended before the cell did."""
     peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
-        advice = "The process ended itself: os._exit(), or a library that calls exit()."
+        advice = "The process ended itself, with os._exit() or in a library that calls exit()."
         summary = f"exited with code {exited.code} before the cell ended"
         return Failure("exit", summary, advice=advice, exit_code=exited.code)
     try:
@@ -37,8 +37,8 @@ def exit_failure(exited: Exited) -> Failure:
             signal=name,
         )
     advice = {
-        "SIGSEGV": "A crash in native code; the stack that it left is among its last lines.",
-        "SIGABRT": "Native code gave up (abort); its last lines say why.",
-        "SIGKILL": f"Something outside killed it; where memory is short, that is the kernel (dmesg tells){peak}.",
+        "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
+        "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
+        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether memory was short{peak}.",
     }.get(name, "")
     return Failure("signal", f"killed by {name}", advice=advice, signal=name)

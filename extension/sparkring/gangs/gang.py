@@ -50,7 +50,7 @@ from sparkring.wire.messages import (
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
-TIMELINE_S = 20.0  # from one piece of a timeline to the next, or to the member's goodbye: reading it takes time, too
+TIMELINE_S = 20.0  # between two pieces of a timeline, or the last one and Exited: reading the file takes time
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
 
 
@@ -67,7 +67,7 @@ class Gang:
         self._frameworks: dict[str, Framework] = {}
         self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each: members tell changes only
         self._early: list[Arrival] = []  # of ranks that have no number yet
-        self._untold: list[Event] = []  # what poll() is to return before anything else
+        self._untold: list[Event] = []  # what poll() returns first
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
         self._leaving = False
@@ -84,7 +84,7 @@ class Gang:
             raise LaunchError(
                 f"the driver cannot listen on {launcher.bind_host}:{launcher.port}: {error.strerror or error}. "
                 + (
-                    "Set spark.sparkring.driver.port to a free port, or leave it out for any free one."
+                    "Set spark.sparkring.driver.port to a free port, or leave it unset."
                     if launcher.port
                     else "Set spark.driver.host (or spark.driver.bindAddress) to an address of this machine."
                 )
@@ -131,7 +131,7 @@ class Gang:
     def _end_members(self) -> None:
         if not self.gone:
             self._outbox.send_all(Stop(signal.SIGKILL, 0.0))
-        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that takes nothing in hears nothing either
+        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that reads nothing does not read Stop either
 
     def __enter__(self) -> Gang:
         return self
@@ -165,12 +165,12 @@ class Gang:
 
     @property
     def deaths(self) -> dict[int, Failure]:
-        """The ranks whose process has ended though nobody asked for it."""
+        """The ranks whose process has ended unasked, and why."""
         return self._members.deaths
 
     @property
     def timeline_pending(self) -> bool:
-        """Whether a rank's process has ended whose timeline is still on its way."""
+        """Whether the timeline of a rank that has ended is still being sent."""
         return time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
@@ -191,7 +191,7 @@ class Gang:
         self._outbox.send_all(Release())
 
     def leave(self) -> None:
-        """Tell the ranks that nothing more will come."""
+        """Tell the ranks to end; there are no more requests."""
         self._leaving = True
         self._outbox.send_all(Leave())
 
@@ -201,7 +201,7 @@ class Gang:
         self._outbox.send_all(Stop(int(number), grace_s))
 
     def ask_for_stacks(self) -> None:
-        """Have every member say where its rank stands; the answers come as StackTaken events."""
+        """Ask every member for its rank's stack; the answers come as StackTaken events."""
         self._outbox.send_all(TakeStack())
 
     # ── what members report ───────────────────────────────────────────────────
@@ -213,14 +213,14 @@ class Gang:
         if isinstance(arrival.report, Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # a rank that speaks before it has a number: told then
+            self._early.append(arrival)  # handled when the rank has its number
             return []
         return self._reported(self._members.rank_of(arrival.member), arrival.report)
 
     def _joined(self, hello: Hello) -> list[Event]:
         self._members.join(hello)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
-        if self._stopping:  # it comes too late for what the others were told
+        if self._stopping:  # the others have been told already
             self._outbox.send(hello.member, Stop(signal.SIGKILL, 0.0))
         elif self._members.complete:
             joined += self._enter_world()
@@ -261,7 +261,7 @@ class Gang:
         return [as_event(now, rank, report)]
 
     def _heard(self, rank: int, news: RankNews) -> None:
-        """What a rank tells at the end of a request beside how it went."""
+        """Note what the next request needs to know."""
         self._members.heard(rank, news)
         if self.execution is not None:
             self.execution.heard(rank, news)
@@ -292,11 +292,11 @@ class Gang:
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if self.execution is None or (self._stopping and failure.cause == "interrupt"):
-            return []  # between requests, or it does as it was told
+            return []  # between requests, or because it was stopped
         return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
-        """A rank's process is no more."""
+        """A rank's process has ended."""
         if self._members.has_exited(rank):
             return []
         asked_for = self._leaving or self._stopping
@@ -305,21 +305,21 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """A member without a goodbye: its host, its executor or itself is gone."""
+        """A member is gone without an Exited message: its host, its executor or its process was lost."""
         if not self.up:
             if self._stopping:
                 return []
             host = self._members.host_of(member)
-            raise MemberLost(f"member {member} on {host} went away before all {self.size} ranks were up: {how}.")
+            raise MemberLost(f"member {member} on {host} was lost before all {self.size} ranks were up: {how}.")
         rank = self._members.rank_of(member)
         if self._members.has_exited(rank):
-            return []  # it has said goodbye
+            return []  # its Exited message came first
         said = f"{how} (the member on {self._members.world_of(rank).node} is gone)"
         reason = None if self._stopping else self.launcher.problem(LOST_WAIT_S)
         return self._exited(rank, Failure("lost", f"lost: {said}", advice=str(reason or "")))
 
     def _watch(self) -> list[Event]:
-        """What no message tells: a launch that fails, members that fall silent."""
+        """Look for what no message reports: a launch that fails, members that have become silent."""
         now = time.monotonic()
         slept, self._polled = now - self._polled, now
         if self._stopping:
@@ -334,7 +334,7 @@ class Gang:
         for member, silent_s in self._members.silences().items():
             # While it passes a large payload on to its rank, a member has no time to beat.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
-                found += self._lost(member, f"nothing heard of it for {silent_s:.0f} s")
+                found += self._lost(member, f"no message from it for {silent_s:.0f} s")
         return found
 
     def _watch_launch(self, now: float) -> None:
@@ -346,8 +346,8 @@ class Gang:
             missing = self._members.missing
             raise MemberLost(
                 f"{len(missing)} of {self.size} ranks did not start within {launcher.give_up_after_s:.0f} s (first "
-                f"missing: member {missing[0]}). Members dial the driver at {launcher.host}: can that address be "
-                "reached from where they run?"
+                f"missing: member {missing[0]}). Members connect to the driver at {launcher.host}: check that they can "
+                "reach this address."
             )
 
 

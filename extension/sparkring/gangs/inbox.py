@@ -106,7 +106,7 @@ class Inbox:
         except ProtocolError as error:
             self._put_end(member, f"what it sent cannot be read: {error}")
         except ChannelClosed:
-            self._put_end(member, "its connection broke off")
+            self._put_end(member, "its connection was lost")
 
     def _put_end(self, member: int, how: str) -> None:
         if member >= 0:

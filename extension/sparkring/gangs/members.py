@@ -20,7 +20,7 @@ class Members:
     """The `size` members of a gang.
 
     `worlds` are the places of the members, by member, once all have come; `endpoints` are where ranks can be reached,
-    by rank. `deaths` are the ranks whose process has ended though nobody asked for it.
+    by rank. `deaths` are the ranks whose process has ended unasked, and why.
     """
 
     def __init__(self, size: int) -> None:
@@ -119,7 +119,7 @@ class Members:
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
     def forgive_silence(self) -> None:
-        """Begin to count silences anew: it is the driver that was away."""
+        """Count silences from now on, since it was the driver that did not listen."""
         for connection in list(self.connections.values()):
             connection.heard_at = time.monotonic()
 

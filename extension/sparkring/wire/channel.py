@@ -41,6 +41,7 @@ HANDSHAKE_TIMEOUT_S = 10.0
 # A peer that stops acknowledging (its host lost power, the network is cut) is given up after this.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
+HEADER_BYTES = 1 << 28  # at most: text in the place of a frame would announce more, and be waited for
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # passed on at a time: it stays in the processor's cache
 PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may grant less
@@ -112,6 +113,8 @@ class Connection:
         """Wait for a frame's header; its body must be taken next, or passed on."""
         prefix = self._exactly(PREFIX.size)
         header_bytes, body_bytes = PREFIX.unpack(prefix)
+        if header_bytes > HEADER_BYTES:
+            raise ProtocolError(f"a frame begins with {bytes(prefix)!r}")
         raw = bytes(self._exactly(header_bytes))
         try:
             fields = json.loads(raw)
