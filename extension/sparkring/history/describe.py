@@ -444,8 +444,10 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
         why = f"{rank_list(dead)} died"
     else:
         why = f"{rank_list(stuck)} did not come back" if stuck else "it could not go on"
-    bound = "what the cells had bound on its ranks"
-    return f"The gang is gone, and with it {bound} ({why}). The next cell starts a fresh one."
+    return (
+        f"The gang is gone, and with it what the cells had bound on its ranks ({why}). "
+        "The next cell starts a fresh one."
+    )
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:
