@@ -155,8 +155,8 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
-        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as many "
-        "as it gets. Filter rows with where=…."
+        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as "
+        "many. Filter rows with where=…."
     )
 
 
