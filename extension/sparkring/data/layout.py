@@ -161,7 +161,7 @@ def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
         f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as "
-        "many as it gets. Filter rows with where=…."
+        "many. Filter rows with where=…."
     )
 
 
