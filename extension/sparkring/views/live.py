@@ -35,7 +35,7 @@ _FOLLOWED = "y"  # failed after another rank had
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
-# In the order of the tabs, which have the same names in panel.js.
+# In the order of the tabs, which have the same names in panel/src/panel.js.
 SECTIONS: dict[str, Section] = {
     "metrics": measured.html,
     "shards": shards.html,

@@ -1,5 +1,9 @@
 // The Logs tab.
 
+import { make, put } from "./elements.js";
+import { Filter } from "./lines.js";
+import { rankNumbers } from "./words.js";
+
 const ROW = 18; // px, as in panel.css
 const REVOKE_MS = 10_000; // by then the file has been read
 const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
@@ -7,7 +11,7 @@ const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"]
 const RANK_COLOURS = 8; // .sr-c0 … in panel.css
 
 // The lines of a run in a box of fixed height, of which only those in sight are elements.
-class LogView {
+export class LogView {
   constructor(panel) {
     this.panel = panel;
     this.lines = panel.run.lines;

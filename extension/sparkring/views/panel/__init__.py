@@ -1,4 +1,4 @@
-"""The live panel: one widget per kernel carries what is new of every run to the page, where panel.js draws it.
+"""The live panel: one widget per kernel carries what is new of every run to the page, where src/ draws it.
 
 A widget's own view would leave an error in the notebook once its kernel is gone. So what stands in a cell's output is
 HTML only: an empty element, into which the widget's script puts the live panel as long as there is a kernel, and below
@@ -39,7 +39,6 @@ ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at on
 KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("elements.js", "lines.js", "log.js", "tiles.js", "panel.js")  # one module, in this order
 _VIEW = "application/vnd.jupyter.widget-view+json"
 _LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
 
@@ -54,8 +53,9 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     when it has ended. A `hello` is answered with all there is to say, and `heard`, so that the page knows which it is.
     """
 
-    _esm = "".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    _css = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "panel.css"))
+    # What build.js makes of src/.
+    _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
+    _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
 
     def __init__(self) -> None:
