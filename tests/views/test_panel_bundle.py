@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.views import panel
+from sparkring.views.markup import RANK_COLOURS
 
 HERE = Path(panel.__file__).parent
 
@@ -24,6 +25,14 @@ def test_the_bundle_was_made_of_these_sources(bundle):
         digest.update(f"{name}\n{(HERE / name).read_text(encoding='utf-8')}".encode())
     [told] = re.findall(r"^/\* Made by build\.js from src/ \(sha256 (\w+)\)", (HERE / bundle).read_text("utf-8"))
     assert told == digest.hexdigest(), "run `make panel`, and commit what it writes"
+
+
+def test_a_rank_has_one_colour_everywhere():
+    drawn = re.search(r"RANK_COLOURS = \[(.*)\]", (HERE / "src" / "series.js").read_text("utf-8"))
+    assert drawn
+    assert tuple(re.findall(r"#\w+", drawn[1])) == RANK_COLOURS
+    written = re.findall(r"\.sr-c(\d) \{ --sr-c: (#\w+); \}", (HERE / "src" / "panel.css").read_text("utf-8"))
+    assert written == [(str(at), colour) for at, colour in enumerate(RANK_COLOURS)]
 
 
 def test_nothing_names_a_registry():

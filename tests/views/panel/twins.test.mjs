@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
-import { duration, rankNumbers } from "../../../extension/sparkring/views/panel/src/words.js";
+import { duration, number, rankNumbers } from "../../../extension/sparkring/views/panel/src/words.js";
 
 const read = (name) => JSON.parse(readFileSync(new URL(`../${name}`, import.meta.url), "utf8"));
 
@@ -26,6 +26,10 @@ for (const { what, lines, folded: wanted } of read("folding.json")) {
 
 test("durations", () => {
   for (const [seconds, words] of read("words.json").duration) assert.equal(duration(seconds), words);
+});
+
+test("values", () => {
+  for (const [value, words] of read("words.json").number) assert.equal(number(value), words);
 });
 
 test("ranks", () => {

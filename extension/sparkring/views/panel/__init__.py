@@ -27,6 +27,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from sparkring.history import describe
+from sparkring.history.metrics import CURVE_POINTS
 from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
@@ -40,7 +41,8 @@ KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
-_LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
+# About what a line takes beside its text, a rank in a state, and a value of a curve.
+_LINE_BYTES, _COLUMN_BYTES, _VALUE_BYTES = 40, 60, 9
 
 Stop = Callable[[], None]
 
@@ -296,4 +298,7 @@ def _about_bytes(message: Message) -> int:
             return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"]) + len(str(message["html"]))
         case "sections":
             return sum(map(len, message["html"].values()))
+        case "charts":
+            columns = sum(3 + len(curve["ranks"]) for chart in message["charts"] for curve in chart["curves"])
+            return _VALUE_BYTES * CURVE_POINTS * columns
     return _COLUMN_BYTES * len(message["ranks"]["pid"])

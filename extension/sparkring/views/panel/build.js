@@ -13,8 +13,9 @@ const HERE = fileURLToPath(new URL(".", import.meta.url));
 const sources = ["../style.css", "build.js", "package-lock.json", ...readdirSync(`${HERE}src`).sort().map((name) => `src/${name}`)];
 const digest = createHash("sha256");
 for (const name of sources) digest.update(`${name}\n${readFileSync(HERE + name, "utf8")}`);
-const banner = `/* Made by build.js from src/ (sha256 ${digest.digest("hex")}). */`;
+const banner = `/* Made by build.js from src/ (sha256 ${digest.digest("hex")}), with uPlot, whose licence is in uPlot.LICENSE. */`;
 
+const licence = { path: `${HERE}uPlot.LICENSE`, contents: readFileSync(`${HERE}node_modules/uplot/LICENSE`) };
 const { outputFiles } = await build({
   absWorkingDir: HERE,
   entryPoints: { "panel.bundle": "src/index.js" },
@@ -28,7 +29,7 @@ const { outputFiles } = await build({
   write: false,
 });
 
-for (const { path, contents } of outputFiles) {
+for (const { path, contents } of [...outputFiles, licence]) {
   if (!process.argv.includes("--check")) writeFileSync(path, contents);
   else if (!readFileSync(path).equals(Buffer.from(contents))) {
     console.error(`${path} is not what src/ gives: run \`make panel\`, and commit what it writes.`);

@@ -1,5 +1,6 @@
 // What the widget of a kernel does in the page.
 
+import "uplot/dist/uPlot.min.css";
 import "../../style.css";
 import "./panel.css";
 import { Runs } from "./runs.js";

@@ -1,6 +1,7 @@
 // One panel in one place of the page. What is clicked or typed works here, in the page: while a cell runs, most front
 // ends let Python hear nothing.
 
+import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
 import { LogView } from "./log.js";
 import { RankView } from "./tiles.js";
@@ -23,9 +24,13 @@ export class Panel {
     this.elements();
     this.log = new LogView(this);
     this.bodies.logs.append(this.log.element);
+    this.charts = new ChartsView(this);
+    this.numbers = make("div");
+    this.bodies.metrics.append(this.numbers, this.charts.element);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
+    this.resized.observe(this.charts.element);
     this.stateDirty = true;
     this.htmlDirty = new Set(Object.keys(run.html));
     this.ticker = setInterval(() => { this.stateDirty = true; this.schedule(); }, 1000);
@@ -115,6 +120,7 @@ export class Panel {
       if (this.stateDirty) this.drawState();
       for (const name of this.htmlDirty) this.drawHtml(name);
       if (this.tab === "logs" && !this.log.draw()) this.schedule();
+      if (this.tab === "metrics") this.charts.draw(this.run.curves);
     });
   }
 
@@ -145,9 +151,10 @@ export class Panel {
 
   // A section's own HTML, from views/sections; what was folded open stays open.
   drawHtml(name) {
-    const body = this.bodies[name], html = this.run.html[name] || "";
+    const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);
-    if (!body) return;
+    if (!this.bodies[name]) return;
+    const body = name === "metrics" ? this.numbers : this.bodies[name];
     const open = new Set([...body.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
     const top = body.scrollTop;
     body.innerHTML = html; // made and escaped by views/sections
@@ -163,6 +170,7 @@ export class Panel {
     this.gone = true;
     clearInterval(this.ticker);
     this.resized.disconnect();
+    this.charts.remove();
     this.root.remove();
   }
 }

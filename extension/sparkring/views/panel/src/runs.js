@@ -18,6 +18,7 @@ class Run {
     this.lines = new Lines();
     this.state = null;
     this.html = {};
+    this.curves = null; // the last message of kind "charts"
     this.offset = 0; // of this machine's clock to the kernel's
     this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
@@ -35,13 +36,14 @@ class Run {
       this.offset = this.last - message.now;
       if (message.ended) this.settle(0);
     } else if (message.kind === "sections") Object.assign(this.html, message.html);
+    else if (message.kind === "charts") this.curves = message;
     else if (message.kind === "heard") {
       this.heard = true;
       this.stops = message.stops;
     }
     for (const panel of this.panels.values()) {
       if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
-      else if (message.kind !== "lines") panel.stateDirty = true;
+      else if (message.kind === "state" || message.kind === "heard") panel.stateDirty = true;
       panel.schedule();
     }
   }

@@ -1,4 +1,4 @@
-// How the page words numbers, as history/describe.py does; tests/views/words.json holds both to the same words.
+// How the page words numbers, as history/describe.py does: tests/views/words.json holds both to the same words.
 
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
@@ -6,6 +6,13 @@ export function duration(seconds) {
   const two = (number) => String(number).padStart(2, "0");
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
   return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
+// A metric's value: four digits that matter, no more.
+export function number(value) {
+  const size = Math.abs(value);
+  if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
+  return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
 }
 
 // 0–3, 7: three or more in a row as a range.
