@@ -88,7 +88,7 @@ def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     said = [
-        "thick: mean; thin: each rank" if any(curve.ranks for curve in curves) else "",
+        "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
         "band: lowest to highest" if any(map(has_band, curves)) else "",
         "dotted: undone by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",

@@ -93,6 +93,7 @@ class Chart {
     const kind = JSON.stringify([log, told.axis, chart.curves.map(({ name, ranks, undone, low }) => [name, Object.keys(ranks), undone.length, !low])]);
     if (this.kind !== kind) {
       this.plot?.destroy();
+      this.plot = null; // uPlot calls the hooks while it is being made
       this.kind = kind;
       this.plot = new uPlot({ width, height: HEIGHT, ...this.options(log), series, bands }, data, this.place);
       this.plot.over.append(this.reading);
@@ -121,7 +122,7 @@ class Chart {
       legend: { show: false },
       cursor: { y: false, points: { show: false }, sync: { key: this.view.panel.id } },
       hooks: {
-        drawAxes: [() => this.drawMarks()],
+        drawAxes: [(plot) => this.drawMarks(plot)],
         setCursor: [() => this.read()],
         setScale: [(plot, scale) => { if (scale === "x") this.view.zoomed(); }],
       },
@@ -129,12 +130,12 @@ class Chart {
   }
 
   // Where restarts went on, and where checkpoints were saved.
-  drawMarks() {
-    const { ctx, bbox } = this.plot, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
+  drawMarks(plot) {
+    const { ctx, bbox } = plot, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
     const lines = (places, top, colour, dashes) => {
       ctx.beginPath();
       for (const place of places) {
-        const x = this.plot.valToPos(place, "x", true);
+        const x = plot.valToPos(place, "x", true);
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
         ctx.moveTo(x, bottom);
         ctx.lineTo(x, top);
@@ -178,6 +179,7 @@ class Chart {
     if (to === undefined) return;
     const place = x[Math.min(Math.max(to, 0), x.length - 1)];
     this.plot.setCursor({ left: this.plot.valToPos(place, "x"), top: 0 });
+    this.read();
     event.preventDefault();
   }
 

@@ -31,6 +31,9 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
+    // Front ends say by attributes which theme there is, whose colour the charts take.
+    this.themed = new MutationObserver(() => this.schedule());
+    for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.stateDirty = true;
     this.htmlDirty = new Set(Object.keys(run.html));
     this.ticker = setInterval(() => { this.stateDirty = true; this.schedule(); }, 1000);
@@ -170,6 +173,7 @@ export class Panel {
     this.gone = true;
     clearInterval(this.ticker);
     this.resized.disconnect();
+    this.themed.disconnect();
     this.charts.remove();
     this.root.remove();
   }
