@@ -13,6 +13,8 @@ PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Without isolation, so that the package is built with the setuptools that is already here.
+PANEL := extension/sparkring/views/panel
+PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --editable
 
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
@@ -24,13 +26,14 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick check lab bench docs notebooks env clean
+.PHONY: help demo test test-quick check panel lab bench docs notebooks env clean
 
 help:
 	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
 	@printf '%-15s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
 	@printf '%-15s %s\n' 'make test-quick' 'run only the tests that need no kernel, browser or Spark'
 	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
+	@printf '%-15s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
 	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
 	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
@@ -55,6 +58,20 @@ check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory check-panel; \
+		else echo 'npm is not installed: the panel’s bundle is compared with src/ by its digest only, in the tests.'; fi
+
+.PHONY: check-panel
+check-panel: $(PANEL_PACKAGES)
+	@npm --prefix $(PANEL) run --silent check
+	@npm --prefix $(PANEL) run --silent test
+
+panel: $(PANEL_PACKAGES)
+	@npm --prefix $(PANEL) run --silent build
+
+$(PANEL_PACKAGES): $(PANEL)/package-lock.json
+	@npm --prefix $(PANEL) ci --silent
+	@touch $@
 
 lab: env
 	@$(BIN)/python -m jupyterlab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -47,8 +47,8 @@ def show(at, said, live):
         RunStarted(now, f"2026-11-20_14-03-22_{at:04}", said, f"%%horovod -n -2\\n{said}", 2, "local", said, "all",
                    checkpoint_dir=said),
         *(RankStarted(now, rank, said, 4000 + rank) for rank in range(2)),
-        Metrics(now + 1, 0, {said: 1.0, said + "2": 2.0}, step=1, epoch=1),
-        Metrics(now + 2, 1, {said: 2.0, said + "2": 3.0}, step=2, epoch=1),
+        *(Metrics(now + 1, rank, {said: step + rank, said + "2": 2.0}, step=step, epoch=1)
+          for step in (1, 2, 3) for rank in range(2)),
         Message(now + 2, 0, said),
         *(Displayed(now + 2, rank, at, form, said.encode("utf-8", "replace"), said) for rank in range(2)
           for at, form in enumerate(("text/html", "text/markdown", "text/latex", "image/svg+xml"))),
@@ -78,8 +78,8 @@ AT_PRINTED, AT_JOINED, AT_CLOSED = 1, 2, 3
 FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
   !['DIV', 'SPAN', 'B', 'I', 'SMALL', 'BUTTON', 'INPUT', 'PRE', 'MARK', 'DETAILS', 'SUMMARY', 'TABLE', 'CAPTION',
     'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'FIGURE', 'FIGCAPTION', 'UL', 'LI', 'CODE', 'P', 'STYLE', 'svg', 'g', 'path',
-    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG'].includes(element.tagName)
-  || (element.tagName === 'IMG' && !element.src.startsWith('data:image/svg+xml;base64,'))
+    'polyline', 'polygon', 'rect', 'line', 'circle', 'text', 'title', 'IMG', 'CANVAS'].includes(element.tagName)
+  || (element.tagName === 'IMG' && !/^data:image\\/(svg\\+xml|png);base64,/.test(element.src))
   || (element.tagName === 'STYLE' && !element.parentElement.matches('.sr-run'))
   || (element.tagName === 'INPUT' && element.type !== 'search')
   || [...element.attributes].some((each) => each.name.startsWith('on') || /url\\(|javascript:/.test(

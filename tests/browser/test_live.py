@@ -294,6 +294,44 @@ def test_tabs_during_the_run(live: Watched, shoot: Callable[..., None]) -> None:
     expect(live.rows().first).to_be_visible()
 
 
+def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
+    live.tab("Metrics").click()
+    live.hold(True)
+    charts = live.panel.locator(".sr-charts figure")
+    expect(charts).to_have_count(2)
+    loss, reset = charts.first, live.button("reset zoom")
+    expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
+    # The cursor reads every rank; keys move it, from one point to the next.
+    inside, reading = loss.locator(".u-over"), loss.locator(".sr-reading")
+    expect(reading).to_be_hidden()
+    inside.hover()
+    expect(reading).to_have_text(re.compile(r"^step \d+loss(mean)[\d.]+(rank 0)[\d.]+(rank 1)[\d.]+(rank 2)[\d.]+$"))
+    shoot(live.notebook, "charts", live.panel)
+    loss.press("Home")
+    expect(reading).to_contain_text(re.compile("^step 1loss"))
+    loss.press("ArrowRight")
+    expect(reading).not_to_contain_text(re.compile("^step 1loss"))
+    # What is zoomed in on stays, while other steps come.
+    box = inside.bounding_box()
+    assert box is not None
+    live.page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
+    live.page.mouse.down()
+    live.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
+    live.page.mouse.up()
+    expect(reset).to_be_visible()
+    step = live.number(live.tile(0))
+    live.hold(False)
+    expect(live.tile(0)).not_to_have_text(f"0 ▶ {step}")
+    expect(reset).to_be_visible()
+    reset.click()
+    expect(reset).to_be_hidden()
+    log = live.button("log scale")
+    log.click()
+    expect(log).to_have_attribute("aria-pressed", "true")
+    expect(charts.locator("canvas")).to_have_count(2)
+    log.click()
+
+
 # In command mode each of them does something, some of them twice; with Ctrl they select, merge, move and undo.
 NOTEBOOK_KEYS = [*"dd00iixzZabmrM", "ArrowDown", "Shift+ArrowUp", "Escape", "Delete", "Control+a", "Control+Backspace",
                  "Control+Shift+M", "Control+Shift+ArrowUp", "Control+z", "Alt+Enter"]  # fmt: skip

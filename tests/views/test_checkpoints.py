@@ -387,3 +387,11 @@ def test_a_check_says_how_far_it_is_when_it_takes_long():
         progress.tell(2, 3, 4_000_000, 6_000_000)
     said = "checked 1 of 3 checkpoints, 2.00 MB of 6.00 MB"
     assert stream.getvalue() == f"\r{said}\r{' ' * len(said)}\r"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 1, [0, 0.5, 1]), (0.3, 2.3, [0.5, 1, 1.5, 2]), (5, 5, [5]), (-1e-7, 1e-7, [-1e-7, -5e-8, 0, 5e-8, 1e-7])],
+)
+def test_ticks_are_round(low, high, ticks):
+    assert timeline.nice_ticks(low, high) == pytest.approx(ticks)

@@ -32,6 +32,7 @@ from sparkring.history.events import (
 )
 from sparkring.history.lines import plain
 from sparkring.views import figure, html
+from sparkring.views.charts import MOST
 from sparkring.views.html import HtmlView, bundle, panel
 from sparkring.views.markup import RANK_COLOURS, log_text
 from sparkring.views.sections import code, metrics
@@ -138,7 +139,7 @@ def check(page: str, allowed_tags: set[str] = _TAGS) -> Elements:
         assert set(attributes) <= _SPOKEN | _OTHERS
         assert not any("evil" in value for name, value in attributes.items() if name not in {*_SPOKEN, "src"})
         if tag == "img":
-            drawing(attributes["src"])
+            check_image(attributes["src"])
     assert not _HIDDEN.search(page)
     return found
 
@@ -147,24 +148,24 @@ def not_drawn(*_):
     raise RuntimeError("matplotlib has no fonts")
 
 
-def drawing(source: str) -> str:
-    """The text of a drawing that is embedded in a page: it has no elements but ours, and loads nothing."""
+def check_image(source: str) -> None:
+    """It loads nothing, and a drawing has no elements but ours."""
     kind, data = source.split(",")
+    if kind == "data:image/png;base64":
+        assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
+        return
     assert kind == "data:image/svg+xml;base64"
-    svg = base64.b64decode(data).decode()
-    root = ElementTree.fromstring(svg)
-    for element in root.iter():
+    for element in ElementTree.fromstring(base64.b64decode(data).decode()).iter():
         assert element.tag.rpartition("}")[2] in _DRAWN
         assert not any("evil" in name or "evil" in value for name, value in element.attrib.items())
         assert not any(name.endswith("href") and value[0] != "#" for name, value in element.attrib.items())
-    return " ".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))
 
 
 @pytest.mark.parametrize("final", [True, False])
 def test_what_ranks_and_users_write_is_text(hostile, final, monkeypatch):
-    draw = figure._svg
+    draw = figure._png
     for number, payload in enumerate(payloads()):
-        monkeypatch.setattr(figure, "_svg", draw if number % 10 == 0 else not_drawn)
+        monkeypatch.setattr(figure, "_png", draw if number % 10 == 0 else not_drawn)
         found = bundle(hostile(payload, final), now=NOW, final=final)
         page = check(found["text/html"])
         assert plain(payload.partition("\n")[0]) in page.text
@@ -183,9 +184,9 @@ def test_text_stays_text_in_an_exported_notebook(hostile, monkeypatch):
     from nbconvert import HTMLExporter
 
     cells = []
-    draw = figure._svg
+    draw = figure._png
     for number, payload in enumerate(payloads(40)):
-        monkeypatch.setattr(figure, "_svg", draw if number % 10 == 9 else not_drawn)
+        monkeypatch.setattr(figure, "_png", draw if number % 10 == 9 else not_drawn)
         cell = nbformat.v4.new_code_cell("%%horovod")
         data = bundle(hostile(payload), now=NOW, final=True)
         cell.outputs = [nbformat.v4.new_output("display_data", data=data)]
@@ -196,9 +197,9 @@ def test_text_stays_text_in_an_exported_notebook(hostile, monkeypatch):
         assert "evil" not in tag
         assert not any("evil" in name for name in attributes)
         assert not any("evil" in value for name, value in attributes.items() if name not in {*_SPOKEN, "src"})
-    pictures = [attributes["src"] for tag, attributes in found.tags if attributes.get("class") == "sr-figure"]
+    pictures = [attributes for tag, attributes in found.tags if attributes.get("class") == "sr-figure"]
     assert len(pictures) == 4
-    assert "evil39" in drawing(pictures[-1])
+    assert "evil39" in pictures[-1]["alt"]
     assert "evil39" in found.text
 
 
@@ -413,7 +414,7 @@ def test_the_line_that_failed_is_marked_in_the_tab(replayed):
     assert "<mark>train()</mark>" in page
 
 
-# ── The figure ────────────────────────────────────────────────────────────────
+# ── The pictures ──────────────────────────────────────────────────────────────
 
 
 def measured(replayed, size=2, count=30, **more):
@@ -425,72 +426,67 @@ def measured(replayed, size=2, count=30, **more):
     return replayed(*told, RunFinished(900.0, "finished"), size=size, **more)
 
 
-def picture(record) -> str:
-    """Where the only picture of a final view comes from."""
-    [found] = [attributes for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
-    assert "loss by step: from " in found["alt"]
-    return found["src"]
+def pictures(record) -> list[str]:
+    """Where the pictures of a final view come from."""
+    found = [attributes for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
+    assert all(" by step: from " in attributes["alt"] for attributes in found)
+    return [attributes["src"] for attributes in found]
 
 
-def test_what_was_measured_stays_as_a_figure(replayed):
+def test_what_was_measured_stays_as_pictures_with_their_names_as_text(replayed):
     record = measured(replayed)
-    said = drawing(picture(record))
-    assert "loss 0.5333" in said
-    assert "val_loss 0.06667" in said
-    assert "$auc$_<b> 3.333" in said
-    assert "rank 1" in said, "its line ends well above the mean"
-    assert picture(measured(replayed)) == picture(record), "it is the same each time"
+    page = check(metrics.html(record, NOW, "final"))
+    for said in ("loss 0.5333", "val_loss 0.06667", "$auc$_<b> 3.333", "thin: each rank"):
+        assert said in page.text
+    assert len(pictures(record)) == 2
+    assert pictures(measured(replayed)) == pictures(record), "they are the same each time"
     assert "<svg" not in metrics.html(record, NOW, "final")
     assert "<img" not in metrics.html(record, NOW, "tab") + metrics.html(record, NOW, "stacked")
 
 
-def test_a_single_point_needs_no_figure(replayed):
-    assert "<img" not in metrics.html(measured(replayed, count=1), NOW, "final")
+def test_a_single_point_needs_no_picture(replayed):
+    assert pictures(measured(replayed, count=1)) == []
 
 
 @pytest.mark.parametrize("size", [1, 8, 70])
-def test_a_figure_is_small(replayed, size):
+def test_pictures_are_small(replayed, size):
     told = [
         Metrics(2.0 + n, rank, {f"{kind}{name}": random.Random(f"{n} {rank} {name}").random() for kind in ("", "val_")
                 for name in "abcdefgh"}, step=n)
         for n in range(1, 2_000 // size)
         for rank in range(size)
     ]  # fmt: skip
-    source = picture_of_many(replayed(*told, size=size))
-    assert len(source) < figure.FIGURE_BYTES
+    found = pictures(replayed(*told, size=size))
+    assert len(found) == MOST
+    assert sum(map(len, found)) < figure.PICTURES_BYTES + 40 * len(found)
 
 
-def picture_of_many(record) -> str:
-    [found] = [attributes["src"] for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
-    return found
-
-
-def test_curves_stand_in_where_nothing_can_be_drawn(replayed, monkeypatch):
-    monkeypatch.setattr(figure, "_svg", not_drawn)
-    page = metrics.html(measured(replayed), NOW, "final")
-    assert "<img" not in page
-    assert page.count("<svg") == 2
+def test_words_stand_in_where_nothing_can_be_drawn(replayed, monkeypatch):
+    monkeypatch.setattr(figure, "_png", not_drawn)
+    page = check(metrics.html(measured(replayed), NOW, "final"))
+    assert not [tag for tag, _ in page.tags if tag in ("img", "svg")]
+    assert "loss by step: from 1.5 to 0.5333; val_loss by step: from 2 to 0.06667" in page.text
     monkeypatch.undo()
-    monkeypatch.setattr(figure, "FIGURE_BYTES", 100)
-    assert metrics.html(measured(replayed), NOW, "final") == page
+    monkeypatch.setattr(figure, "PICTURES_BYTES", 100)
+    assert check(metrics.html(measured(replayed), NOW, "final")).text == page.text
 
 
 def test_the_user_s_matplotlib_is_left_alone(replayed):
     import matplotlib
     from matplotlib import pyplot
 
-    plain_one = picture(measured(replayed))
+    plain_ones = pictures(measured(replayed))
     mine = pyplot.figure()
     before, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
     with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "black", "lines.linewidth": 9}):
-        assert picture(measured(replayed)) == plain_one, "it does not look as theirs do"
+        assert pictures(measured(replayed)) == plain_ones, "they do not look as the user's do"
         assert matplotlib.rcParams["axes.facecolor"] == "black"
     assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == (before, backend)
     assert pyplot.get_fignums() == [mine.number]
     pyplot.close(mine)
 
 
-def test_matplotlib_is_imported_for_a_final_figure_only():
+def test_matplotlib_is_imported_for_a_final_picture_only():
     script = """
 import sys
 from sparkring.history.events import Metrics, RankStarted, RunStarted

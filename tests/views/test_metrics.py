@@ -5,7 +5,7 @@ import pytest
 
 from sparkring.history import describe, metrics
 from sparkring.history.events import AttemptEnded, AttemptStarted, CheckpointSaved, Metrics, RankFinished
-from sparkring.views.curves import chart, nice_ticks
+from sparkring.views.charts import charts
 
 
 def epochs(rank, count, begin=0.0, first=1):
@@ -75,9 +75,13 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
         (4, "checkpoint"), (8, "checkpoint"), (9, "restart"), (12, "checkpoint"), (16, "checkpoint"),
         (20, "checkpoint"),
     ]  # fmt: skip
-    svg = chart([curve], "step", metrics.marks(record, table))
-    assert "<title>restarts</title>" in svg
-    assert "<title>checkpoints</title>" in svg
+    told = charts(record)
+    assert (told["axis"], told["restarts"], told["checkpoints"]) == ("step", [9], [4, 8, 12, 16, 20])
+    [chart] = told["charts"]
+    [drawn] = chart["curves"]
+    assert [(at, value) for at, value in zip(chart["x"], drawn["undone"][0], strict=True) if value is not None] == [
+        (point.x, pytest.approx(point.value.mean, rel=1e-5)) for point in curve.undone[0]
+    ]
 
 
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
@@ -97,12 +101,19 @@ def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
     record = replayed(*(each for rank in range(size) for each in steps(1, 5, rank)), size=size)
     [[curve]] = metrics.curves(record, metrics.table(record))
     assert [line.rank for line in curve.ranks] == [*range(lines)]
-    svg = chart([curve], "step")
-    assert svg.count("<polyline") == 1 + lines
-    assert ("<polygon" in svg) == (size == 9)
+    told = charts(record)
+    [chart] = told["charts"]
+    [drawn] = chart["curves"]
+    assert chart["x"] == [1, 2, 3, 4, 5]
+    assert list(drawn["ranks"]) == [*range(lines)]
+    assert ("low" in drawn) == (size == 9)
+    assert ("thin: each rank" in told["legend"], "band" in told["legend"]) == (bool(lines), size == 9)
     if lines:
         assert curve.ranks[1].points[-1] == (5, pytest.approx(0.7))
-        assert "<title>rank 1: loss 0.7</title>" in svg
+        assert drawn["ranks"][1][-1] == pytest.approx(0.7)
+    if size == 9:
+        assert (drawn["low"][-1], drawn["lowest"][-1]) == (pytest.approx(0.2), 0)
+        assert (drawn["high"][-1], drawn["highest"][-1]) == (pytest.approx(4.2), 8)
 
 
 def test_ranks_that_agree_have_one_line(replayed):
@@ -226,9 +237,12 @@ def test_training_and_validation_share_a_chart(replayed):
     record = replayed(*epochs(0, 4))
     found = metrics.curves(record, metrics.table(record))
     assert [[curve.name for curve in curves] for curves in found] == [["loss", "val_loss"]]
-    svg = chart(found[0], "epoch")
-    assert svg.count("<polyline") == 2
-    assert "loss by epoch: from 1 to 0.25; val_loss by epoch: from 1.5 to 0.375" in svg
+    [drawn] = charts(record)["charts"]
+    assert [(curve["name"], curve["last"], curve["dashed"]) for curve in drawn["curves"]] == [
+        ("loss", "0.25", False), ("val_loss", "0.375", True),
+    ]  # fmt: skip
+    assert drawn["words"] == "loss by epoch: from 1 to 0.25; val_loss by epoch: from 1.5 to 0.375"
+    assert charts(replayed()) == {}
 
 
 def test_few_epochs_have_curves_by_step(replayed):
@@ -251,11 +265,3 @@ def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed)
     assert len(curve.points) <= metrics.CURVE_POINTS
     assert max(point.value.high for point in curve.points) == 100.0
     assert (curve.points[-1].x, curve.last) == (8_999, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(0, 1, [0, 0.5, 1]), (0.3, 2.3, [0.5, 1, 1.5, 2]), (5, 5, [5]), (-1e-7, 1e-7, [-1e-7, -5e-8, 0, 5e-8, 1e-7])],
-)
-def test_ticks_are_round(low, high, ticks):
-    assert nice_ticks(low, high) == pytest.approx(ticks)

@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from sparkring.history import describe
@@ -35,6 +38,14 @@ ECHO = Failure("echo", "HorovodInternalError: gone")
 )  # fmt: skip
 def test_durations(seconds, words):
     assert describe.duration(seconds) == words
+
+
+def test_the_page_has_the_same_words():
+    """Of whole seconds, and of ranks: tests/views/panel/twins.test.mjs."""
+    same = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
+    assert [describe.duration(seconds) for seconds, _ in same["duration"]] == [words for _, words in same["duration"]]
+    assert [describe.number(value) for value, _ in same["number"]] == [words for _, words in same["number"]]
+    assert [describe.rank_numbers(ranks) for ranks, _ in same["ranks"]] == [words for _, words in same["ranks"]]
 
 
 @pytest.mark.parametrize(

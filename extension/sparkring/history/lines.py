@@ -131,7 +131,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
 
 # ── Folding ───────────────────────────────────────────────────────────────────
 
-# lines.js folds by the same rules; tests/views/folding.json holds both to them.
+# views/panel/src/lines.js folds by the same rules: tests/views/folding.json holds both to them.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
 # What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.

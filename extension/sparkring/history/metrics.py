@@ -99,10 +99,12 @@ class Table:
 
 
 class Point(NamedTuple):
-    """A place on a curve."""
+    """A place on a curve; `lowest` and `highest` are the ranks that the bounds of the value come from."""
 
     x: float
     value: Spread
+    lowest: int
+    highest: int
 
 
 class RankLine(NamedTuple):
@@ -431,7 +433,9 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
                 values[rank] = [before[-1][1]]
         means = {rank: math.fsum(found) / len(found) for rank, found in values.items()}
         mean = math.fsum(means.values()) / len(means)
-        points.append(Point(x, Spread(mean, min(map(min, values.values())), max(map(max, values.values())))))
+        low = min((min(found), rank) for rank, found in values.items())
+        high = max((max(found), rank) for rank, found in values.items())
+        points.append(Point(x, Spread(mean, low[0], high[0]), low[1], high[1]))
         for rank, number in means.items():
             by_rank.setdefault(rank, []).append((x, number))
     return tuple(points), by_rank

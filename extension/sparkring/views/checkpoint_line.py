@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe import counted, duration, first_line, number, size
-from sparkring.views.curves import nice_ticks
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
@@ -356,3 +355,13 @@ def _legend(series: Series, drawn: int) -> str:
 def _spoken(series: Series) -> str:
     resumed = next((f"; a resume uses step {mark.step:,}" for mark in series.marks if mark.resumes), "")
     return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
+
+
+def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) that lie between `low` and `high`; at least one."""
+    span = high - low
+    if span <= abs(high) * 1e-9 or not math.isfinite(span):
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / most))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
+    return [tick * step for tick in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)] or [low]

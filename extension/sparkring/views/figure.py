@@ -1,30 +1,32 @@
-"""The curves of a run as a picture that stays in the notebook: an SVG that matplotlib draws.
+"""Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
-A page that strips inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
+A page that strips scripts and inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
+It holds numbers and lines only. What users name is text beside it, in whatever script.
 """
 
 from __future__ import annotations
 
+import base64
 import io
-import re
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkring.history.describe import first_line, number
-from sparkring.history.lines import plain
-from sparkring.history.metrics import Curve, Mark
-from sparkring.views.curves import COLOURS, words
-from sparkring.views.markup import GREEN, GREY, RED, image, text
+from sparkring.history.describe import number
+from sparkring.history.metrics import Curve, Mark, Point
+from sparkring.views.charts import COLOURS, has_band, words
+from sparkring.views.markup import GREEN, GREY, RANK_COLOURS, RED, text, tint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE_BYTES = 40_000  # as it stands in the page
-NAME_CHARACTERS = 28
-_COLUMNS, _WIDTH, _HEIGHT = 2, 3.4, 2.1  # inches of 72 points
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.52, 0.1, 0.26, 0.38  # what a chart leaves for its labels
-_POINTS = (1_200, 400)  # of all lines together; fewer where those take too much room
+WIDTH, HEIGHT = 320, 165  # CSS pixels
+PICTURES_BYTES = 80_000  # of all pictures together, as they stand in the page
+# Pixels of a picture for each CSS pixel, and its colours: a palette makes a quarter of its bytes. Fewer of both where
+# those take too much room.
+_QUALITIES = ((2, 48), (1, 24))
+_DOTS_PER_INCH = 96  # CSS pixels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
 _RANK_APART = 0.08  # of the height: a rank whose line ends so far from the mean is named
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
@@ -32,8 +34,6 @@ _RC: dict[str, Any] = {
     "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 8.5,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "font.family": ["DejaVu Sans"],
@@ -43,10 +43,7 @@ _RC: dict[str, Any] = {
     "grid.linewidth": 0.5,
     "lines.solid_capstyle": "butt",
     "lines.scale_dashes": False,
-    "svg.fonttype": "none",  # text as text: small, and every script has its letters
-    "svg.hashsalt": "sparkring",
     "text.color": GREY,
-    "text.parse_math": False,
     "xtick.color": GREY,
     "ytick.color": GREY,
     "xtick.major.size": 2.5,
@@ -55,46 +52,72 @@ _RC: dict[str, Any] = {
 }
 
 
-def figure(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
-    """An <img> of one chart beside the other; '' if it would be too large, or matplotlib cannot draw it."""
-    said = text("; ".join(words(curves, axis) for curves in charts))
-    for points in _POINTS:
-        try:
-            drawn = _small(_svg(charts, axis, marks, points))
-        except Exception:  # its version, its settings and its fonts are the user's
-            return ""
-        found = image(drawn, said, ' class="sr-figure"')
-        if len(found) <= FIGURE_BYTES:
-            return found
-    return ""
+def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
+    """A <figure> for each chart: an <img>, or where matplotlib cannot draw it, its words."""
+    pictures = _pictures(charts, axis, marks)
+    return "".join(
+        f"<figure>{_caption(curves)}{_image(picture, text(words(curves, axis)))}</figure>"
+        for curves, picture in zip(charts, pictures, strict=True)
+    )
 
 
-def _svg(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark], points: int) -> str:
+def _caption(curves: Sequence[Curve]) -> str:
+    named = [
+        f'<b style="{tint(colour)}">{text(curve.name)}</b> {number(curve.last)}'
+        for curve, colour in zip(curves, COLOURS, strict=False)
+    ]
+    return f"<figcaption>{' &nbsp; '.join(named)}</figcaption>"
+
+
+def _image(picture: str, said: str) -> str:
+    if not picture:
+        return f"<div><small>{said}</small></div>"
+    source = f"data:image/png;base64,{picture}"
+    return f'<img alt="{said}" class="sr-figure" width="{WIDTH}" height="{HEIGHT}" src="{source}">'
+
+
+def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark]) -> list[str]:
+    """The charts as PNG in base64; '' each if they would be too large, or matplotlib cannot draw them."""
+    try:
+        for quality in _QUALITIES:
+            found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]
+            if sum(map(len, found)) <= PICTURES_BYTES:
+                return found
+    except Exception:  # its version, its settings and its fonts are the user's
+        pass
+    return [""] * len(charts)
+
+
+def _drawn(
+    charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark], sharpness: int, colours: int
+) -> list[bytes]:
     import matplotlib
     import matplotlib.style
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    columns = min(_COLUMNS, len(charts))
-    rows = -(-len(charts) // columns)
-    lines = sum(len(curve.ranks) or 2 for curves in charts for curve in curves) + sum(map(len, charts))
-    most = max(6, points // lines)
-    out = io.BytesIO()
     with warnings.catch_warnings(), matplotlib.rc_context():
-        warnings.simplefilter("ignore")  # of letters that its own font lacks: the reader's will have them
+        warnings.simplefilter("ignore")
         matplotlib.style.use(["default", _RC])
-        drawn = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows))
-        FigureCanvasSVG(drawn)
-        for at, curves in enumerate(charts):
-            row, column = divmod(at, columns)
-            left, bottom = (column + _LEFT / _WIDTH) / columns, (rows - 1 - row + _BOTTOM / _HEIGHT) / rows
-            width, height = 1 - (_LEFT + _RIGHT) / _WIDTH, 1 - (_TOP + _BOTTOM) / _HEIGHT
-            _chart(drawn.add_axes((left, bottom, width / columns, height / rows)), curves, axis, marks, most)
-        drawn.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return out.getvalue().decode()
+        return [_png(curves, axis, marks, sharpness, colours) for curves in charts]
 
 
-def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark], most: int) -> None:
+def _png(curves: Sequence[Curve], axis: str, marks: Sequence[Mark], sharpness: int, colours: int) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    width, height = WIDTH / _DOTS_PER_INCH, HEIGHT / _DOTS_PER_INCH
+    canvas = FigureCanvasAgg(Figure((width, height), dpi=_DOTS_PER_INCH * sharpness))
+    inside = 1 - (_LEFT + _RIGHT) / width, 1 - (_TOP + _BOTTOM) / height
+    _chart(canvas.figure.add_axes((_LEFT / width, _BOTTOM / height, *inside)), curves, axis, marks)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    out = io.BytesIO()
+    pixels = canvas.buffer_rgba()  # type: ignore[no-untyped-call]
+    drawn = Image.frombuffer("RGBA", canvas.get_width_height(), pixels, "raw", "RGBA", 0, 1)
+    drawn.quantize(colours, method=Image.Quantize.FASTOCTREE).save(out, "png", optimize=True)
+    return out.getvalue()
+
+
+def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]) -> None:
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     for mark in marks:
@@ -105,67 +128,37 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
     for curve, colour in zip(curves, COLOURS, strict=False):
         style: Any = (0, (4, 2)) if curve.name.startswith("val_") else "-"
         for rank in curve.ranks:
-            axes.plot(*zip(*_some(rank.points, most), strict=True), color=colour, lw=0.5, ls=style, alpha=0.6)
+            axes.plot(*zip(*rank.points, strict=True), color=_rank_colour(rank.rank), lw=0.7, ls=style, alpha=0.8)
         for undone in curve.undone:
-            axes.plot(*zip(*_some(_means(undone), most), strict=True), color=colour, lw=0.9, ls=(0, (1, 1.5)))
-        points = _some(curve.points, most)
-        if not curve.ranks and any(point.value.differs for point in points):
-            low, high = [point.value.low for point in points], [point.value.high for point in points]
-            axes.fill_between([point.x for point in points], low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(*zip(*_means(points), strict=True), color=colour, lw=1.4, ls=style)
+            axes.plot(*_means(undone), color=colour, lw=0.9, ls=(0, (1, 1.5)))
+        if has_band(curve):
+            low, high = [point.value.low for point in curve.points], [point.value.high for point in curve.points]
+            axes.fill_between([point.x for point in curve.points], low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(*_means(curve.points), color=colour, lw=1.4, ls=style)
     _name_ranks(axes, curves)
-    for at, (curve, colour) in enumerate(zip(curves, COLOURS, strict=False)):
-        said = f"{first_line(curve.name, NAME_CHARACTERS)} {number(curve.last)}"
-        place: Any = ("left", "right")[at]
-        axes.set_title(said, loc=place, color=colour, fontsize=8.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    values = {mean for curve in curves for _, mean in _means(curve.points)}
+    values = {point.value.mean for curve in curves for point in curve.points}
     axes.yaxis.set_major_locator(MaxNLocator(4) if len(values) > 1 else FixedLocator([*values]))
     axes.grid(axis="y")
-    axes.set_xlabel(plain(axis), labelpad=1)
+    axes.set_xlabel(axis, labelpad=1)
 
 
 def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
     """Say at its end which rank a line is, if it ends well apart from the mean."""
     low, high = axes.get_ylim()
-    for curve, colour in zip(curves, COLOURS, strict=False):
+    for curve in curves:
         ends = sorted((rank.points[-1][1], rank.rank, rank.points[-1][0]) for rank in curve.ranks)
         for value, rank, x in {ends[0], ends[-1]} if ends else ():
             if abs(value - curve.points[-1].value.mean) > _RANK_APART * (high - low):
                 axes.annotate(
                     f"rank {rank}", (x, value), (0, 2), textcoords="offset points",
-                    ha="right", va="bottom", fontsize=6.5, color=colour,
+                    ha="right", va="bottom", fontsize=6.5, color=_rank_colour(rank),
                 )  # fmt: skip
 
 
-def _means(points: Sequence[Any]) -> list[tuple[float, float]]:
-    return [(point.x, point.value.mean) for point in points]
+def _rank_colour(rank: int) -> str:
+    return RANK_COLOURS[rank % len(RANK_COLOURS)]
 
 
-def _some(points: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of the points, the last among them."""
-    stride = -(-len(points) // most)
-    return list(points[::-stride][::-1])
-
-
-def _small(svg: str) -> str:
-    """The picture without what a page has no need of: a tenth of a pixel is seen, a millionth is not."""
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    looks: dict[str, str] = {}
-    svg = re.sub(r"<[^>]+>", lambda tag: _small_tag(tag[0], looks), svg)  # what stands between them is a user's
-    # The reader may have other fonts.
-    rules = "".join(f".{name}{{{look}}}" for look, name in looks.items())
-    svg = svg.replace("*{", f"{rules}*{{font-family:'DejaVu Sans',Verdana,sans-serif;", 1)
-    return re.sub(r">\s+<", "><", svg)
-
-
-def _small_tag(tag: str, looks: dict[str, str]) -> str:
-    tag = re.sub(r" id=\"[a-z2._]+_\d+\"| transform=\"rotate\(-?0 [^\"]*\"|font-family: 'DejaVu Sans'; ?", "", tag)
-    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
-    tag = re.sub(r'style="([^"]+)"', lambda style: f'class="{looks.setdefault(style[1], f"c{len(looks)}")}"', tag)
-    return re.sub(r'(?<= d=")[^"]+', lambda path: _small_path(path[0]), tag)
-
-
-def _small_path(path: str) -> str:
-    path = re.sub(r"(\.\d)\d", r"\1", " ".join(path.split()))
-    return path if re.search("[CQS]", path) else path.replace(" L", "")  # lines are what follows M
+def _means(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [point.x for point in points], [point.value.mean for point in points]

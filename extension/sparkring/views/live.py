@@ -8,6 +8,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
               end is still to come
     state     how the run stands, and a column of each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
+    charts    the curves as numbers (views/charts), all of them when one has changed
 
 Texts are plain (views/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from sparkring.history import describe, lines, metrics
 from sparkring.history.record import LogLine, RankRecord, RunRecord
+from sparkring.views.charts import charts
 from sparkring.views.markup import log_text
 from sparkring.views.sections import Form, checkpoints, code, restarts, shards, timeline
 from sparkring.views.sections import metrics as measured
@@ -35,7 +37,7 @@ _FOLLOWED = "y"  # failed after another rank had
 _STREAMS = {"stdout": "o", "stderr": "e", "message": "m"}
 
 Section = Callable[[RunRecord, float, Form], str]
-# In the order of the tabs, which have the same names in panel.js.
+# In the order of the tabs, which have the same names in panel/src/panel.js.
 SECTIONS: dict[str, Section] = {
     "metrics": measured.html,
     "shards": shards.html,
@@ -55,6 +57,7 @@ class Feed:
         self._state: Message = {}
         self._state_due = 0.0
         self._sections: dict[str, str] = {}
+        self._charts: Message = {}
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
@@ -86,10 +89,17 @@ class Feed:
     def _new_sections(self, record: RunRecord, now: float) -> list[Message]:
         began = clock.monotonic()
         drawn = {name: section(record, now, "tab") for name, section in SECTIONS.items()}
+        curves = charts(record)
         self._sections_due = now + max(SECTIONS_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
         changed = {name: html for name, html in drawn.items() if html != self._sections.get(name, "")}
         self._sections = drawn
-        return [{"run": record.run_id, "kind": "sections", "html": changed}] if changed else []
+        found: list[Message] = []
+        if changed:
+            found.append({"run": record.run_id, "kind": "sections", "html": changed})
+        if curves != self._charts:
+            self._charts = curves
+            found.append({"run": record.run_id, "kind": "charts", "charts": [], **curves})
+        return found
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:

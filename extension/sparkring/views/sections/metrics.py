@@ -6,21 +6,23 @@ from collections.abc import Sequence
 
 from sparkring.history import describe, metrics
 from sparkring.history.describe import counted
-from sparkring.history.metrics import Curve, Mark, Spread, Table
+from sparkring.history.metrics import Spread, Table
 from sparkring.history.record import RunRecord
-from sparkring.views.curves import chart
-from sparkring.views.figure import figure
+from sparkring.views import charts
+from sparkring.views.figure import figures
 from sparkring.views.markup import details, text
 from sparkring.views.sections import Form
 
 ROWS_LIVE, ROWS_SHOWN = 5, 12
-CHARTS = 6
 RANKS_MEASURED = 64
 _RIGHT = ' class="sr-n" align="right"'
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last rows, and where there is room the curves; in the panel each rank's last values as well."""
+    """The last rows; in the panel each rank's last values as well, and in what stays the curves.
+
+    The panel's curves are not HTML: its page draws them, from views/charts.py.
+    """
     return _tab(record) if form == "tab" else _html(record, form)
 
 
@@ -43,10 +45,10 @@ def _html(record: RunRecord, form: Form) -> str:
     shown = _table(
         (table.by, *table.names), labelled, note if form != "stacked" and len(rows) < len(table.rows) else ""
     )
-    charts = _charts(record, table, form) if form != "stacked" else ""
+    pictures = _pictures(record, table) if form == "final" else ""
     by_rank = f'<div class="sr-by-rank">{_by_rank(record, table)}</div>' if form == "tab" else ""
     numbers = f'<div role="group" tabindex="0" aria-label="metrics">{shown}{by_rank}</div>'
-    return f'<div class="sr-measured">{numbers}{charts}</div>'
+    return f'<div class="sr-measured">{numbers}{pictures}</div>'
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
@@ -65,30 +67,14 @@ def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | N
     return f'<table class="sr-table">{note}<thead><tr>{"".join(head)}</tr></thead><tbody>{shown}</tbody></table>'
 
 
-def _charts(record: RunRecord, table: Table, form: Form) -> str:
-    found = metrics.curves(record, table)[:CHARTS]
+def _pictures(record: RunRecord, table: Table) -> str:
+    found = metrics.curves(record, table)[: charts.MOST]
     if not found:
         return ""
     axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
-    drawn = figure(found, axis, marks) if form == "final" else ""
-    shown = drawn or "".join(chart(curves, axis, marks) for curves in found)
-    return f'<div class="sr-charts{" sr-drawn" if drawn else ""}">{shown}{_legend(found, marks)}</div>'
-
-
-def _legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """What lines and marks are that do not say it themselves."""
-    curves = [curve for chart in found for curve in chart]
-    band = any(point.value.differs for curve in curves if not curve.ranks for point in curve.points)
-    kinds = {mark.kind for mark in marks}
-    said = [
-        "thick: mean; thin: single ranks" if any(curve.ranks for curve in curves) else "",
-        "band: minimum to maximum" if band else "",
-        "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
-        "red: restart" if "restart" in kinds else "",
-        "green tick: checkpoint" if "checkpoint" in kinds else "",
-    ]
-    told = " · ".join(filter(None, said))
-    return f"<p><small>{told}</small></p>" if told else ""
+    said = charts.legend(found, marks)
+    note = f"<p><small>{said}</small></p>" if said else ""
+    return f'<div class="sr-charts">{figures(found, axis, marks)}{note}</div>'
 
 
 def by_rank_html(record: RunRecord) -> str:

@@ -1,5 +1,8 @@
 // The strip of ranks.
 
+import { make, put } from "./elements.js";
+import { duration } from "./words.js";
+
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const TOLD_TILES = 16, NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
@@ -8,7 +11,7 @@ const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed",
 
 // A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the epoch, the host where there are
 // several, the GPU, and how long ago it was heard of.
-class RankView {
+export class RankView {
   constructor(panel) {
     this.panel = panel;
     this.tiles = [];

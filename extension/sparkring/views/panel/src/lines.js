@@ -1,7 +1,7 @@
 // What a run's ranks printed, and which of it is shown.
 
 const CHUNK = 4096; // lines that are kept, and dropped, together
-// Folding, as in history/lines.py; tests/views/folding.json holds both to the same rules.
+// Folding, as in history/lines.py: tests/views/folding.json holds both to the same rules.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
@@ -35,7 +35,7 @@ class Traceback {
 
 // What a run's ranks printed, as far as the page has it. Lines are numbered from 0 as they come; those of the front
 // are dropped a chunk at a time. A line that several ranks print at about the same time is led by the first of them.
-class Lines {
+export class Lines {
   constructor() {
     this.chunks = new Map();
     this.first = 0;
@@ -172,7 +172,7 @@ class Lines {
 
 // Which lines are shown: a growing list of their numbers. After a change of what is wanted it is made anew, a slice
 // at a time.
-class Filter {
+export class Filter {
   constructor(lines) {
     this.lines = lines;
     this.ranks = new Set(); // all, if none

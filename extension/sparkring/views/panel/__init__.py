@@ -1,4 +1,4 @@
-"""The live panel: one widget per kernel carries what is new of every run to the page, where panel.js draws it.
+"""The live panel: one widget per kernel carries what is new of every run to the page, where src/ draws it.
 
 A widget's own view would leave an error in the notebook once its kernel is gone. So what stands in a cell's output is
 HTML only: an empty element, into which the widget's script puts the live panel as long as there is a kernel, and below
@@ -27,6 +27,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from sparkring.history import describe
+from sparkring.history.metrics import CURVE_POINTS
 from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
@@ -39,9 +40,9 @@ ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at on
 KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("elements.js", "lines.js", "log.js", "tiles.js", "panel.js")  # one module, in this order
 _VIEW = "application/vnd.jupyter.widget-view+json"
-_LINE_BYTES, _COLUMN_BYTES = 40, 60  # about what a line takes beside its text, and a rank in a state
+# About what a line takes beside its text, a rank in a state, and a value of a curve.
+_LINE_BYTES, _COLUMN_BYTES, _VALUE_BYTES = 40, 60, 9
 
 Stop = Callable[[], None]
 
@@ -54,8 +55,9 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     when it has ended. A `hello` is answered with all there is to say, and `heard`, so that the page knows which it is.
     """
 
-    _esm = "".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    _css = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "panel.css"))
+    # What build.js makes of src/.
+    _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
+    _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
 
     def __init__(self) -> None:
@@ -296,4 +298,7 @@ def _about_bytes(message: Message) -> int:
             return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"]) + len(str(message["html"]))
         case "sections":
             return sum(map(len, message["html"].values()))
+        case "charts":
+            columns = sum(3 + len(curve["ranks"]) for chart in message["charts"] for curve in chart["curves"])
+            return _VALUE_BYTES * CURVE_POINTS * columns
     return _COLUMN_BYTES * len(message["ranks"]["pid"])

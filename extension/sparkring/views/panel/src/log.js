@@ -1,13 +1,17 @@
 // The Logs tab.
 
+import { make, put } from "./elements.js";
+import { Filter } from "./lines.js";
+import { RANK_COLOURS } from "./series.js";
+import { rankNumbers } from "./words.js";
+
 const ROW = 18; // px, as in panel.css
 const REVOKE_MS = 10_000; // by then the file has been read
 const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
-const RANK_COLOURS = 8; // .sr-c0 … in panel.css
 
 // The lines of a run in a box of fixed height, of which only those in sight are elements.
-class LogView {
+export class LogView {
   constructor(panel) {
     this.panel = panel;
     this.lines = panel.run.lines;
@@ -195,7 +199,7 @@ class LogView {
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;
-    row.firstChild.className = ranks.length ? `sr-tag sr-c${Math.min(...ranks) % RANK_COLOURS}` : "sr-tag";
+    row.firstChild.className = ranks.length ? `sr-tag sr-c${Math.min(...ranks) % RANK_COLOURS.length}` : "sr-tag";
     put(row.firstChild, rankNumbers(ranks));
     row.firstChild.title = ranks.length ? `${ranks.length === 1 ? "rank" : "ranks"} ${rankNumbers(ranks)}` : "";
   }

@@ -1,0 +1,97 @@
+"""The curves of a run as numbers, which the page draws: panel/src/charts.js."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sparkring.history import metrics
+from sparkring.history.describe import number
+from sparkring.history.lines import plain
+from sparkring.history.metrics import Curve, Mark, Point
+from sparkring.history.record import RunRecord
+from sparkring.views.markup import AMBER, BLUE
+
+MOST = 6  # charts
+COLOURS = (BLUE, AMBER)  # of training and validation
+_DIGITS = 6  # of each value: more than a screen can show
+
+Column = list[float | None]
+
+
+@metrics.remembered("metrics", "attempts", "checkpoints", "finished_ranks")
+def charts(record: RunRecord) -> dict[str, Any]:
+    """All charts of a run, as JSON values; {} if there is nothing to draw.
+
+    Each chart has the places `x` of its horizontal axis in ascending order. All else of it are columns with a value, or
+    None, for each of these places.
+    """
+    table = metrics.table(record)
+    found = metrics.curves(record, table)[:MOST] if table.rows else []
+    if not found:
+        return {}
+    axis, marks = metrics.curve_axis(table), metrics.marks(record, table)
+    return {
+        "axis": axis,
+        "legend": legend(found, marks),
+        "restarts": [mark.x for mark in marks if mark.kind == "restart"],
+        "checkpoints": [mark.x for mark in marks if mark.kind == "checkpoint"],
+        "charts": [_chart(curves, axis) for curves in found],
+    }
+
+
+def _chart(curves: Sequence[Curve], axis: str) -> dict[str, Any]:
+    xs = sorted({point.x for curve in curves for line in (curve.points, *curve.undone) for point in line})
+    drawn = []
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        told = {
+            "name": plain(curve.name),
+            "last": number(curve.last),
+            "colour": colour,
+            "dashed": curve.name.startswith("val_"),
+            "mean": _column(xs, _means(curve.points)),
+            "ranks": {line.rank: _column(xs, line.points) for line in curve.ranks},
+            "undone": [_column(xs, _means(points)) for points in curve.undone],
+        }
+        if has_band(curve):
+            told["low"] = _column(xs, ((point.x, point.value.low) for point in curve.points))
+            told["high"] = _column(xs, ((point.x, point.value.high) for point in curve.points))
+            told["lowest"] = _column(xs, ((point.x, point.lowest) for point in curve.points))
+            told["highest"] = _column(xs, ((point.x, point.highest) for point in curve.points))
+        drawn.append(told)
+    return {"words": plain(words(curves, axis)), "x": xs, "curves": drawn}
+
+
+def has_band(curve: Curve) -> bool:
+    """Whether the ranks' values differ, and there are too many ranks for a line each."""
+    return not curve.ranks and any(point.value.differs for point in curve.points)
+
+
+def _means(points: Sequence[Point]) -> Iterable[tuple[float, float]]:
+    return ((point.x, point.value.mean) for point in points)
+
+
+def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Column:
+    at = dict(points)
+    return [float(f"{at[x]:.{_DIGITS}g}") if x in at else None for x in xs]
+
+
+def words(curves: Sequence[Curve], axis: str) -> str:
+    """What one chart shows, for those who do not see it."""
+    return "; ".join(
+        f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.last)}" for curve in curves
+    )
+
+
+def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
+    """What lines and marks are that do not say it themselves."""
+    curves = [curve for chart in found for curve in chart]
+    kinds = {mark.kind for mark in marks}
+    said = [
+        "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
+        "band: minimum to maximum" if any(map(has_band, curves)) else "",
+        "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
+        "red: restart" if "restart" in kinds else "",
+        "green tick: checkpoint" if "checkpoint" in kinds else "",
+    ]
+    return " · ".join(filter(None, said))

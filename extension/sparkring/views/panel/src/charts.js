@@ -1,0 +1,200 @@
+// The charts of the Metrics tab.
+
+import uPlot from "uplot";
+import { make, put } from "./elements.js";
+import { isPositive, plotted, RANK_COLOURS, readings } from "./series.js";
+import { number } from "./words.js";
+
+const HEIGHT = 160; // px
+const GREEN = "#23935a", RED = "#dd4a45"; // of markup.py
+const TICK = 6; // px: a checkpoint's
+
+// All charts of a run. They share a cursor: a step that is looked at in one is marked in all.
+export class ChartsView {
+  constructor(panel) {
+    this.panel = panel;
+    this.charts = [];
+    this.log = false;
+    this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
+      title: "logarithmic scale, in charts that have positive values only", onclick: () => this.setLog(!this.log) }, "log scale");
+    this.wholeButton = make("button", { type: "button", class: "sr-tool", hidden: true, title: "show all steps again",
+      onclick: () => this.showWhole() }, "reset zoom");
+    this.hint = make("small", {}, "drag to zoom");
+    this.bar = make("div", { class: "sr-chartbar", role: "toolbar", "aria-label": "Charts" }, this.logButton, this.hint, this.wholeButton);
+    this.grid = make("div", { class: "sr-chartgrid" });
+    this.legend = make("small");
+    this.element = make("div", { class: "sr-charts" }, this.bar, this.grid, this.legend);
+  }
+
+  // Draw what was told last, if it is in sight and not what is drawn already.
+  draw(told) {
+    this.element.hidden = !told?.charts.length;
+    const width = this.grid.clientWidth, colour = getComputedStyle(this.element).color;
+    if (!told || !width || (told === this.told && width === this.width && colour === this.colour)) return;
+    const looks = colour === this.colour ? null : colour;
+    Object.assign(this, { told, width, colour });
+    put(this.legend, told.legend ?? "");
+    while (this.charts.length > told.charts.length) this.charts.pop().remove();
+    told.charts.forEach((chart, at) => {
+      if (!this.charts[at]) {
+        this.charts[at] = new Chart(this);
+        this.grid.append(this.charts[at].element);
+      }
+    });
+    told.charts.forEach((chart, at) => this.charts[at].draw(chart, told, looks)); // all are there: the widths are final
+  }
+
+  setLog(on) {
+    this.log = on;
+    this.logButton.setAttribute("aria-pressed", String(on));
+    this.told = null;
+    this.panel.schedule();
+  }
+
+  showWhole() {
+    for (const chart of this.charts) chart.showWhole();
+    this.logButton.focus(); // the hidden button would lose the focus to the page
+  }
+
+  zoomed() {
+    const some = this.charts.some((chart) => chart.isZoomed());
+    this.wholeButton.hidden = !some;
+    this.hint.hidden = some;
+  }
+
+  remove() {
+    for (const chart of this.charts) chart.remove();
+  }
+}
+
+// Curves that belong together, such as loss and val_loss, with what they say where the cursor is.
+class Chart {
+  constructor(view) {
+    this.view = view;
+    this.caption = make("figcaption");
+    this.place = make("div", { class: "sr-plot" });
+    this.reading = make("div", { class: "sr-reading", role: "status", hidden: true });
+    this.element = make("figure", { tabindex: "0", role: "figure" }, this.caption, this.place);
+    this.element.addEventListener("keydown", (event) => this.walk(event));
+    this.element.addEventListener("focus", () => this.read());
+    this.element.addEventListener("blur", () => this.leave());
+    this.place.addEventListener("mouseenter", () => { this.pointed = true; });
+    this.place.addEventListener("mouseleave", () => this.leave());
+  }
+
+  draw(chart, told, newColour) {
+    this.chart = chart;
+    this.told = told;
+    this.caption.replaceChildren(...chart.curves.flatMap(({ name, last, colour }, at) => [
+      ...(at ? [" \u00a0 "] : []), make("b", { style: `--sr-c: ${colour}` }, name), ` ${last}`]));
+    if (this.element.getAttribute("aria-label") !== chart.words) this.element.setAttribute("aria-label", chart.words);
+    const { data, series, bands } = plotted(chart);
+    const log = this.view.log && isPositive(chart), width = this.place.clientWidth;
+    const kind = JSON.stringify([log, told.axis, chart.curves.map(({ name, ranks, undone, low }) => [name, Object.keys(ranks), undone.length, !low])]);
+    if (this.kind !== kind) {
+      this.plot?.destroy();
+      this.plot = null; // uPlot calls the hooks while it is being made
+      this.kind = kind;
+      this.plot = new uPlot({ width, height: HEIGHT, ...this.options(log), series, bands }, data, this.place);
+      this.plot.over.append(this.reading);
+    } else {
+      const zoomed = this.isZoomed();
+      if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+      this.plot.setData(data, !zoomed);
+      if (zoomed || newColour) this.plot.redraw();
+    }
+    this.read();
+  }
+
+  options(log) {
+    const colour = () => this.view.colour;
+    const axis = {
+      stroke: colour, font: "11px system-ui, sans-serif", ticks: { show: false },
+      values: (plot, splits) => splits.map((value) => (value === null ? "" : number(value))),
+    };
+    return {
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      axes: [
+        { ...axis, grid: { show: false }, size: 34, gap: 2, space: 60, label: this.told.axis, labelSize: 14, labelGap: 0,
+          labelFont: axis.font },
+        { ...axis, grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
+      ],
+      legend: { show: false },
+      cursor: { y: false, points: { show: false }, sync: { key: this.view.panel.id } },
+      hooks: {
+        drawAxes: [(plot) => this.drawMarks(plot)],
+        setCursor: [() => this.read()],
+        setScale: [(plot, scale) => { if (scale === "x") this.view.zoomed(); }],
+      },
+    };
+  }
+
+  // Where restarts went on, and where checkpoints were saved.
+  drawMarks(plot) {
+    const { ctx, bbox } = plot, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
+    const lines = (places, top, colour, dashes) => {
+      ctx.beginPath();
+      for (const place of places) {
+        const x = plot.valToPos(place, "x", true);
+        if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.moveTo(x, bottom);
+        ctx.lineTo(x, top);
+      }
+      ctx.strokeStyle = colour;
+      ctx.lineWidth = 1.2 * ratio;
+      ctx.setLineDash(dashes.map((each) => each * ratio));
+      ctx.stroke();
+    };
+    ctx.save();
+    lines(this.told.restarts, bbox.top, RED, [3, 3]);
+    lines(this.told.checkpoints, bottom - TICK * ratio, GREEN, []);
+    ctx.restore();
+  }
+
+  // Say what the curves are at the cursor, beside it.
+  read() {
+    const { idx, left } = this.plot?.cursor ?? {};
+    const wanted = (this.pointed || document.activeElement === this.element) && idx != null && left >= 0;
+    this.reading.hidden = !wanted;
+    if (!wanted) return;
+    const rows = readings(this.chart, idx);
+    this.reading.replaceChildren(
+      make("b", {}, `${this.told.axis} ${number(this.chart.x[idx])}`), ...this.chart.curves.map(({ name }) => make("b", {}, name)),
+      ...rows.flatMap(([name, rank, values]) => [
+        make("span", { class: rank < 0 ? "" : `sr-tag sr-c${rank % RANK_COLOURS.length}` }, name), ...values.map((value) => make("span", {}, value))]));
+    this.reading.style.gridTemplateColumns = `repeat(${1 + this.chart.curves.length}, auto)`;
+    const width = this.plot.over.clientWidth;
+    this.reading.style.left = left < width / 2 ? `${left + 8}px` : "auto";
+    this.reading.style.right = left < width / 2 ? "auto" : `${width - left + 8}px`;
+  }
+
+  leave() {
+    this.pointed = false;
+    this.read();
+  }
+
+  walk(event) {
+    const { x } = this.chart, at = this.plot.cursor.idx ?? x.length - 1;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: x.length - 1 }[event.key];
+    if (to === undefined) return;
+    const place = x[Math.min(Math.max(to, 0), x.length - 1)];
+    this.plot.setCursor({ left: this.plot.valToPos(place, "x"), top: 0 });
+    this.read();
+    event.preventDefault();
+  }
+
+  isZoomed() {
+    const { min, max } = this.plot?.scales.x ?? {}, x = this.plot?.data[0];
+    return min != null && (min > x[0] || max < x[x.length - 1]);
+  }
+
+  showWhole() {
+    const { x } = this.chart;
+    this.plot.setScale("x", { min: x[0], max: x[x.length - 1] });
+  }
+
+  remove() {
+    this.plot?.destroy();
+    this.element.remove();
+  }
+}

@@ -1,0 +1,17 @@
+// What the widget of a kernel does in the page.
+
+import "uplot/dist/uPlot.min.css";
+import "../../style.css";
+import "./panel.css";
+import { Runs } from "./runs.js";
+
+export default {
+  initialize({ model }) {
+    const known = (window.sparkringPages ??= new Map()), page = model.get("page");
+    if (known.get(page)?.closed === false) known.get(page).listen(model);
+    else known.set(page, new Runs(model));
+    const runs = known.get(page);
+    return () => { if (runs.model === model) runs.close(); };
+  },
+  render() {}, // some front ends load a widget's script only where a view of it stands; there is nothing to see in it
+};

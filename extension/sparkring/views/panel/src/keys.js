@@ -1,0 +1,28 @@
+// Keys that are typed in a panel.
+
+// Keys that the notebook still gets: run the cell, save, search, list all commands.
+const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
+
+// Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys of an
+// element with this attribute, but tests the focused element before its ancestors. So the focused element itself gets the
+// attribute, just before the key reaches JupyterLab's listener on the document. It loses the attribute at the next key,
+// since by then the focus may be within it, on an element of the notebook's.
+let kept = null;
+
+export function keepKeys(event) {
+  kept?.removeAttribute("data-lm-suppress-shortcuts");
+  kept = event.target.closest?.(".sr-run") ? event.target : null;
+  if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
+}
+
+// VS Code listens at the window and knows no such attribute. It gets keys with Ctrl or Cmd and function keys, because the
+// whole application has them, to copy or to show the terminal; those without are the notebook's.
+export function stopKeys(event) {
+  if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
+  if (event.target.closest?.(".sr-run")) event.stopPropagation();
+}
+
+function keyName(event) {
+  return [(event.ctrlKey || event.metaKey) && "Ctrl", event.altKey && "Alt", event.shiftKey && "Shift", event.key.toLowerCase()]
+    .filter(Boolean).join(" ");
+}

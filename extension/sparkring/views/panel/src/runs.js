@@ -1,0 +1,202 @@
+// Runs, as far as the page knows them. It is told by views/live.py: texts are plain, HTML is the extension's own.
+
+import { make } from "./elements.js";
+import { keepKeys, stopKeys } from "./keys.js";
+import { Lines } from "./lines.js";
+import { KERNEL_GONE, Panel } from "./panel.js";
+import { duration } from "./words.js";
+
+const KEPT_CHARACTERS = 48e6; // of all runs on the page: of older lines there are the log files
+const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
+const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
+
+// What the page knows of one run, and the panels that show it.
+class Run {
+  constructor(id, model) {
+    this.id = id;
+    this.model = model;
+    this.lines = new Lines();
+    this.state = null;
+    this.html = {};
+    this.curves = null; // the last message of kind "charts"
+    this.offset = 0; // of this machine's clock to the kernel's
+    this.heard = this.stops = this.stopping = false;
+    this.panels = new Map(); // place → panel
+    // While it shows more than the static view does, that one is out of sight.
+    this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
+  }
+
+  hear(message) {
+    this.last = Date.now() / 1000;
+    if (message.kind === "lines") {
+      this.lines.add(message);
+      this.settle(SETTLE_MS);
+    } else if (message.kind === "state") {
+      this.state = message;
+      this.offset = this.last - message.now;
+      if (message.ended) this.settle(0);
+    } else if (message.kind === "sections") Object.assign(this.html, message.html);
+    else if (message.kind === "charts") this.curves = message;
+    else if (message.kind === "heard") {
+      this.heard = true;
+      this.stops = message.stops;
+    }
+    for (const panel of this.panels.values()) {
+      if (message.kind === "sections") Object.keys(message.html).forEach((name) => panel.htmlDirty.add(name));
+      else if (message.kind === "state" || message.kind === "heard") panel.stateDirty = true;
+      panel.schedule();
+    }
+  }
+
+  // Show unfinished tracebacks, in case no more lines come.
+  settle(after) {
+    clearTimeout(this.settling);
+    if (!this.lines.tracebacks.size) return;
+    this.settling = setTimeout(() => {
+      this.lines.settle();
+      for (const panel of this.panels.values()) panel.schedule();
+    }, after);
+  }
+
+  // The kernel and its ranks are gone: show the last known state.
+  cut() {
+    const { state } = this;
+    if (!state || state.ended) return;
+    const ended = this.last - this.offset, clock = new Date(1000 * this.last).toTimeString().slice(0, 8);
+    this.state = { ...state, state: KERNEL_GONE, ended, took: `${duration(ended - state.started)} · as of ${clock}`,
+                   left: "", waiting: "", ranks: { ...state.ranks, state: state.ranks.state.replace(/[.r]/g, "s") } };
+    this.settle(0);
+    for (const panel of this.panels.values()) {
+      panel.stateDirty = true;
+      panel.schedule();
+    }
+  }
+
+  stop() {
+    this.stopping = true;
+    this.model.send({ kind: "stop", run: this.id });
+    for (const panel of this.panels.values()) {
+      panel.stateDirty = true;
+      panel.schedule();
+    }
+  }
+
+  mount(place) {
+    if (this.panels.has(place) || !this.state) return;
+    this.panels.set(place, new Panel(this, place));
+    document.head.append(this.hides);
+  }
+
+  unmount(place) {
+    this.panels.get(place)?.remove();
+    this.panels.delete(place);
+    if (!this.panels.size) this.hides.remove();
+  }
+}
+
+// All runs of this kernel that the page knows of, and the places for their panels.
+export class Runs {
+  constructor(model) {
+    this.runs = new Map();
+    this.asked = new Set();
+    this.closed = false;
+    this.selector = `[data-sparkring][data-page="${CSS.escape(model.get("page"))}"]`;
+    this.heard = (message) => this.hear(message);
+    // The kernel has died or restarts.
+    this.cut = () => {
+      this.deaf = true;
+      for (const run of this.runs.values()) run.cut();
+    };
+    this.listen(model);
+    // A notebook takes outputs out of the page and puts them back as it scrolls.
+    this.watch = new MutationObserver((changes) => {
+      if (changes.some((change) => !change.target.closest?.(".sr-panel"))) this.look();
+    });
+    this.watch.observe(document.body, { childList: true, subtree: true });
+    window.addEventListener("keydown", keepKeys, true);
+    document.addEventListener("keydown", stopKeys);
+    this.look();
+  }
+
+  // When a page has been loaded, the kernel announces its model again to all pages.
+  listen(model) {
+    this.leave(this.model);
+    this.model = model;
+    for (const run of this.runs.values()) run.model = model;
+    model.on("msg:custom", this.heard);
+    model.on("comm_live_update", this.cut);
+    // VS Code lets go of its connection when the kernel restarts, and does not tell its models.
+    this.kernel = model.widget_manager?.kernel;
+    this.kernel?.disposed?.connect(this.cut);
+  }
+
+  leave(model) {
+    model?.off("msg:custom", this.heard);
+    model?.off("comm_live_update", this.cut);
+    this.kernel?.disposed?.disconnect(this.cut);
+  }
+
+  hear(message) {
+    if (!message.run) return;
+    this.deaf = false; // only the connection was lost
+    if (message.kind === "gone") {
+      this.forget(message.run);
+      return;
+    }
+    if (!this.runs.has(message.run)) this.runs.set(message.run, new Run(message.run, this.model));
+    this.runs.get(message.run).hear(message);
+    if (message.kind === "state") this.look();
+    this.makeRoom();
+  }
+
+  look() {
+    for (const place of document.querySelectorAll(this.selector)) {
+      const id = place.dataset.sparkring;
+      this.runs.get(id)?.mount(place);
+      if (!this.asked.has(id) && !this.deaf) {
+        this.asked.add(id);
+        this.ask(id, ASK_AGAIN);
+      }
+    }
+  }
+
+  // The first question may be asked before the front end has opened its way past the running cell, and would have its
+  // answer when that has ended.
+  ask(id, again) {
+    this.model.send({ kind: "hello", run: id });
+    if (!again) return;
+    setTimeout(() => {
+      if (!this.closed && !this.deaf && !this.runs.get(id)?.heard) this.ask(id, again - 1);
+    }, ASK_AGAIN_MS);
+  }
+
+  // Of all lines the oldest go, first those of runs that came before.
+  makeRoom() {
+    let characters = 0;
+    for (const run of this.runs.values()) characters += run.lines.characters;
+    for (const run of this.runs.values()) {
+      while (characters > KEPT_CHARACTERS) {
+        const before = run.lines.characters;
+        if (!run.lines.drop()) break;
+        characters -= before - run.lines.characters;
+      }
+    }
+  }
+
+  forget(id) {
+    const run = this.runs.get(id);
+    if (!run) return;
+    for (const place of [...run.panels.keys()]) run.unmount(place);
+    this.runs.delete(id);
+  }
+
+  close() {
+    if (this.closed) return;
+    this.closed = true;
+    this.watch.disconnect();
+    window.removeEventListener("keydown", keepKeys, true);
+    document.removeEventListener("keydown", stopKeys);
+    this.leave(this.model);
+    for (const id of [...this.runs.keys()]) this.forget(id);
+  }
+}

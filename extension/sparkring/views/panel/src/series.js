@@ -1,0 +1,62 @@
+// Curves as views/charts.py tells them, made into what uPlot draws, and into words for the place of the cursor.
+
+import { number } from "./words.js";
+
+// As markup.RANK_COLOURS, and .sr-c0 … in panel.css.
+export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
+
+const DASHES = [4, 3], DOTS = [1, 2];
+const BAND_OPACITY = "2e"; // hexadecimal
+
+// The columns of one chart, `x` first, and a series for each, with the bands between them. Means are drawn last.
+export function plotted({ x, curves }) {
+  const data = [x], series = [{}], bands = [];
+  const add = (column, looks) => {
+    data.push(column);
+    series.push({ spanGaps: true, points: { show: false }, ...looks });
+    return data.length - 1;
+  };
+  for (const { colour, low, high } of curves) {
+    if (!low) continue;
+    const above = add(high, { width: 0 }), below = add(low, { width: 0 });
+    bands.push({ series: [above, below], fill: colour + BAND_OPACITY });
+  }
+  for (const { dashed, ranks } of curves) {
+    for (const [rank, column] of Object.entries(ranks)) {
+      add(column, { stroke: RANK_COLOURS[rank % RANK_COLOURS.length], width: 1, dash: dashed ? DASHES : undefined });
+    }
+  }
+  for (const { colour, undone } of curves) for (const column of undone) add(column, { stroke: colour, width: 1, dash: DOTS });
+  for (const { colour, dashed, mean } of curves) add(mean, { stroke: colour, width: 2, dash: dashed ? DASHES : undefined });
+  return { data, series, bands };
+}
+
+// Whether a logarithmic axis can show all of it.
+export function isPositive({ curves }) {
+  return curves.every(({ mean, low, ranks, undone }) => (
+    [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
+  ));
+}
+
+// What the curves of a chart say at a place of the axis: a row for each rank, or for mean and bounds where these are
+// too many. Each is a name, the rank that it is of (-1 for none) and a text for each curve. A rank that reports at
+// steps of its own counts with what it reported before.
+export function readings({ curves }, at) {
+  const before = (column) => {
+    for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];
+    return null;
+  };
+  const told = (value) => (value == null ? "" : number(value));
+  const rows = [["mean", -1, curves.map(({ mean }) => told(before(mean)))]];
+  const ranks = new Set(curves.flatMap(({ ranks }) => Object.keys(ranks).map(Number)));
+  for (const rank of [...ranks].sort((a, b) => a - b)) {
+    rows.push([`rank ${rank}`, rank, curves.map(({ ranks }) => told(ranks[rank] && before(ranks[rank])))]);
+  }
+  for (const [name, bound, whose] of [["lowest", "low", "lowest"], ["highest", "high", "highest"]]) {
+    if (!curves.some((curve) => curve[bound])) continue;
+    rows.push([name, -1, curves.map((curve) => (
+      curve[bound] && before(curve[bound]) !== null ? `${told(before(curve[bound]))} (rank ${before(curve[whose])})` : ""
+    ))]);
+  }
+  return rows;
+}

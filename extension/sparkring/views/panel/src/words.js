@@ -1,0 +1,27 @@
+// How the page words numbers, as history/describe.py does: tests/views/words.json holds both to the same words.
+
+export function duration(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  if (whole < 60) return `${whole} s`;
+  const two = (number) => String(number).padStart(2, "0");
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+}
+
+// A metric's value: four digits that matter, no more.
+export function number(value) {
+  const size = Math.abs(value);
+  if (value === 0 || (size >= 1e-4 && size < 1e6)) return size < 1e4 ? String(Number(value.toPrecision(4))) : value.toFixed(0);
+  return Number(value.toPrecision(3)).toExponential().replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+// 0–3, 7: three or more in a row as a range.
+export function rankNumbers(ranks) {
+  const spans = [];
+  for (const rank of [...new Set(ranks)].sort((a, b) => a - b)) {
+    const last = spans[spans.length - 1];
+    if (last && last[1] === rank - 1) last[1] = rank;
+    else spans.push([rank, rank]);
+  }
+  return spans.map(([a, b]) => (b - a > 1 ? `${a}–${b}` : b > a ? `${a}, ${b}` : `${a}`)).join(", ");
+}

@@ -1,0 +1,55 @@
+// What the page keeps of what ranks print, and which of it is shown.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Filter, Lines } from "../../../extension/sparkring/views/panel/src/lines.js";
+
+function told(lines, start, texts, more = {}) {
+  lines.add({
+    start, count: texts.length, text: texts, rank: texts.map(() => 0), stream: "o".repeat(texts.length),
+    time: texts.map(() => 0), html: {}, noise: [], pending: { text: [] }, ...more,
+  });
+}
+
+function shown(lines, change = {}) {
+  const filter = Object.assign(new Filter(lines), change);
+  filter.restart();
+  while (!filter.done) filter.work();
+  return filter.found.map((line) => lines.at(line).text);
+}
+
+test("each line is kept once, and what was missed shows as a gap", () => {
+  const lines = new Lines();
+  told(lines, 0, ["a", "b"]);
+  told(lines, 1, ["b", "c"]); // told again after the page was loaded again
+  told(lines, 5, ["f"]);
+  assert.deepEqual(shown(lines), ["a", "b", "c", "2 more lines, which are in the log files", "f"]);
+});
+
+test("lines are chosen by rank, stream, text and noise", () => {
+  const lines = new Lines();
+  told(lines, 0, ["Epoch one", "careful", "oneDNN is on", "two"], { rank: [0, 1, 1, 2], stream: "oeeo", noise: [2] });
+  assert.deepEqual(shown(lines), ["Epoch one", "careful", "two"]);
+  assert.deepEqual(shown(lines, { noise: true, ranks: new Set([1]) }), ["careful", "oneDNN is on"]);
+  assert.deepEqual(shown(lines, { streams: new Set(["o"]) }), ["Epoch one", "two"]);
+  assert.deepEqual(shown(lines, { query: "EPOCH" }), ["Epoch one"]);
+});
+
+test("a line without its end is pending until it has one", () => {
+  const lines = new Lines();
+  told(lines, 0, [], { pending: { rank: [3], stream: "e", text: [" 10%"], html: {} } });
+  assert.deepEqual(lines.pending.map(({ rank, text }) => [rank, text]), [[3, " 10%"]]);
+  told(lines, 0, [" 100%"]);
+  assert.deepEqual([lines.pending, shown(lines)], [[], [" 100%"]]);
+});
+
+test("of a flood the oldest lines are dropped, and lines that they led stand for themselves", () => {
+  const lines = new Lines(), count = 10_000;
+  told(lines, 0, ["x", ...Array.from({ length: count }, (_, at) => `line ${at}`)]);
+  const before = lines.characters;
+  assert.ok(lines.drop());
+  assert.ok(lines.characters < before);
+  const found = shown(lines);
+  assert.equal(found.at(-1), `line ${count - 1}`);
+  assert.equal(found.length, count + 1 - 4096);
+});

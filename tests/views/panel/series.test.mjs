@@ -1,0 +1,46 @@
+// What is drawn of curves, and read where the cursor is.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { isPositive, plotted, RANK_COLOURS, readings } from "../../../extension/sparkring/views/panel/src/series.js";
+
+const FEW = {
+  x: [1, 2, 3],
+  curves: [
+    { name: "loss", colour: "#111111", dashed: false, mean: [3, 2, 1], ranks: { 0: [3, null, 1], 9: [3, 2, 1.5] }, undone: [[null, 5, 6]] },
+    { name: "val_loss", colour: "#222222", dashed: true, mean: [null, 2.5, null], ranks: {}, undone: [] },
+  ],
+};
+const MANY = {
+  x: [1, 2],
+  curves: [{ name: "loss", colour: "#111111", dashed: false, mean: [2, 0.00001], low: [1, -1], high: [3, 4], lowest: [7, 8],
+             highest: [9, 63], ranks: {}, undone: [] }],
+};
+
+test("few ranks are a line each, in the rank's colour, below the means", () => {
+  const { data, series, bands } = plotted(FEW);
+  assert.deepEqual(data, [[1, 2, 3], [3, null, 1], [3, 2, 1.5], [null, 5, 6], [3, 2, 1], [null, 2.5, null]]);
+  assert.deepEqual(series.slice(1).map(({ stroke }) => stroke), [RANK_COLOURS[0], RANK_COLOURS[1], "#111111", "#111111", "#222222"]);
+  assert.deepEqual(series.map(({ dash }) => Boolean(dash)), [false, false, false, true, false, true]);
+  assert.deepEqual(bands, []);
+});
+
+test("many ranks are a band", () => {
+  const { data, bands } = plotted(MANY);
+  assert.deepEqual(data, [[1, 2], [3, 4], [1, -1], [2, 0.00001]]);
+  assert.deepEqual(bands.map(({ series }) => series), [[1, 2]]);
+});
+
+test("the cursor reads every rank, and one that reports at steps of its own with what it said before", () => {
+  assert.deepEqual(readings(FEW, 1), [["mean", -1, ["2", "2.5"]], ["rank 0", 0, ["3", ""]], ["rank 9", 9, ["2", ""]]]);
+  assert.deepEqual(readings(FEW, 0)[0], ["mean", -1, ["3", ""]]);
+});
+
+test("of many ranks the cursor reads the bounds, and whose they are", () => {
+  assert.deepEqual(readings(MANY, 1), [["mean", -1, ["1e-05"]], ["lowest", -1, ["-1 (rank 8)"]], ["highest", -1, ["4 (rank 63)"]]]);
+});
+
+test("a logarithmic axis takes positive values only", () => {
+  assert.ok(isPositive(FEW));
+  assert.ok(!isPositive(MANY));
+});

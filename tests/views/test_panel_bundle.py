@@ -1,0 +1,53 @@
+"""The live panel's bundle is what its sources give, and the sources do what they should."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkring.views import panel
+from sparkring.views.markup import RANK_COLOURS
+
+HERE = Path(panel.__file__).parent
+
+
+@pytest.mark.parametrize("bundle", ["panel.bundle.js", "panel.bundle.css"])
+def test_the_bundle_was_made_of_these_sources(bundle):
+    """As build.js writes it; `make check` makes the bundle anew where there is npm, and compares all of it."""
+    digest = hashlib.sha256()
+    for name in ("../style.css", "build.js", "package-lock.json", *sorted(f"src/{p.name}" for p in HERE.glob("src/*"))):
+        digest.update(f"{name}\n{(HERE / name).read_text(encoding='utf-8')}".encode())
+    [told] = re.findall(r"^/\* Made by build\.js from src/ \(sha256 (\w+)\)", (HERE / bundle).read_text("utf-8"))
+    assert told == digest.hexdigest(), "run `make panel`, and commit what it writes"
+
+
+def test_a_rank_has_one_colour_everywhere():
+    drawn = re.search(r"RANK_COLOURS = \[(.*)\]", (HERE / "src" / "series.js").read_text("utf-8"))
+    assert drawn
+    assert tuple(re.findall(r"#\w+", drawn[1])) == RANK_COLOURS
+    written = re.findall(r"\.sr-c(\d) \{ --sr-c: (#\w+); \}", (HERE / "src" / "panel.css").read_text("utf-8"))
+    assert written == [(str(at), colour) for at, colour in enumerate(RANK_COLOURS)]
+
+
+def test_nothing_names_a_registry():
+    for name in ("package.json", "package-lock.json", ".npmrc"):
+        assert "://" not in (HERE / name).read_text("utf-8")
+
+
+def test_the_sources_in_node():
+    """The unit tests beside this file."""
+    node = shutil.which("node")
+    if node is None:
+        if os.environ.get("CI"):
+            pytest.fail("node is not on PATH; in CI these tests must run")
+        pytest.skip("node is not on PATH")
+    tests = sorted(map(str, (Path(__file__).parent / "panel").glob("*.test.mjs")))
+    ran = subprocess.run([node, "--test", *tests], capture_output=True, text=True, timeout=60)
+    assert tests
+    assert ran.returncode == 0, ran.stdout + ran.stderr
