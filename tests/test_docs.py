@@ -193,7 +193,7 @@ def wrong_files(page: Page) -> Iterator[str]:
 
 def wrong_commands(page: Page) -> Iterator[str]:
     lines = [*page.spans, *(line for fence in page.fences for line in fence.text.splitlines())]
-    targets = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     for line in lines:
