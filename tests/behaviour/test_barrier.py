@@ -11,8 +11,10 @@ import sys
 import psutil
 import pytest
 from rings import READY, ready
+from waiting import DEADLINE_S
 
 from sparkring.errors import LaunchError, OptionsError, RunFailed, RunTimeout, SlotsError
+from sparkring.gangs import gang
 
 WIDE = 2_000_000  # 16 MB of longs: far more than pipes and sockets hold
 
@@ -258,8 +260,9 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark, end, said):
 
 
 @pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
-def test_rows_that_spark_cannot_make(barrier, spark, reads):
+def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
     """Half a partition never passes for a whole one: the run fails, and says what Spark said."""
+    monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to say it
     frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
     with pytest.raises(RunFailed, match="bad sector"):
         barrier(reads, frame)

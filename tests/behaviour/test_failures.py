@@ -231,7 +231,7 @@ def test_a_frozen_rank_is_named_at_the_timeout(ring, limit):
 
     def frozen(record):
         pid = record.ranks[1].pid
-        return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return pid and psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
     with pytest.raises(RunTimeout, match="rank 1 is frozen"):
         ring.run(on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), timeout_s=limit(ring, frozen))

@@ -9,8 +9,7 @@ import os
 import sys
 
 import pytest
-
-from sparkring.capture.notebook_state import import_path
+from sparkring.capture.cell.notebook_state import import_path
 
 # As far as sparkring asks it, and with what MLflow makes of its variables when it goes on with a run.
 MLFLOW = """
@@ -82,6 +81,8 @@ def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeyp
     """
     names = ["HOROVOD_TIMELINE_MARK_CYCLES", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"]
     names.append("PYTHONNOUSERSITE")
+    # What another test imported may have put its own packages there, which executors do not get.
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("setuptools/_vendor")])
     before = list(sys.path)  # what Spark's client imports later may add to it
     result = ring.run(cell, namespace={"names": names})
     told = {line.text for rank in result.record.ranks for line in rank.tail}
