@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
+import sys
 from typing import Any, get_args
 
 import pytest
+from fake_launcher import received
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sparkring.capture import notebook_state
 from sparkring.gangs.reports import Shown, as_event
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
@@ -175,6 +179,21 @@ def test_a_value_out_of_range(kind, change):
     example = next(each for each in EXAMPLES if type(each) is kind)
     with pytest.raises(MalformedMessage):
         decode(kind, {**header(example), **change}, encode(example)[1])
+
+
+def test_whatever_a_notebook_has_set_up_can_be_sent(monkeypatch):
+    """Loggers' attributes may be of other types than logging itself would give them."""
+    odd = logging.getLogger("odd")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.formatter._fmt = handler.formatter.datefmt = handler.level = object()
+    for name, value in {"propagate": 0, "level": "INFO", "handlers": [handler]}.items():
+        monkeypatch.setattr(odd, name, value)
+    monkeypatch.setenv("AN_OWN_VARIABLE", "1")
+    request = next(example for example in EXAMPLES if isinstance(example, messages.Run))
+    found = received(request._replace(notebook=notebook_state.gather()))
+    assert found.notebook.loggers["odd"] == (0, False, [("stdout", 0, (None, None, "%"))])
+    assert found.notebook.environment["AN_OWN_VARIABLE"] == "1"
 
 
 TEXT = st.sampled_from(["", "x", "stdout", "cell", "\x00", "ü"])

@@ -98,7 +98,8 @@ def _logging() -> tuple[dict[str, Logger], int]:
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
-        told = Logger(logger.level, logger.propagate, None if of_module else _handlers(logger))
+        # Both are plain attributes: `propagate = 0` is common.
+        told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
         default = logging.WARNING if logger is root else logging.NOTSET
         if told.level != default or told.handlers or not (of_module or told.propagate):
             found[name] = told
@@ -114,7 +115,7 @@ def _handlers(logger: Any) -> list[Handler]:
         ("stderr", (sys.stderr, sys.__stderr__)),
     )
     return [
-        Handler(name, handler.level, _format(handler.formatter))
+        Handler(name, _level(handler.level), _format(handler.formatter))
         for handler in logger.handlers
         if type(handler) is logging.StreamHandler
         for name, known in streams
@@ -128,7 +129,12 @@ def _format(formatter: Any) -> tuple[str | None, str | None, Literal["%", "{", "
     if formatter is None:
         return None
     styles: dict[type, Literal["{", "$"]] = {logging.StrFormatStyle: "{", logging.StringTemplateStyle: "$"}
-    return formatter._fmt, formatter.datefmt, styles.get(type(formatter._style), "%")
+    written, dates = (text if isinstance(text, str) else None for text in (formatter._fmt, formatter.datefmt))
+    return written, dates, styles.get(type(formatter._style), "%")
+
+
+def _level(level: object) -> int:
+    return int(level) if isinstance(level, int) else 0
 
 
 # ── On a rank ─────────────────────────────────────────────────────────────────────────────────────────────────────────

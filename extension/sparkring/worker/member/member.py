@@ -226,15 +226,16 @@ class Member:
     def from_rank(self) -> None:
         try:
             head = self.to_rank.receive_head()
-        except ProtocolError:
-            raise  # the rank's process is not to be trusted any more: main() ends it
+            if head.kind not in _FROM_RANK:
+                raise ProtocolError(f"{head.kind.__name__} is not for the driver")
+        except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
+            self.tell(Output("stderr", f"sparkring: what this rank sent is no message: {error}\n".encode()))
+            raise
         except ChannelClosed:
             for selector in self.selectors:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind not in _FROM_RANK:
-            raise ProtocolError(f"the rank sent {head.kind.__name__}, which is not for the driver")
         if head.kind in (Done, Failed):
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)

@@ -152,7 +152,8 @@ def _is_ours(filename: str, error: BaseException) -> bool:
 
 def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
     found = []
-    for frame, line in traceback.walk_tb(_skip_ours(error)):
+    for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
+        line = number_or_none or 0  # code that was made without lines has none
         filename = frame.f_code.co_filename
         if _is_ours(filename, error):
             continue

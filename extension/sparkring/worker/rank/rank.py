@@ -194,9 +194,10 @@ class Rank:
             keras_hooks.install()
 
     def news(self) -> RankNews:
-        bound = [name for name in self.namespace if name not in self.names_told]
+        bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
-        return RankNews(tuple(bound), self.loaded, free_port(self.address))
+        # A cell may have put anything into its globals(), also under keys that are no strings.
+        return RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
 
     def compute(self, request: Run) -> Any:
         from sparkring.capture import packing
