@@ -109,13 +109,13 @@ class Chart {
   options(log) {
     const colour = () => this.view.colour;
     const axis = {
-      stroke: colour, font: "11px system-ui, sans-serif", ticks: { show: false },
+      stroke: colour, font: "11px system-ui, sans-serif", ticks: { show: false, size: 0 },
       values: (plot, splits) => splits.map((value) => (value === null ? "" : number(value))),
     };
     return {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis, grid: { show: false }, size: 34, gap: 2, space: 60, label: this.told.axis, labelSize: 14, labelGap: 0,
+        { ...axis, grid: { show: false }, size: 18, gap: 4, space: 60, label: this.told.axis, labelSize: 14, labelGap: 0,
           labelFont: axis.font },
         { ...axis, grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
       ],

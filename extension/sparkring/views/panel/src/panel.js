@@ -26,7 +26,7 @@ export class Panel {
     this.bodies.logs.append(this.log.element);
     this.charts = new ChartsView(this);
     this.numbers = make("div");
-    this.bodies.metrics.append(this.numbers, this.charts.element);
+    this.bodies.metrics.append(this.charts.element, this.numbers);
     place.append(this.root);
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
