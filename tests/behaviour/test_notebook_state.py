@@ -9,6 +9,7 @@ import os
 import sys
 
 import pytest
+
 from sparkring.capture.notebook_state import import_path
 
 # As far as sparkring asks it, and with what MLflow makes of its variables when it goes on with a run.
