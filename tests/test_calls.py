@@ -68,7 +68,7 @@ def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
         run(function, checkpoint_dir="")
     assert str(caught.value) == (
         "run(): `checkpoint_dir` is an option of run() and a parameter of train(). Pass the function's argument by "
-        "position, or with functools.partial(train, checkpoint_dir=…); then checkpoint_dir= is the option of run()."
+        "position, or with functools.partial(train, checkpoint_dir=…); checkpoint_dir= is then the option of run()."
     )
     with pytest.raises(OptionsError, match="`np` is an option"):
         run(function, 0.1, "/mine", np=-2)
