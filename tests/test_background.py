@@ -141,7 +141,7 @@ def test_out_says_what_the_panel_does_not():
 
     run = started("cell", until_stopped)
     assert pretty(run) == (f"run {run.run_id} in the background: .result() waits for its result, .stop() ends it")
-    assert pretty([run]).startswith(f"[BackgroundRun({run.run_id}: 0 of 1 rank has dialled home")
+    assert pretty([run]).startswith(f"[BackgroundRun({run.run_id}: 0 of 1 rank has connected")
     run.stop()
     done = started("cell", lambda interrupts: RunResult({0: 42}, {}, RunRecord(size=1)))
     result = done.result()

@@ -1036,8 +1036,8 @@ WITH_A_GANG = {
     "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",
     "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, with -n -2; .*",
-    "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have theirs already\. .*",
-    "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have theirs already\. .*",
+    "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
+    "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
 }
 
 
@@ -1111,7 +1111,7 @@ def test_stop_ends_the_cell_and_keeps_the_gang(gang: Kernel) -> None:
 
     cell = gang.receive(sent, interrupt)
     assert cell.error.ename == "KeyboardInterrupt"
-    assert "The gang goes on" in cell.error.evalue
+    assert "The gang stays up" in cell.error.evalue
     assert gang.receive(following).status == "aborted"
     assert gang.run("%%ranks all\nkept").done().result == "rank 0: 0\nrank 1: 1"
 
@@ -1123,7 +1123,7 @@ def test_a_rank_killed_between_cells_is_told(gang: Kernel, wait_until: Callable[
     assert "is gone" in complaint(gang, "%gang --stacks")
     cell = gang.run("%%ranks all\nweights")
     assert "reads `weights`" in cell.error.evalue
-    assert "the one before is gone" in cell.error.evalue
+    assert "the previous one has ended" in cell.error.evalue
     assert gang.run("%%ranks all\nrank").done().result == "rank 0: 0\nrank 1: 1"
 
 
@@ -1273,7 +1273,7 @@ def test_a_run_is_stopped_by_its_name(kernel: Kernel, waiting: tuple[Cell, Path]
     assert complete(kernel, "%runs --") == ["--stop", "--tensorboard"]
     cell = kernel.run("%runs --stop nobody")
     assert cell.error.traceback == [
-        f"OptionsError: no run called 'nobody' goes on in the background of this notebook; these do: {name}."
+        f"OptionsError: no run called 'nobody' is running in the background of this notebook; running: {name}."
     ]
     assert kernel.run("%runs --stop later").done().printed.startswith(f"{name}: interrupted")
     assert not kernel.ranks()
@@ -1315,7 +1315,7 @@ def test_a_run_in_the_background_leaves_the_warm_gang_alone(gang: Kernel) -> Non
     gang.run("%%horovod --background\nimport os, __main__\nhasattr(__main__, 'kept')").done()
     assert gang.value("_.result().values") == "[False, False]"
     assert gang.run("%%horovod\nkept").done().result == "ranks 0, 1: 5"
-    assert "on ranks of its own" in gang.run("%%ranks 0 --background\n1").error.evalue
+    assert "starts its own ranks" in gang.run("%%ranks 0 --background\n1").error.evalue
 
 
 @pytest.mark.parametrize("how", ["unload", "shutdown"])

@@ -81,7 +81,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert "together: 0.9" in printed(found["ask-result"])
     (error,) = (output for output in found["mistake"] if output.output_type == "error")
     assert error.evalue.startswith("rank 3 on ")
-    assert "The gang goes on" in error.evalue
+    assert "The gang stays up" in error.evalue
     assert result(found["still"]) == f"rank 0: {64 * 128 + 128}"
     assert "stopped" in printed(found["stop"])
 

@@ -74,9 +74,9 @@ def _carry_out(run: Run) -> RunResult:
 
 
 def spark(slots: int = 2) -> SparkSession:
-    """The notebook's SparkSession; where there is none a new one on this machine, with `slots` and some to spare.
+    """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
 
-    It finds a Java from pip where there is no other. LaunchError if there is none, or the session has been stopped.
+    It uses a Java from pip if there is no other. LaunchError: there is no Java, or the session has been stopped.
     """
     from sparkring.cluster.session import find_session
 
@@ -84,13 +84,13 @@ def spark(slots: int = 2) -> SparkSession:
 
 
 class HorovodRunner:
-    """Runs a training function on a ring of Horovod ranks, with the signature that notebooks know.
+    """Runs a training function on a ring of Horovod ranks, with the signature of Databricks' class.
 
     np < 0: that many processes on this machine; np > 0: that many Spark barrier tasks; np = 0: every
-    task slot (deprecated). `driver_log_verbosity` is "all", or "log_callback_only": then the notebook
-    shows only what log_to_driver and LogCallback send, and everything else is in the run's logs.
+    task slot (deprecated). `driver_log_verbosity` is "all" or "log_callback_only". With the latter, the
+    notebook shows only messages of log_to_driver and LogCallback; the run's logs have all output.
 
-    The API is that of sparkdl's public documentation, where this class is described.
+    The API is the one in sparkdl's public documentation.
     """
 
     def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -107,7 +107,7 @@ class HorovodRunner:
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `main(**kwargs)` on every rank; returns what rank 0 returned.
 
-        Both are packed with cloudpickle. RunFailed says which rank failed and why.
+        The function and its arguments are sent with cloudpickle. RunFailed: a rank failed; it says which and why.
         """
         options = Options(np=self.num_processor, logs=self._logs)
         return run_spec(RunSpec(Call(main, (), kwargs), options, "horovod")).value
@@ -139,16 +139,16 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(*args, **kwargs)` on a ring of ranks: HorovodRunner's keywords, and a launch magic's options.
+    """Call `main(*args, **kwargs)` on a ring of ranks, with HorovodRunner's keywords and a launch magic's options.
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
-    np, driver_log_verbosity: as of HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
-    options of %%horovod (`--checkpoint-dir`, …) with the same meanings; in the background, a BackgroundRun is returned
-    at once.
+    np, driver_log_verbosity: as in HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
+    options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, it returns a
+    BackgroundRun at once.
 
     A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
-    with functools.partial(main, checkpoint_dir=…); then the keyword is the option.
+    with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
 
     Errors as for a launch magic; OptionsError.
     """

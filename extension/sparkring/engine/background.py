@@ -24,11 +24,11 @@ from sparkring.runtime.storage import Location
 
 
 class BackgroundRun:
-    """A run that goes on while the notebook is free.
+    """A run in the background, while the notebook is free.
 
-    `result(timeout_s)` waits for what the run brings: its RunResult, or what it raises (KeyboardInterrupt if it was
-    stopped); `done`: whether it is over; `stop()` ends it; `show()`, or the object itself in a cell, shows its panel
-    again; `record`: the RunRecord as it is now; `run_id`: its name in %runs and %logs.
+    `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
+    stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
+    cell, shows its panel again. `record`: the present RunRecord. `run_id`: its name in %runs and %logs.
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class BackgroundRun:
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> RunResult:
-        """What the run has brought, once it is over; StillRunning if that takes longer than `timeout_s`."""
+        """Wait for the run; return its result or raise its error. StillRunning: not ended after `timeout_s`."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)
         except KeyboardInterrupt:
-            raise interrupted(f"the run goes on: .stop() or `%runs --stop {self.run_id}` ends it") from None
+            raise interrupted(f"the run continues: end it with .stop() or `%runs --stop {self.run_id}`") from None
         if not over:
-            raise StillRunning(f"run {self.run_id} is not over after {timeout_s:g} s, and goes on: {self}")
+            raise StillRunning(f"run {self.run_id} has not ended after {timeout_s:g} s and continues: {self}")
         if self._error is not None:
             raise self._error
         assert self._result is not None
         return self._result
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the run as Stop does; returns when nothing of it is left, or at once if it is not to `wait`."""
+        """End the run as Stop does. Returns when all of its processes have ended, or at once with wait=False."""
         self._interrupts.request()
         if wait:
             self._thread.join()
@@ -86,7 +86,7 @@ class BackgroundRun:
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 
     def show(self) -> None:
-        """Show the run's panel again, in the current cell: the first one may have been cleared."""
+        """Show the run's panel again, in the current cell, for example if the first one has been cleared."""
         self._recorder.show_again()
 
     def __repr__(self) -> str:
@@ -155,8 +155,8 @@ def stop(name: str) -> BackgroundRun:
     if found is None:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
-            f"no run called {name!r} goes on in the background of this notebook"
-            + (f"; these do: {others}." if others else ", nor does any other.")
+            f"no run called {name!r} is running in the background of this notebook"
+            + (f"; running: {others}." if others else ", and there is no other.")
         )
     found.stop()
     return found

@@ -140,7 +140,7 @@ def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = Fal
         return Options(np=np, gpus=0), ""
     each = gpus_of_a_rank(np, tell)
     if not each:
-        why = "this machine has no GPUs" if local_mode else "Spark gives no GPUs to its tasks"
+        why = "this machine has no GPUs" if local_mode else "Spark assigns no GPUs to its tasks"
         return Options(np=np), f"use_gpu=True, but {why}: the ranks run on CPUs"
     if several and each > 1:
         np = math.ceil(count / each)

@@ -28,8 +28,8 @@ def gang_for(options: Options) -> WarmGang | None:
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
         raise OptionsError(
-            f"--gpus {options.gpus}: the ranks of the {gang.describe()} have theirs already. Start it with that: "
-            f"%gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
+            f"--gpus {options.gpus}: the ranks of the {gang.describe()} already have GPUs. Start it again with this "
+            f"number: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
     return gang
 
@@ -57,7 +57,7 @@ def latest_gang_alive(magic: str) -> WarmGang:
     np = warm_gang.default_np()
     ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
     if ended is not None:
-        raise OptionsError(f"the {ended.describe()} is gone: {ended.ended}. The next cell starts a fresh one.")
+        raise OptionsError(f"the {ended.describe()} has ended: {ended.ended}. The next cell starts a new one.")
     return latest_gang(magic)
 
 
@@ -66,6 +66,10 @@ def check_ranks_options(options: Options) -> None:
     if options.np != default_np():
         raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {default_np()}; leave -n out.")
     if options.survives:
-        raise OptionsError("%%ranks runs on a warm gang, whose ranks are not started again: leave restarts out.")
+        raise OptionsError(
+            "%%ranks runs on a warm gang, which does not restart its ranks: leave the options for restarts out."
+        )
     if options.background:
-        raise OptionsError("%%ranks runs on a warm gang, and --background on ranks of its own: use %%horovod.")
+        raise OptionsError(
+            "%%ranks runs on a warm gang, but a run with --background starts its own ranks: use %%horovod."
+        )

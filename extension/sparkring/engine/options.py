@@ -59,7 +59,7 @@ class Options:
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
     """Whether to record a timeline; OptionsError if there is none to record."""
     if asked and not horovod:
-        raise OptionsError(f"{who}: --timeline is Horovod's own, on ranks that start with it: %%horovod --timeline.")
+        raise OptionsError(f"{who}: --timeline is Horovod's and needs new ranks: use %%horovod --timeline.")
     return asked
 
 
@@ -73,9 +73,9 @@ def checked(who: str, found: Options) -> Options:
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
-        raise OptionsError(f"{who}: --dry-run starts nothing, so there is nothing for --background: choose one.")
+        raise OptionsError(f"{who}: --dry-run starts nothing that could run in the --background: choose one.")
     if found.fresh and found.resume:
-        raise OptionsError(f"{who}: --fresh begins anew, --resume goes on: choose one.")
+        raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
     if found.least and not found.max_restarts:
         raise OptionsError(f"{who}: --min-np {found.least} is for restarts: add --max-restarts 3, or --checkpoint-dir.")
     if found.least > found.size > 0:

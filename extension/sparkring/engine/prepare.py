@@ -245,6 +245,6 @@ def _refuse_shared(directory: str) -> None:
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:
         raise CheckpointError(
-            f"{directory} is where run {other.run_id} saves, which goes on in the background: wait for it, stop it "
-            f"(%runs --stop {other.run_id}), or choose another directory."
+            f"{directory} is in use by run {other.run_id}, which is running in the background: wait for it, stop it "
+            f"(%runs --stop {other.run_id}), or use another directory."
         )

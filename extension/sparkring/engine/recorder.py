@@ -43,7 +43,7 @@ class Recorder:
             show(self.record)
         except Exception as error:  # whatever a front end may raise
             self._shows = False
-            text = f"the run cannot be shown any more, and goes on: {type(error).__name__}: {error}"
+            text = f"the run can no longer be shown, but it continues: {type(error).__name__}: {error}"
             self.notice(text)
             warnings.warn(f"sparkring: {text}", RuntimeWarning, stacklevel=2)
 

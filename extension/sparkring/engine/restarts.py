@@ -114,14 +114,16 @@ class Restarts:
     def _how_to_go_on(self, last: Last) -> str:
         if self.directory is None or not last.name:
             return ""
-        return f"Step {last.step:,} is saved in {self.directory.location.written}: run the cell again to go on from it."
+        return (
+            f"Step {last.step:,} is saved in {self.directory.location.written}: run the cell again to continue from it."
+        )
 
     def _tell_of_a_new_beginning(self, last: Last) -> None:
         if self.directory is not None and not last.name:
             self.recorder.notice(
-                f"the cell begins anew: all checkpoints in {self.options.checkpoint_dir} are damaged"
+                f"the cell starts over: all checkpoints in {self.options.checkpoint_dir} are damaged"
                 if self.recorder.record.checkpoints
-                else f"the cell begins anew: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
+                else f"the cell starts over: no checkpoint has been saved in {self.options.checkpoint_dir} yet "
                 "(checkpoints().save(step, state) on the ranks saves one)"
             )
 
@@ -184,7 +186,7 @@ class Restarts:
         waited = describe.duration(round(time.monotonic() - began))
         error = SlotsError(
             f"{most} ranks need {most} task slots, and Spark has had {there} for {waited}. Add executors and run the "
-            f"cell again, or let it go on with fewer: --min-np {max(there, 1)}."
+            f"cell again, or continue with fewer: --min-np {max(there, 1)}."
         )
         return Outcome("not started", str(error), error=error)
 

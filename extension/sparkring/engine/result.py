@@ -14,13 +14,13 @@ from sparkring.history.record import RunRecord
 
 
 class RunResult:
-    """What a run brought back.
+    """The result of a run.
 
-    `value`: rank 0's last expression (or what the function returned there); `values`: that of each
-    rank, in rank order, `by_rank` the same as a dict; `pulled`: the names of --pull, from rank 0;
-    `record`: the RunRecord; `logs(rank)`: everything that the rank printed; `problems`: what could not
-    be brought back, and why. Of a run on some ranks (%%ranks), `values` holds theirs, and the first of
-    them stands for rank 0.
+    `value`: the value of the last expression (or the function) on rank 0. `values`: the values of all
+    ranks, in rank order; `by_rank`: the same as a dict. `pulled`: the names of --pull, from rank 0.
+    `record`: the RunRecord. `logs(rank)`: everything that the rank printed. `problems`: values that
+    could not be returned, and why. For a run on some ranks (%%ranks), `values` has their values, and the
+    first of these ranks takes the place of rank 0.
     """
 
     def __init__(

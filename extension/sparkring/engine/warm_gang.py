@@ -93,7 +93,7 @@ class WarmGang:
             try:
                 if self.ended:
                     raise LaunchError(
-                        f"the {self.describe()} is gone: {self.ended}. Run the cell again for a fresh one."
+                        f"the {self.describe()} has ended: {self.ended}. Run the cell again to start a new one."
                     )
                 if recorder is not None:
                     for text in self.news:
@@ -108,13 +108,11 @@ class WarmGang:
                 stuck = turn.running if turn is not None else []
                 if self.gang.closed:
                     late = (
-                        f"{describe.rank_list(stuck)} did not come back from the last cell"
-                        if stuck
-                        else "it was closed"
+                        f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else "it was closed"
                     )
                     self.ended = self.ended or describe.deaths(self.gang.deaths) or late
                 elif stuck:
-                    self._end("its last cell ended in the middle")
+                    self._end("its last cell was cut off")
                 elif turn is not None and turn is not before:
                     self.held.bound(turn.request.sent, turn.loaded)
                     self.held.bound(turn.names, turn.ranks)
@@ -180,12 +178,12 @@ class WarmGang:
 
     def _lost(self, why: str) -> None:
         self._end(why)
-        self._tell(f"the {self.describe()} is gone, and with it what the cells had bound there: {why}")
+        self._tell(f"the {self.describe()} has ended, and the variables of its cells are lost: {why}")
 
     def _keep(self, found: list[Event]) -> None:
         """Keep what ranks print between cells for the next one."""
         self._kept.add(found)
-        text = "the ranks printed more between cells than is kept: the beginning of it is lost"
+        text = "the ranks printed more between cells than can be kept: the beginning is lost"
         if self._kept.lossy and text not in self.news:
             self.news.append(text)
 
@@ -291,10 +289,12 @@ def find(np: int, say: Tell) -> WarmGang | None:
         try:
             fresh = start(found.wanted, say, found._tell)
         except LaunchError as error:
-            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which is gone.)") from error
+            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
         _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
-        fresh.news.append(f"a fresh gang: the one before is gone, with what the cells had bound on it: {found.ended}")
+        fresh.news.append(
+            f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
+        )
         return fresh
     return found
 
@@ -317,7 +317,7 @@ def stop(where: str = "") -> list[WarmGang]:
         if not _gangs:
             atexit.unregister(stop)
     if interrupts.seen:
-        raise interrupted("when the gang had been stopped")
+        raise interrupted("after the gang was stopped")
     return found
 
 

@@ -421,7 +421,7 @@ def no_restart(found: NoRestart) -> str:
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
     """What a start that takes long waits for; `reason` as far as that can be told."""
-    return f"waiting for ranks to start: {joined} of {size} have dialled home" + (reason and f" ({reason})")
+    return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
@@ -432,7 +432,7 @@ def interrupted(running: int, left: str, *, warm: bool) -> str:
 
 def gang_kept(*, released: bool) -> str:
     """That a warm gang outlives the end of a run; `released` if the collectives of its ranks were ended."""
-    kept = "The gang goes on: its ranks keep what the cells have bound."
+    kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
         kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
     return kept
@@ -443,11 +443,8 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
     if dead:
         why = f"{rank_list(dead)} died"
     else:
-        why = f"{rank_list(stuck)} did not come back" if stuck else "it could not go on"
-    return (
-        f"The gang is gone, and with it what the cells had bound on its ranks ({why}). "
-        "The next cell starts a fresh one."
-    )
+        why = f"{rank_list(stuck)} did not respond" if stuck else "it could not continue"
+    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a fresh one."
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:

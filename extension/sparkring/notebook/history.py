@@ -49,7 +49,7 @@ _RUNS = OptionsTable(
     option(
         "--stop",
         action="store_true",
-        help="end RUN, which goes on in the background of this notebook",
+        help="end RUN, which is running in the background of this notebook",
         suggest=_runs_to_stop,
         alone=True,
     ),
@@ -86,7 +86,7 @@ def parse_runs(line: str) -> RunsRequest:
     given = _RUNS.parse(line)
     run, tensorboard, stop = given["run"], given["tensorboard"], given["stop"]
     if stop and (tensorboard or not run):
-        raise OptionsError("%runs --stop takes one run that goes on in the background, by its id or its name.")
+        raise OptionsError("%runs --stop takes one run that is running in the background, by its id or its name.")
     if run.startswith("-"):
         raise OptionsError(
             f"%runs takes a number of runs to list or the name of a run, not {run!r}: for example %runs 50"

@@ -116,7 +116,7 @@ _OPTIONS = (
         "--checkpoint-dir",
         default="",
         metavar="PATH",
-        help="where checkpoints() saves on the ranks; the run goes on from the last one that is there (dbfs:, any URL)",
+        help="where checkpoints() saves on the ranks; the run continues from the last one found there (dbfs:, any URL)",
     ),
     option(
         "--max-restarts",
