@@ -34,7 +34,7 @@ DOCS = ROOT / "docs"
 PACKAGE = Path(sparkring.__file__).parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 # Where a file that is named without a folder may lie.
-FOLDERS = (ROOT, PACKAGE, *(PACKAGE / name for name in ("checkpointing", "data", "launchers", "views")))
+FOLDERS = (ROOT, PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir()))
 REFERENCE = DOCS / "reference.md"
 TROUBLES = DOCS / "troubleshooting.md"
 
