@@ -217,7 +217,7 @@ def test_a_silent_peer_is_given_up(monkeypatch, watch):
 def test_half_a_frame_is_no_frame(door):
     """A connection that breaks in the middle of a frame ends; what came of it is not taken."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
-    header = json.dumps({"kind": "Output", "stream": "stdout", "sizes": [100]}).encode()
+    header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [100]}).encode()
     connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
     connection.close()
     assert door.ended.wait(20)
@@ -227,18 +227,18 @@ def test_half_a_frame_is_no_frame(door):
 @pytest.mark.parametrize(
     "header",
     [
-        b'{"kind": "Output", "stream": "stdout", "sizes": [5]}',  # and the prefix says another sum
-        b'{"kind": "Output", "stream": "stdout", "sizes": [200, -100]}',
-        b'{"kind": "Output", "stream": "stdout", "sizes": ["100"]}',
-        b'{"kind": "Output", "stream": "stdout", "sizes": 100}',
-        b'{"kind": "Output", "stream": "stdout"}',
-        b'{"kind": "Output", "stream": "stdin", "sizes": [100]}',
-        b'{"kind": "Output", "sizes": [100]}',
-        b'{"kind": "Ouput", "stream": "stdout", "sizes": [100]}',
-        b'{"kind": ["Output"], "stream": "stdout", "sizes": [100]}',
+        b'{"message": "Output", "stream": "stdout", "sizes": [5]}',  # and the prefix says another sum
+        b'{"message": "Output", "stream": "stdout", "sizes": [200, -100]}',
+        b'{"message": "Output", "stream": "stdout", "sizes": ["100"]}',
+        b'{"message": "Output", "stream": "stdout", "sizes": 100}',
+        b'{"message": "Output", "stream": "stdout"}',
+        b'{"message": "Output", "stream": "stdin", "sizes": [100]}',
+        b'{"message": "Output", "sizes": [100]}',
+        b'{"message": "Ouput", "stream": "stdout", "sizes": [100]}',
+        b'{"message": ["Output"], "stream": "stdout", "sizes": [100]}',
         b'{"stream": "stdout", "sizes": [100]}',
         b'["Output"]',
-        b'{"kind": "Output"',
+        b'{"message": "Output"',
         b'"\xff"',
         b"[" * 100_000,
     ],
@@ -266,7 +266,7 @@ def test_text_in_the_place_of_a_frame():
 def test_a_part_that_no_memory_can_hold():
     """Its sender is given up, rather than the thread that reads it lost."""
     left, right = pair()
-    header = json.dumps({"kind": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
+    header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
     left._sock.sendall(PREFIX.pack(len(header), 1 << 62) + header)
     with pytest.raises(ChannelClosed, match="no memory"):
         right.receive()

@@ -151,9 +151,9 @@ def test_a_connection_that_breaks_off(watch):
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ({"kind": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of one"),
-        ({"kind": "Gossip", "sizes": []}, "a frame's header is no message's"),
-        ({"kind": "Leave", "sizes": []}, "Leave is not for the driver"),
+        ({"message": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of one"),
+        ({"message": "Gossip", "sizes": []}, "a frame's header is no message's"),
+        ({"message": "Leave", "sizes": []}, "Leave is not for the driver"),
     ],
 )
 def test_what_is_no_message_ends_that_peer(header, said, watch):

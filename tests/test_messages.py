@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -18,6 +19,7 @@ from sparkring.gangs.reports import Shown, as_event
 from sparkring.runtime.resume_point import Here
 from sparkring.runtime.world import World
 from sparkring.wire import messages
+from sparkring.wire.channel import pair
 from sparkring.wire.messages import MalformedMessage, Message, RankNews, decode, encode
 
 NEWS = RankNews(("x", "y"), True, 40_000)
@@ -101,6 +103,15 @@ def test_a_message_comes_back_the_same(message):
     again = decode(type(message), header(message), encode(message)[1])
     assert again == message
     assert type(again) is type(message)
+
+
+def test_every_message_passes_through_a_connection():
+    """None has a field that the frame's own header overwrites."""
+    left, right = pair()
+    with contextlib.closing(left), contextlib.closing(right):
+        for message in EXAMPLES:
+            left.send(message)
+            assert right.receive() == message
 
 
 @pytest.mark.parametrize("message", [each for each in EXAMPLES if each], ids=name_of)

@@ -86,7 +86,7 @@ class Connection:
         fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
-        header = json.dumps({**fields, "kind": type(message).__name__, "sizes": sizes}).encode()
+        header = json.dumps({**fields, "message": type(message).__name__, "sizes": sizes}).encode()
         prefix = PREFIX.pack(len(header), sum(sizes)) + header
         with self._send_lock:
             if self._broken:
@@ -118,7 +118,7 @@ class Connection:
         raw = bytes(self._exactly(header_bytes))
         try:
             fields = json.loads(raw)
-            kind, sizes = KINDS[fields.pop("kind")], fields.pop("sizes")
+            kind, sizes = KINDS[fields.pop("message")], fields.pop("sizes")
             if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != body_bytes:
                 raise ProtocolError("a frame's parts do not add up to its body")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
