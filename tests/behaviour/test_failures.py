@@ -193,10 +193,9 @@ def test_a_rank_that_cannot_start(ring):
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
 
 
-@pytest.mark.standalone("the job is cancelled on executors")
 def test_a_rank_that_garbles_its_channel(local):
     """What a rank sends must be messages: else its member ends it, and the run fails instead of waiting for it."""
-    with pytest.raises(RunFailed, match=r"lost: its connection was lost .*exited with code 1") as caught:
+    with pytest.raises(RunFailed, match=r"(?s)lost: its connection was lost .*exited with code 1") as caught:
         local.run("""
             import time
             from sparkring.runtime import report
@@ -208,6 +207,7 @@ def test_a_rank_that_garbles_its_channel(local):
     assert "what this rank sent is no message" in caught.value.record.ranks[1].tail[-1].text
 
 
+@pytest.mark.standalone("the job is cancelled on executors")
 def test_timeout(ring):
     """It is a TimeoutError too, and says which line of the cell each rank was at."""
     with pytest.raises(TimeoutError) as caught:
