@@ -66,11 +66,14 @@ def test_distributed_data_parallel(ring, notebook_cell):
     assert first[3:] == second[3:] == [[True] * 3, [-3.0, 6.0]]
 
 
-def test_two_groups_one_after_another(local):
-    """A process group can be closed and opened again in one cell."""
+def test_two_groups_one_after_another(local, tmp_path):
+    """A process group can be closed and opened again in one cell, at the same address.
+
+    The ranks wait for rank 0 to close: torch's next group could otherwise connect to the store of the previous one.
+    """
     result = local.run(
         """
-        import torch, torch.distributed as dist
+        import pathlib, time, torch, torch.distributed as dist
         sums = []
         for turn in range(2):
             dist.init_process_group("gloo")
@@ -78,9 +81,15 @@ def test_two_groups_one_after_another(local):
             dist.all_reduce(value)
             sums.append(int(value))
             dist.destroy_process_group()
+            closed = pathlib.Path(folder, str(turn))
+            if rank == 0:
+                closed.touch()
+            while not closed.exists():
+                time.sleep(0.01)
         sums
         """,
         framework="torch",
+        namespace={"folder": str(tmp_path)},
     )
     assert result.values == [[1, 3], [1, 3]]
 
