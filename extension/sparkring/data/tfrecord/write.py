@@ -79,6 +79,7 @@ def write_tfrecord(
         if hasattr(source, "sparkSession"):
             copy = materialise(source, cache=cache, name=name, say=say).location.written
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
+            _refuse_nulls(source, called)
         with contextlib.closing(batches(source, batch_size, called)) as found:  # also what reads ahead for it
             told = _told(found, target, say)
             columns, written = _write(told, target, _names(count, prefixes), compression, called)
@@ -89,6 +90,16 @@ def write_tfrecord(
         say(f"wrote {schema.rows:,} rows in {schema.records:,} records and {count} files, "
             f"{schema.size_bytes / 1e6:,.1f} MB, to {target.written}")  # fmt: skip
     return schema
+
+
+def _refuse_nulls(frame: Shards, called: str) -> None:
+    """DataError if a column of the DataFrame has nulls: as NaN they would be numbers in the records."""
+    for name, count in frame.dataset.nulls.items():
+        if count:
+            raise DataError(
+                f"{called}: column `{name}` has nulls ({count:,}), which a TFRecord array cannot hold: replace or drop "
+                "them first, as with fillna() or dropna() of the DataFrame."
+            )
 
 
 def _write(
