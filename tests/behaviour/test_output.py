@@ -212,7 +212,7 @@ def test_what_ranks_show(ring):
             list(bar)
         without_ipython, plt.get_backend(), __import__("os").environ["MPLBACKEND"]
     """)
-    assert result.values == [(True, "module://sparkring.worker.rank.rank.figures", "Agg")] * 2
+    assert result.values == [(True, "module://sparkring.worker.rank.figures", "Agg")] * 2
     figure = "<Figure size 640x480 with 1 Axes>"
     html = "<IPython.core.display.HTML object>"
     printed = ["before", "   a", "0  1", "1  2", "5", "'text'", "<HTML>", figure, html, html, "after"]
