@@ -206,10 +206,13 @@ class Watch:
     def complaints(self, settle_s: float) -> dict[str, list[str]]:
         """What is there that was not there before, by kind, once it has had this long to go."""
         deadline = time.monotonic() + settle_s
-        while any(left := traces().beside(self.before)) and time.monotonic() < deadline:
+        while True:
+            left = traces().beside(self.before)
+            marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
+            if not (marks or any(left)) or time.monotonic() >= deadline:
+                break
             gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
             time.sleep(0.05)
-        marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
         found = {
             "processes": told(left.children | marks),
             "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],
