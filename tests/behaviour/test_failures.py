@@ -202,7 +202,7 @@ def test_a_rank_that_cannot_start(ring):
 
 def test_a_rank_that_garbles_its_channel(local):
     """What a rank sends must be messages: else its member ends it, and the run fails instead of waiting for it."""
-    with pytest.raises(RunFailed, match=r"(?s)lost: its connection was lost .*exited with code 1") as caught:
+    with pytest.raises(RunFailed, match="lost: its connection was lost") as caught:
         local.run("""
             import time
             from sparkring.runtime import report
