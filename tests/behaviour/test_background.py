@@ -126,7 +126,6 @@ def test_several_at_once(ring, go, wait_until):
     assert len({here.record.run_id, *(run.run_id for run in both)}) == 3
 
 
-@pytest.mark.any_launcher
 def test_two_rings_of_horovod(ring):
     """Each has its own meeting point."""
     cell = """

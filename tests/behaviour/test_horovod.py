@@ -181,7 +181,6 @@ def train(base, step):
 """
 
 
-@pytest.mark.any_launcher
 def test_run_is_the_runner_with_options(ring, tmp_path):
     """HorovodRunner's keywords, and a launch magic's options; the other arguments are the function's own."""
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}

@@ -143,7 +143,6 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
-@pytest.mark.any_launcher
 def test_torchs_workers_read_on_ranks(ring, numbered):
     """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")

@@ -72,8 +72,8 @@ def finish() -> None:
 def _at_exit() -> None:
     try:
         finish()
-    except Exception:
-        pass  # it was told when it happened, and here nobody catches it
+    except Exception:  # it was reported when it happened, and nobody could catch it here
+        pass
 
 
 atexit.register(_at_exit)

@@ -152,7 +152,7 @@ class Store:
         flight = Flight()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:
+        except BaseException:  # raised again: also after an interrupt, nothing must wait for this save
             flight.depart(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)

@@ -184,8 +184,8 @@ def _removed(directory: Location, entry: Entry) -> bool:
 def _remove_quietly(directory: Location, entry: Entry) -> None:
     try:
         folder.remove(directory, entry)
-    except Exception:
-        pass  # without a commit it is no checkpoint; why the save failed is what counts
+    except Exception:  # without a commit it is no checkpoint; the reason why the save failed matters more
+        pass
 
 
 def _complain(directory: Location, error: Exception) -> None:

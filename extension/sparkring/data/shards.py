@@ -230,8 +230,8 @@ class Shards:
             self.spec  # noqa: B018
         except DataError:
             raise
-        except Exception:
-            return  # a transform may need what only ranks have; if not, they tell it with its line
+        except Exception:  # a transform may need what only ranks have; if not, ranks report it with its line
+            return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)

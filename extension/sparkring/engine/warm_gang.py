@@ -104,8 +104,8 @@ class WarmGang:
                 yield self.gang
             finally:
                 self.used = time.time()
-                turn = self.gang.execution
-                stuck = turn.running if turn is not None else []
+                execution = self.gang.execution
+                stuck = execution.running if execution is not None else []
                 if self.gang.closed:
                     late = (
                         f"{describe.rank_list(stuck)} did not respond after the last cell" if stuck else "it was closed"
@@ -113,9 +113,9 @@ class WarmGang:
                     self.ended = self.ended or describe.deaths(self.gang.deaths) or late
                 elif stuck:
                     self._end("its last cell was cut off")
-                elif turn is not None and turn is not before:
-                    self.held.bound(turn.request.sent, turn.loaded)
-                    self.held.bound(turn.names, turn.ranks)
+                elif execution is not None and execution is not before:
+                    self.held.bound(execution.request.sent, execution.loaded)
+                    self.held.bound(execution.names, execution.ranks)
                 self._resting.set()
 
     def stacks(self) -> RunRecord:

@@ -141,7 +141,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True)
 class MemberJoined:
-    """A member has dialled home; ranks are known once all have."""
+    """A member has connected; ranks are numbered when all have."""
 
     time: float
     member: int

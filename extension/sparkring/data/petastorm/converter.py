@@ -152,7 +152,7 @@ def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
         try:
             with in_words(plan.source.name):
                 made = stack.enter_context(manager)
-        except Exception:
+        except Exception:  # raised again: the workers of a reader that is half made must end
             reader = getattr(manager, "reader", None)
             if reader is not None:
                 reader.stop()

@@ -114,7 +114,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
     what = "the first rows" if batched else "the first row"
     try:
         result = function(sample)
-    except Exception as error:
+    except Exception as error:  # whatever the user's transform raises
         frames = traceback.extract_tb(error.__traceback__)[1:]
         where = f" (in {frames[0].name}, line {frames[0].lineno})" if frames else ""
         text = str(error).strip().splitlines()

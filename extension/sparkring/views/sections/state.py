@@ -35,7 +35,7 @@ def why_html(record: RunRecord) -> str:
 
 
 def waiting_html(record: RunRecord) -> str:
-    """How many ranks have dialled home, until all have."""
+    """How many ranks have connected, until all have."""
     if record.outcome is not None or record.running_since:
         return ""
     return f"<div>{text(describe.outcome(record))}</div>"
