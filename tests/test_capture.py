@@ -271,6 +271,14 @@ def test_missing_without_a_near_one() -> None:
     assert str(error("qqqqqqq", notebook())).endswith("nor in the notebook.")
 
 
+@pytest.mark.parametrize(
+    ("cell", "hint"),
+    [("sparkring.log(loss=1)", "import sparkring"), ("store = checkpoints()", "from sparkring import checkpoints")],
+)
+def test_a_missing_import_of_the_package(cell: str, hint: str) -> None:
+    assert str(error(cell, notebook())).endswith(f"nor in the notebook. Add `{hint}` to the cell.")
+
+
 def test_all_missing_names_at_once() -> None:
     """Several missing names are one error, in the order of their lines."""
     raised = error("b_name\na_name", notebook())

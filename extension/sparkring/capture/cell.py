@@ -13,6 +13,7 @@ from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import sparkring
 from sparkring.capture.annotations import names_in_hints, names_in_hints_of
 from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.capture.packing import Packed, pack
@@ -212,11 +213,17 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
                 where = "before the cell assigns it, and the notebook does not define it"
             missing.append((line, name, f"cell line {line} reads `{name}`, {where}"))
     known = {*defined, *later, *cell.bound, *vars(builtins)}
-    near = {name: difflib.get_close_matches(name, known - {name}, n=1) for _, name, _ in missing}
-    return [
-        (line, name, f"{what}. Did you mean `{near[name][0]}`?" if near[name] else f"{what}.")
-        for line, name, what in sorted(missing)
-    ]
+    return [(line, name, f"{what}.{_hint(name, known)}") for line, name, what in sorted(missing)]
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """What the user may have meant by a name that is not defined, as a sentence; "" if nothing comes near."""
+    if name == "sparkring":
+        return " Add `import sparkring` to the cell."
+    if name in sparkring.__all__:
+        return f" Add `from sparkring import {name}` to the cell."
+    near = difflib.get_close_matches(name, known - {name}, n=1)
+    return f" Did you mean `{near[0]}`?" if near else ""
 
 
 def _sentence(row: CapturedName, line: int | None) -> _Complaint:
