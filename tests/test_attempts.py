@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
-from sparkring.gangs.exit_status import cause_priority, exit_failure
+from sparkring.gangs.execution import cause_priority
+from sparkring.gangs.reports import exit_failure
 from sparkring.history.describe import NoRestart, no_restart
 from sparkring.history.events import CheckpointSaved, CodeFrame, Failure
 from sparkring.history.record import Attempt, Checkpoint
@@ -42,6 +43,7 @@ def test_the_same_mistake_is_not_repeated_for_ever():
     assert why.why == "twice the same"
     assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
     assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
+    assert gives_up(attempts(WRONG, replace(WRONG, summary="RuntimeError: 7 left")), (), 9) is not None, "other words"
     elsewhere = replace(WRONG, frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
     assert gives_up(attempts(WRONG, elsewhere), (), 9) is None
     assert gives_up(attempts(KILLED, KILLED), (), 9) is None

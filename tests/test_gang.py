@@ -18,15 +18,15 @@ from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
 from sparkring.history.events import Event
 from sparkring.wire.channel import PREFIX, ChannelClosed, dial
-from sparkring.wire.messages import GpuUsage, Hello, Output, Stack
+from sparkring.wire.messages import GpuUsage, Hello, Output, Run, Stack
 
-CELL = Request("cell", b"", "plain")
+CELL = Request(Run("cell", parts=(b"",)), "plain")
 
 
 @contextlib.contextmanager
 def running(cell: Callable[[FakeRank], object], size: int = 2) -> Iterator[Gang]:
     """A gang whose ranks run `cell` for each request."""
-    with Gang(FakeLauncher(cell), size) as found:
+    with contextlib.closing(Gang(FakeLauncher(cell), size)) as found:
         found.start()
         yield found
 
@@ -48,7 +48,7 @@ def ended(execution: Execution) -> bool:
 def test_requests_one_after_another(watch):
     """Ranks are placed when all have come; each request has its own outcome, and some ranks may sit one out."""
     with running(lambda rank: (rank.world.rank, rank.world.local_size, rank.request.source)) as gang:
-        first = gang.submit(CELL._replace(source="one"))
+        first = gang.submit(CELL._replace(run=CELL.run._replace(source="one")))
         found = events_until(lambda: first.done, gang)
         assert [event.member for event in found if isinstance(event, events.MemberJoined)] in ([0, 1], [1, 0])
         started = [(event.rank, event.host) for event in found if isinstance(event, events.RankStarted)]
@@ -57,7 +57,7 @@ def test_requests_one_after_another(watch):
             "(0, 2, 'one')",
             "(1, 2, 'one')",
         }
-        second = gang.submit(CELL._replace(source="two"), [1])
+        second = gang.submit(CELL._replace(run=CELL.run._replace(source="two")), [1])
         found = events_until(lambda: second.done, gang)
         assert [event.value for event in found if isinstance(event, events.RankFinished)] == ["(1, 2, 'two')"]
         gang.leave()
@@ -151,7 +151,7 @@ def test_a_connection_that_breaks_off(watch):
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ({"message": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of one"),
+        ({"message": "Output", "stream": "stdout", "sizes": []}, "Output: 0 parts instead of 1"),
         ({"message": "Gossip", "sizes": []}, "a frame's header is no message's"),
         ({"message": "Leave", "sizes": []}, "Leave is not for the driver"),
     ],

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import sparkring
-from sparkring.capture.annotations import names_in_hints, names_in_hints_of
 from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
 from sparkring.capture.packing import Packed, pack
 from sparkring.capture.picklability import Namespace, Problem, by_reference, ipython_names, type_name, walk
 from sparkring.capture.scripts import Script
-from sparkring.capture.string_names import MARKS, names_in_strings
+from sparkring.capture.string_names import MARKS, names_in_hints, names_in_hints_of, names_in_strings
 from sparkring.capture.submodules import imported_submodules
 from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
@@ -52,12 +51,10 @@ class Captured:
 
     @property
     def sent(self) -> list[str]:
-        """The names that the payload holds."""
         return [name.name for name in self.names if name.travels != "cannot"]
 
     @property
     def large(self) -> tuple[CapturedName, ...]:
-        """The names that take more than LARGE_BYTES."""
         return tuple(name for name in self.names if (name.size_bytes or 0) > LARGE_BYTES)
 
 

@@ -146,19 +146,20 @@ IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__"
              "__loader__", "__debug__", "__path__"}  # fmt: skip
 _UNSEEN = {"exec", "globals", "locals", "vars", "run_line_magic", "run_cell_magic", "run_cell"}
 _PLACE = re.compile(r"\$([A-Za-z_]\w*)|\{([^{}]*)\}")  # where IPython puts a variable into a command
+CELL = "<cell>"  # the file name in the compiler's errors
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
-def names_read(source: str, *, filename: str = "<cell>") -> CellNames:
+def names_read(source: str) -> CellNames:
     """Find the names that a cell reads before it has bound them itself.
 
     `source` is Python, already transformed by IPython; lines are numbered as it has them. Raises SyntaxError.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's, once for each time a statement is compiled here
-        tree = ast.parse(source, filename)
-        reader = _Reader(tree, filename)
+        tree = ast.parse(source, CELL)
+        reader = _Reader(tree)
         reader.block(tree.body, frozenset())
         for name, line in _in_commands(tree):
             reader.optional.setdefault(name, line)
@@ -176,8 +177,7 @@ class _Reader:
     returns those after it.
     """
 
-    def __init__(self, tree: ast.Module, filename: str) -> None:
-        self.filename = filename
+    def __init__(self, tree: ast.Module) -> None:
         self.flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         for alias in (alias for node in imports if node.module == "__future__" for alias in node.names):
@@ -208,10 +208,7 @@ class _Reader:
                 reads.update({**global_names(constant).reads, **reads})
                 self._survey(constant, top=False)
 
-    # ── Statements ──
-
     def block(self, statements: Iterable[ast.stmt], known: _Known) -> _Known:
-        """Follow statements one after another."""
         for statement in statements:
             if known is None:
                 break
@@ -301,10 +298,7 @@ class _Reader:
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
 
-    # ── Pieces that the compiler reads ──
-
     def expression(self, node: ast.expr, known: frozenset[str]) -> frozenset[str]:
-        """Follow an expression."""
         return self.run(ast.Expr(node), known)
 
     def assignment(self, target: ast.expr, known: frozenset[str]) -> frozenset[str]:
@@ -316,9 +310,8 @@ class _Reader:
         return self.code(self.compile([node]), known, deferred=deferred)
 
     def compile(self, body: list[ast.stmt]) -> types.CodeType:
-        """Compile statements of the cell as the cell itself would be."""
         module = ast.fix_missing_locations(ast.Module(body, []))
-        code: types.CodeType = compile(module, self.filename, "exec", flags=self.flags, dont_inherit=True)
+        code: types.CodeType = compile(module, CELL, "exec", flags=self.flags, dont_inherit=True)
         return code
 
     def code(

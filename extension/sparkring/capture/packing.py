@@ -44,9 +44,10 @@ from sparkring.capture.reducers import reducers_for
 from sparkring.capture.reducers.base import Reducer
 from sparkring.capture.reducers.memory import Block, Memory
 from sparkring.capture.reducers.tensorflow import registered_names, set_registered
-from sparkring.capture.source_lines import SourceLines, code_with_lines, source_text
+from sparkring.capture.source_lines import code_with_lines, keep_lines, source_text
+from sparkring.capture.stand_in import StandIn
 from sparkring.capture.string_names import MARKS, StringName, names_in_strings
-from sparkring.capture.submodules import Submodule, imported_submodules
+from sparkring.capture.submodules import import_submodule, imported_submodules
 from sparkring.errors import CaptureError
 from sparkring.wire.messages import Buffer
 
@@ -59,23 +60,9 @@ def rank_namespace() -> Namespace:
     return vars(sys.modules["__main__"])
 
 
-class _RankNamespace:
-    """Stands for the notebook's namespace in a pickle."""
-
-    def __reduce__(self) -> tuple[Callable[[], Namespace], tuple[()]]:
-        return rank_namespace, ()
-
-
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
     cached: Callable[..., Any] = functools.lru_cache(**parameters)(function)
     return cached
-
-
-class _Cell:
-    """Stands for an empty closure cell in a pickle, so that functions that share the cell also share it on the rank."""
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return types.CellType, ()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -97,10 +84,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        self._cells: dict[int, _Cell] = {}  # by the id of the closure cell
+        self._cells: dict[int, StandIn] = {}  # for closure cells, by id: functions that share one share it on the rank
         if namespace is not None:
             # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
-            self.globals_ref[id(namespace)] = _RankNamespace()
+            self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer goes into the stream; large ones travel beside it, so that they are not copied first."""
@@ -144,7 +131,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self._complete(value, reduced[2][1])
                 if value.__closure__:  # cloudpickle would give each function its own cells
                     made, (*arguments, _), *state = reduced
-                    cells = tuple(self._cells.setdefault(id(cell), _Cell()) for cell in value.__closure__)
+                    cells = tuple(
+                        self._cells.setdefault(id(cell), StandIn(types.CellType)) for cell in value.__closure__
+                    )
                     reduced = made, (*arguments, cells), *state
             elif isinstance(value, type) and len(reduced) == 6:
                 _complete_class(value, reduced)
@@ -162,7 +151,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
         # Not as modules: one that is missing on the rank must not prevent loading the function.
-        state["_cloudpickle_submodules"] = [Submodule(name) for name in sorted(submodules)]
+        state["_cloudpickle_submodules"] = [StandIn(import_submodule, name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
         if self._namespace is not None and function.__globals__ is self._namespace:
@@ -188,7 +177,7 @@ class _CodeFile:
 
     def __init__(self, filename: str) -> None:
         self.text = source_text(filename)
-        self.lines = SourceLines(filename, self.text)  # one object, so that it is written once
+        self.lines = StandIn(keep_lines, filename, self.text)  # one object, so that it is written once
         self._names: list[StringName] | None = None
 
     def names_in_strings(self, code: types.CodeType, namespace: Namespace) -> set[str]:
@@ -229,14 +218,10 @@ class Packed:
     along: dict[str, Along] = field(default_factory=dict)
 
 
-def _none(name: str) -> bool:
-    return False
-
-
 def pack(
     values: dict[str, Any],
     namespace: Namespace | None = None,
-    stays: Callable[[str], bool] = _none,
+    stays: Callable[[str], bool] = lambda name: False,
     *,
     bound: Collection[str] = (),
     submodules: Iterable[str] = (),
@@ -257,7 +242,7 @@ def pack(
         queue = collections.deque((name, value, "") for name, value in values.items() if name not in problems)
         along = {name: each for name, each in along.items() if each.problem}
         known = {*bound, *along}
-        pickler.dump((len(queue), [Submodule(name) for name in sorted(submodules)]))
+        pickler.dump((len(queue), [StandIn(import_submodule, name) for name in sorted(submodules)]))
         while queue:
             name, value, via = queue.popleft()
             start, before = stream.tell(), len(pickler.buffers)

@@ -63,24 +63,19 @@ class Held:
     def _print(self, name: str) -> _Print:
         value = self._notebook[name]
         if name not in self._now or not self._now[name].is_of(value):
-            self._now[name] = _Print.of(value)
+            self._now[name] = _Print(value)
         return self._now[name]
 
 
 class _Print:
     """A value as it was: which object, and what was in it, as far as that can be compared."""
 
-    def __init__(self, identity: Any, content: bytes) -> None:
-        self._identity = identity
-        self._content = content
-
-    @classmethod
-    def of(cls, value: Any) -> _Print:
+    def __init__(self, value: Any) -> None:
         try:
-            identity: Any = weakref.ref(value)
+            self._identity: Any = weakref.ref(value)
         except TypeError:
-            identity = id(value)
-        return cls(identity, _content(value))
+            self._identity = id(value)
+        self._content = _content(value)
 
     def is_of(self, value: Any) -> bool:
         """Whether it was taken of this very object."""
@@ -102,7 +97,8 @@ def _content(value: Any) -> bytes:
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
-        value = {name: item for name, item in _attributes(value).items() if _is_plain(item)}
+        attributes = vars(value) if type(value).__dictoffset__ else {}  # without calling a `__getattr__` of its class
+        value = {name: item for name, item in attributes.items() if _is_plain(item)}
     buffers: list[pickle.PickleBuffer] = []
     try:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
@@ -113,16 +109,6 @@ def _content(value: Any) -> bytes:
     return found.digest()
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """Its `__dict__`, if it has one, without calling a `__getattr__` of its class."""
-    return vars(value) if type(value).__dictoffset__ else {}
-
-
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, _PLAIN):
-        return True
-    for module, name in _PLAIN_ELSEWHERE:
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(value, kind):
-            return True
-    return False
+    elsewhere = (getattr(sys.modules.get(module), name, ()) for module, name in _PLAIN_ELSEWHERE)
+    return isinstance(value, (*_PLAIN, *elsewhere))

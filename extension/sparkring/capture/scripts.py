@@ -22,18 +22,7 @@ from sparkring.wire.messages import Script as Script
 # Words as a shell would split them, with their quotes.
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\.|"(?:\\.|[^"\\])*"|'[^']*'|["'\\])+""")
 _QUOTED = re.compile(r"""["'\\]""")
-_ELSEWHERE = {
-    "d": "the debugger",
-    "b": "the debugger",
-    "p": "the profiler",
-    "l": "the profiler",
-    "r": "the profiler",
-    "s": "the profiler",
-    "T": "the profiler",
-    "D": "the profiler",
-    "t": "the timer",
-    "N": "the timer",
-}
+_ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profiler"), ("tN", "timer")) for flag in flags}
 
 
 def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
@@ -114,7 +103,7 @@ def _parsed(line: str) -> tuple[set[str], str, str]:
 def _flag(flag: str) -> str:
     """Return the flag; OptionsError if it is unknown or does not work on ranks."""
     if flag in _ELSEWHERE:
-        raise OptionsError(f"-{flag} needs {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
+        raise OptionsError(f"-{flag} needs the {_ELSEWHERE[flag]} of the notebook's IPython: leave it out")
     if flag not in ("--", "n", "i", "e", "G", "m"):
         raise OptionsError(
             f"%run has no option {flag if flag[0] == '-' else f'-{flag}'}: write the script's options after its name"

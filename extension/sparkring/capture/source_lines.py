@@ -26,16 +26,6 @@ def keep_lines(filename: str, text: str) -> None:
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
-class SourceLines:
-    """The lines of one file name. Unpickling it puts them into linecache."""
-
-    def __init__(self, filename: str, text: str) -> None:
-        self._filename, self._text = filename, text
-
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[str, str]]:
-        return keep_lines, (self._filename, self._text)
-
-
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
     """Make a code object; `lines` come first in the pickle, so they are loaded before it."""
     return make(*parts)

@@ -1,15 +1,18 @@
-"""Finds names of the notebook in strings that are evaluated as code or filled in: `df.query("x > @limit")`.
+"""Finds names of the notebook in text: in strings that are evaluated as code or filled in, and in annotations.
 
-Only strings in places that use the notebook's variables count, such as an argument of eval(). A word in a docstring or
-in printed text does not make data travel.
+Only strings in places that use the notebook's variables count, such as an argument of eval(), or of `query()` in
+`df.query("x > @limit")`. A word in a docstring or in printed text does not make data travel. Names in annotations that
+are text are looked up on the ranks by `typing.get_type_hints`.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import string
 import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -125,3 +128,51 @@ def _in_format(text: str) -> Iterable[str]:
     except ValueError:  # a single brace
         return ()
     return [re.split(r"[.\[]", field)[0] for field in fields]
+
+
+# ── Annotations ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def names_in_hints_of(value: object) -> set[str]:
+    """The names in those annotations of a function or a class that are text or contain text."""
+    if not isinstance(value, (type, types.FunctionType)):
+        return set()
+    try:
+        annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
+    except Exception:  # from Python 3.14 on, annotations are evaluated here and may raise anything
+        return set()
+    found = annotations.values() if isinstance(annotations, dict) else ()
+    return {name for text in _texts(found) for name in _in_hint(text)}
+
+
+def names_in_hints(source: str) -> set[str]:
+    """The names in annotations of a cell that are text; with `from __future__ import annotations` all of them are."""
+    found: set[str] = set()
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    are_text = any(alias.name == "annotations" for node in imports for alias in node.names)
+    for node in ast.walk(tree):
+        for key in ("annotation", "returns"):
+            hint = getattr(node, key, None)
+            for part in ast.walk(hint) if isinstance(hint, ast.expr) else ():
+                if isinstance(part, ast.Name) and are_text:
+                    found.add(part.id)
+                elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    found.update(_in_hint(part.value))
+    return found
+
+
+def _texts(annotations: Iterable[object]) -> Iterator[str]:
+    for annotation in annotations:
+        if isinstance(annotation, str):
+            yield annotation
+        elif isinstance(annotation, typing.ForwardRef):
+            yield annotation.__forward_arg__
+        else:
+            arguments = getattr(annotation, "__args__", ())
+            yield from _texts(arguments if isinstance(arguments, tuple) else ())
+
+
+def _in_hint(text: str) -> Iterator[str]:
+    with contextlib.suppress(SyntaxError):  # it is not a type, as in typing.Annotated or Literal
+        yield from (part.id for part in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(part, ast.Name))

@@ -29,16 +29,6 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
     return found
 
 
-class Submodule:
-    """Imports a submodule where it is unpickled, if the submodule exists there."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return import_submodule, (self._name,)
-
-
 def import_submodule(name: str) -> None:
     """Import a submodule. A failure is kept in `missing`: it matters only to code that uses the submodule."""
     try:

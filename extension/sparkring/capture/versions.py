@@ -13,22 +13,15 @@ from typing import NamedTuple
 
 import sparkring
 
-# What is imported under the first name comes from one of these.
-_PACKAGES = (
-    ("horovod", "horovod"),
-    ("tensorflow", "tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
-    ("torch", "torch"),
-    ("pyspark", "pyspark"),
-    ("numpy", "numpy"),
-    ("petastorm", "petastorm"),
-    ("pyarrow", "pyarrow"),
-)
+_MODULES = ("horovod", "tensorflow", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
+# The packages that a module comes from, where they are not called as it is.
+_PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")}
 
 
 @functools.cache  # looking takes some milliseconds, and a cell on a warm gang not many more
 def versions() -> tuple[tuple[str, str], ...]:
     """Names and versions of Python, of sparkring and of the frameworks that are installed; none is imported."""
-    found = [(name, next(filter(None, map(_version, packages)), "")) for name, *packages in _PACKAGES]
+    found = [(name, next(filter(None, map(_version, _PACKAGES.get(name, (name,)))), "")) for name in _MODULES]
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
 

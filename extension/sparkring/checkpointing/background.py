@@ -1,11 +1,9 @@
-"""Saves that are on their way while the training goes on.
-
-Kept apart from the store, so that a rank can wait for them at the end of its cell without importing more than this.
-"""
+"""Saves that are on their way while the training goes on, and for which a rank waits at the end of its cell."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -69,11 +67,7 @@ def finish() -> None:
         raise errors[0]
 
 
+@atexit.register
 def _at_exit() -> None:
-    try:
+    with contextlib.suppress(Exception):  # it was reported when it happened, and nobody could catch it here
         finish()
-    except Exception:  # it was reported when it happened, and nobody could catch it here
-        pass
-
-
-atexit.register(_at_exit)

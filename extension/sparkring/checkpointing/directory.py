@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 
@@ -39,10 +40,9 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        try:
+        # What the ranks have told will do; if they cannot read it either, they say so.
+        with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
-        except (OSError, CheckpointError):
-            pass  # what the ranks have told will do; if they cannot read it either, they say so
         there = tuple(sorted({*known, *entries} - gone))
         ours = known | {name for name, entry in entries.items() if self._ours(entry)}
         names = [name for name in map(Name.of, ours - gone) if name is not None]

@@ -9,12 +9,14 @@ An attempt's stamp grows, so the newest checkpoint is the one with the largest (
 
 from __future__ import annotations
 
+import datetime
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 State = Literal["committed", "partial", "corrupt"]
 
 COMMIT = "commit.json"
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's packages call them
 _NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
 
 
@@ -67,7 +69,6 @@ class Commit(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -81,14 +82,12 @@ class Entry(NamedTuple):
 
     @property
     def parsed(self) -> Name:
-        """What its name says."""
         found = Name.of(self.name)
         assert found is not None
         return found
 
     @property
     def step(self) -> int:
-        """The step that was saved."""
         return self.parsed.step
 
 
@@ -102,6 +101,13 @@ class Last(NamedTuple):
     step: int = 0
     there: tuple[str, ...] = ()
     commit: Commit | None = None
+
+
+def changed_at(info: dict[str, Any]) -> float:
+    """When a file or folder last changed, in Unix seconds; 0.0 if its file system does not tell."""
+    found = [info[name] for name in TIMES if info.get(name) is not None]
+    times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in found]
+    return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
 
 
 def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:

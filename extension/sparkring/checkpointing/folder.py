@@ -7,7 +7,6 @@ changes, so what was read once is remembered.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 import json
 import math
@@ -18,13 +17,12 @@ from typing import Any, NamedTuple
 
 from sparkring.checkpointing import tensors
 from sparkring.checkpointing.digests import ALGORITHM, digest_of
-from sparkring.checkpointing.entries import COMMIT, Commit, Entry, File, Name
+from sparkring.checkpointing.entries import COMMIT, TIMES, Commit, Entry, File, Name, changed_at
 from sparkring.errors import CheckpointDamagedError, CheckpointStorageError, SparkringError
-from sparkring.runtime.storage import Location
+from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's packages call them
 # Object stores: there are no folders to be made there, and what fsspec's packages make is a bucket that was misspelt.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
@@ -50,7 +48,7 @@ def listing(directory: Location) -> list[Entry]:
     Commits are read, and sizes compared; what is in the files is for check() to say. On a mount, what another machine
     has just written may not be there yet. CheckpointError if the directory cannot be read; a missing one is empty.
     """
-    key = _key(directory)
+    key = directory.url
     known, now = _remembered.get(key, {}), {}
     entries = []
     for name, folder in folders(directory).items():
@@ -88,8 +86,8 @@ def folders(directory: Location) -> dict[str, Folder]:
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
                 if parts[1] == COMMIT:
-                    folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *_TIMES, "etag")))
-            found[parts[0]] = folder._replace(changed=max(folder.changed, _changed(info)))
+                    folder = folder._replace(commit=tuple(str(info.get(name)) for name in ("size", *TIMES, "etag")))
+            found[parts[0]] = folder._replace(changed=max(folder.changed, changed_at(info)))
     return found
 
 
@@ -153,8 +151,7 @@ def make(directory: Location, name: str) -> None:
     while directory.local and not new.fs.exists(new.path):
         new = new._replace(path=os.path.dirname(new.path))
         missing.append(new)
-    protocols = directory.fs.protocol
-    if not _WITHOUT_FOLDERS.intersection((protocols,) if isinstance(protocols, str) else protocols):
+    if not _WITHOUT_FOLDERS.intersection(protocols(directory.fs)):
         directory.fs.makedirs((directory / name).path, exist_ok=True)
     for parent in missing:  # a disk that has the checkpoint and not the way to it has none
         sync_folder(parent)
@@ -257,11 +254,7 @@ def sync_folder(folder: Location) -> None:
         os.close(descriptor)
 
 
-# ── inside ────────────────────────────────────────────────────────────────────
-
-
 def _listed(directory: Location) -> Iterator[dict[str, Any]]:
-    """What the storage says of our folders and what is in them."""
     fs = directory.fs
     with contextlib.suppress(FileNotFoundError):
         if not directory.local:  # an object store lists all below a path in one go
@@ -322,14 +315,3 @@ def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
         if sizes[file.name] != file.size_bytes:
             return tensors.other_size(file, sizes[file.name])
     return ""
-
-
-def _changed(info: dict[str, Any]) -> float:
-    """When a file or folder last changed, in Unix seconds; 0.0 if its file system does not tell."""
-    found = [info[name] for name in _TIMES if info.get(name) is not None]
-    times = [moment.timestamp() if isinstance(moment, datetime.datetime) else moment for moment in found]
-    return max((float(moment) for moment in times if isinstance(moment, int | float)), default=0.0)
-
-
-def _key(directory: Location) -> str:
-    return str(directory.fs.unstrip_protocol(directory.path))

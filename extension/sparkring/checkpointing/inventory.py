@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sparkring.checkpointing.entries import Entry, Name, best, newest
+from sparkring.checkpointing.entries import Entry, Name, best, changed_at, newest
 from sparkring.checkpointing.foreign import Other, Seen, recognised
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
@@ -123,7 +122,7 @@ def _files(location: Location) -> list[Seen]:
             name = str(each["name"]).rstrip("/").rpartition("/")[2]
             path = f"{below}/{name}" if below else name
             if each["type"] != "directory":
-                found.append(Seen(path, int(each.get("size") or 0), _changed(each)))
+                found.append(Seen(path, int(each.get("size") or 0), changed_at(each)))
             elif depth < DEPTH and len(folders) < FOLDERS and not Name.of(name):
                 folders.append((path, depth + 1))
     return found
@@ -136,14 +135,3 @@ def _listed(location: Location, below: str) -> list[dict[str, Any]]:
         return list(location.fs.ls(at.path, detail=True))
     except OSError:  # not there, or gone since its parent was listed
         return []
-
-
-def _changed(each: dict[str, Any]) -> float:
-    """When a file was changed, as its file system says it; 0 if that is not known."""
-    for key in ("mtime", "last_modified", "LastModified", "updated", "created"):
-        value = each.get(key)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return 0.0

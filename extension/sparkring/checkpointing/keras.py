@@ -6,27 +6,15 @@ model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkring.checkpointing import parts, tensorflow_state
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.runtime import report, world
 
 if TYPE_CHECKING:
+    from sparkring.checkpointing.store import Store
     from sparkring.data.shards import Shards
-
-
-class Keeps(Protocol):
-    """What is asked of a Store."""
-
-    def restore(self, state: dict[str, Any]) -> int:
-        """Put the newest checkpoint into `state`, and give its step; 0 if there is none."""
-
-    def save(self, step: int, state: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Save `state`, of `step`."""
-
-    def wait(self) -> None:
-        """Until what was saved is whole."""
 
 
 class Positioned:
@@ -37,15 +25,13 @@ class Positioned:
         self._data, self._position = data, position
 
     def state_dict(self) -> dict[str, Any]:
-        """The data's own, of that position."""
         return self._data.state_dict(self._position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The data's own."""
         self._data.load_state_dict(state)
 
 
-def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | int = "epoch") -> Any:
+def resume(store: Store, model: Any, data: Shards | None = None, every: str | int = "epoch") -> Any:
     """Restore `model` and `data` from the newest checkpoint, and give a Keras callback that saves them.
 
     every: "epoch", or so many batches; a save that falls on an epoch's last batch is made at its end. With "epoch",
@@ -86,112 +72,114 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
     if data is not None and data.start.legs and not data.steps:
         data.ended(data.epoch)  # what is left of the epoch fills no batch on so many ranks
         state.update(epoch=state["epoch"] + 1, batch=0)
-    return _callback(store, model, data, every, step, state)
+    kind = type("Resume", (Resume, tensorflow_state.keras_of(model).callbacks.Callback), {})
+    return kind(store, model, data, every, step, state)
 
 
-def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, step: int, state: dict[str, Any]) -> Any:
-    """The callback, of the Keras that the model belongs to."""
+class Resume:
+    """Begins where the checkpoint was, and saves what is needed to go on; Keras' Callback is its second base."""
 
-    class Resume(tensorflow_state.keras_of(model).callbacks.Callback):  # type: ignore[misc]
-        """Begins where the checkpoint was, and saves what is needed to go on."""
+    # Keras then hands over tensors as they are; they are read only when they are saved.
+    _supports_tf_logs = True
 
-        # Keras then hands over tensors as they are; they are read only when they are saved.
-        _supports_tf_logs = True
+    model: Any  # these two Keras sets
+    params: dict[str, Any]
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.initial_epoch: int = state["epoch"]
-            self.history: dict[str, list[float]] = state["history"]
-            self._step = self._saved = step
-            self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
-            self._epoch, self._batch = -1, 0  # where Keras is, and how many of its batches were taken
-            self._start: Any = None  # where the data's epoch began, or what was left of it
-            self._left = self._taken = 0  # how many batches of that there were, and how many were taken
+    def __init__(
+        self, store: Store, model: Any, data: Shards | None, every: str | int, step: int, state: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._store, self._kept_model, self._data, self._every = store, model, data, every
+        self.initial_epoch: int = state["epoch"]
+        self.history: dict[str, list[float]] = state["history"]
+        self._step = self._saved = step
+        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
+        self._epoch, self._batch = -1, 0  # where Keras is, and how many of its batches were taken
+        self._start: Any = None  # where the data's epoch began, or what was left of it
+        self._left = self._taken = 0  # how many batches of that there were, and how many were taken
 
-        def on_train_begin(self, logs: Any = None) -> None:
-            if data is not None:
-                self._begin(data.start)
-                if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
-                    self.params["steps"] = _whole(data)
-                    self._end_epoch_in_time()
-            if self._first and getattr(self.model, "_training_state", None) is None:
-                self.model._training_state = self  # whom Keras asks where to begin
-            self._epoch, self._batch = -1, 0
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._data is not None:
+            self._begin(self._data.start)
+            if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
+                self.params["steps"] = _whole(self._data)
+                self._end_epoch_in_time()
+        if self._first and getattr(self.model, "_training_state", None) is None:
+            self.model._training_state = self  # whom Keras asks where to begin
+        self._epoch, self._batch = -1, 0
 
-        def maybe_load_initial_counters_from_ckpt(
-            self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
-        ) -> tuple[int, int]:
-            """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
-            self.model._training_state = None
-            assert self._first is not None
-            (epoch, batch), self._first = self._first, None
-            if initial_epoch > epoch:
-                return initial_epoch, 0
-            if data is not None and not steps_per_epoch:
-                # On this number of ranks. Keras takes the last one's number for the length of all epochs.
-                batch = max(0, _whole(data) - data.steps)
-            self._epoch, self._batch = epoch, batch
-            return epoch, batch
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
+    ) -> tuple[int, int]:
+        """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
+        self.model._training_state = None
+        assert self._first is not None
+        (epoch, batch), self._first = self._first, None
+        if initial_epoch > epoch:
+            return initial_epoch, 0
+        if self._data is not None and not steps_per_epoch:
+            # On this number of ranks. Keras takes the last one's number for the length of all epochs.
+            batch = max(0, _whole(self._data) - self._data.steps)
+        self._epoch, self._batch = epoch, batch
+        return epoch, batch
 
-        def _end_epoch_in_time(self) -> None:
-            """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
-            step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
+    def _end_epoch_in_time(self) -> None:
+        """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
+        step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
-            def step_if_any(iterator: Any) -> Any:
-                if self._batch >= self.params["steps"]:
-                    raise StopIteration
-                return step(iterator)
+        def step_if_any(iterator: Any) -> Any:
+            if self._batch >= self.params["steps"]:
+                raise StopIteration
+            return step(iterator)
 
-            step_if_any._sparkring = step  # type: ignore[attr-defined]
-            self.model.train_function = step_if_any
+        step_if_any._sparkring = step  # type: ignore[attr-defined]
+        self.model.train_function = step_if_any
 
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch != self._epoch:
-                self._epoch, self._batch = epoch, 0
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._batch = epoch, 0
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self._count(batch + 1 - self._batch)
-            self._batch = batch + 1
-            steps = self.params.get("steps")
-            if self._due() and not (steps and self._batch >= steps):
-                self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count(batch + 1 - self._batch)
+        self._batch = batch + 1
+        steps = self.params.get("steps")
+        if self._due() and not (steps and self._batch >= steps):
+            self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
-            steps = self.params.get("steps")
-            whole = not steps or self._batch >= steps
-            if whole:
-                for name, value in report.numbers(logs).items():
-                    self.history.setdefault(name, []).append(value)
-            if every == "epoch" or self._due():
-                self._save(epoch + whole, 0 if whole else self._batch, logs)
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
+        steps = self.params.get("steps")
+        whole = not steps or self._batch >= steps
+        if whole:
+            for name, value in report.numbers(logs).items():
+                self.history.setdefault(name, []).append(value)
+        if self._every == "epoch" or self._due():
+            self._save(epoch + whole, 0 if whole else self._batch, logs)
 
-        def on_train_end(self, logs: Any = None) -> None:
-            store.wait()
+    def on_train_end(self, logs: Any = None) -> None:
+        self._store.wait()
 
-        def _count(self, batches: int) -> None:
-            self._step += batches
-            self._taken += batches
-            if data is not None and self._taken >= self._left:  # data.start may be further: a strategy reads ahead
-                self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
+    def _count(self, batches: int) -> None:
+        self._step += batches
+        self._taken += batches
+        if self._data is not None and self._taken >= self._left:  # its start may be further: a strategy reads ahead
+            self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
-        def _begin(self, start: Any) -> None:
-            assert data is not None
-            self._start, self._left, self._taken = start, data.resume(start).steps, 0
+    def _begin(self, start: Any) -> None:
+        assert self._data is not None
+        self._start, self._left, self._taken = start, self._data.resume(start).steps, 0
 
-        def _due(self) -> bool:
-            return isinstance(every, int) and self._step // every > self._saved // every
+    def _due(self) -> bool:
+        return isinstance(self._every, int) and self._step // self._every > self._saved // self._every
 
-        def _save(self, epoch: int, batch: int, logs: Any) -> None:
-            found: dict[str, Any] = {"model": model, "epoch": epoch, "batch": batch, "history": self.history}
-            if data is not None:
-                found["data"] = Positioned(data, data.resume(self._start).position(self._taken))
-            if _read_together(model) and world.world().rank and not getattr(store, "sharded", False):
-                parts.tree_of(model)  # what the replicas average they can only read together, whoever writes
-            store.save(self._step, found, report.numbers(logs))
-            self._saved = self._step
-
-    return Resume()
+    def _save(self, epoch: int, batch: int, logs: Any) -> None:
+        found: dict[str, Any] = {"model": self._kept_model, "epoch": epoch, "batch": batch, "history": self.history}
+        if self._data is not None:
+            found["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
+        if _read_together(self._kept_model) and world.world().rank and not getattr(self._store, "sharded", False):
+            parts.tree_of(self._kept_model)  # what the replicas average they can only read together, whoever writes
+        self._store.save(self._step, found, report.numbers(logs))
+        self._saved = self._step
 
 
 def _whole(data: Shards) -> int:

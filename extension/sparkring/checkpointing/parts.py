@@ -7,10 +7,12 @@ what `tree.flatten()` takes; what comes back from a file is checked against the 
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -345,6 +347,21 @@ def set_random_states(tree: Any) -> None:
     tensorflow_state.set_random_states(tree, _set_random)
 
 
+def seed_from(*what: object) -> None:
+    """Seed every generator of the frameworks that are imported: alike for the same `what`, unlike for another."""
+    number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")
+    random.seed(number)
+    numpy, torch, tensorflow, keras = (sys.modules.get(name) for name in ("numpy", "torch", "tensorflow", "keras"))
+    if numpy is not None:
+        numpy.random.seed(number)
+    if torch is not None:
+        torch.manual_seed(number)
+    if tensorflow is not None:
+        tensorflow.random.set_seed(number)
+    if keras is not None:
+        keras.utils.set_random_seed(number)  # it has a generator of its own for the seeds of its layers
+
+
 def _of_random(generator: random.Random) -> dict[str, Any]:
     version, words, gauss = generator.getstate()
     return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
@@ -355,8 +372,6 @@ def _set_random(generator: random.Random, tree: Any) -> None:
 
 
 class _Source(NamedTuple):
-    """How the state of a generator is read and set."""
-
     owns: Callable[[Any], bool]
     state: Callable[[Any], Any]
     set_state: Callable[[Any, Any], Any]
@@ -380,7 +395,7 @@ _SOURCES = {
         lambda value, state: value.set_state(torch_state.tensor(state)),
     ),
     "tensorflow": _Source(
-        tensorflow_state.is_generator,
+        partial(tensorflow_state.is_of_tf, "random.Generator"),
         lambda value: tensorflow_state.leaf(value.state),
         lambda value, state: value.reset(tensorflow_state.array(state)),
     ),
@@ -443,7 +458,7 @@ _KINDS = {
         lambda tree: tensorflow_state.array(tree["value"]),
     ),
     "tensor": Kind(
-        tensorflow_state.is_tensor,
+        partial(tensorflow_state.is_of_tf, "Tensor"),
         lambda value, path: {"value": tensorflow_state.leaf(value)},
         lambda value, tree, path: tensorflow_state.tensor(tree["value"]),
         lambda tree: tensorflow_state.tensor(tree["value"]),
@@ -462,8 +477,8 @@ _KINDS = {
         _by_name,
     ),
     "module": Kind(
-        tensorflow_state.is_module,
-        lambda value, path: tensorflow_state.take_module(value),
+        partial(tensorflow_state.is_of_tf, "Module"),  # Keras' layers and metrics, too
+        lambda value, path: tensorflow_state.take(list(value.variables)),
         _returning(tensorflow_state.put_module),
         _by_name,
     ),

@@ -9,22 +9,24 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkring.checkpointing import folder, parts, seeds, tensors, tree, writing
+from sparkring.checkpointing import folder, parts, tensors, tree, writing
 from sparkring.checkpointing.background import Flight
-from sparkring.checkpointing.background import finish as finish
 from sparkring.checkpointing.entries import Commit, Entry, Name, best, newest
 from sparkring.checkpointing.retention import Mode, Policy, of_lineage
 from sparkring.checkpointing.tree import Leaf
-from sparkring.checkpointing.writing import Save, say
+from sparkring.checkpointing.writing import Save
 from sparkring.errors import CheckpointDamagedError, CheckpointError
-from sparkring.runtime import world
+from sparkring.runtime import report, world
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
+from sparkring.wire.messages import CheckpointRestored
 
 HISTORY = 10_000  # metrics that are kept, the newest ones
 LAYOUT = 1
@@ -91,23 +93,20 @@ def checkpoints(
     return Store(written, None if keep is None else int(keep), best or "", mode, bool(sharded), bool(background))
 
 
+@dataclass(eq=False)
 class Store:
     """Checkpoints in a directory; made by checkpoints(). `history` is the metrics that came with the saves so far."""
 
-    def __init__(
-        self, directory: str, keep: int | None, metric: str, mode: Mode, sharded: bool, background: bool
-    ) -> None:
-        self.directory = directory
-        self.keep = keep
-        self.metric = metric
-        self.mode = mode
-        self.sharded = sharded
-        self.background = background
-        self.history: History = []
-        self._lineage = ""
-        self._begin()
+    directory: str
+    keep: int | None
+    metric: str
+    mode: Mode
+    sharded: bool
+    background: bool
+    history: History = field(default_factory=list)
+    _lineage: str = ""
 
-    def _begin(self) -> None:
+    def __post_init__(self) -> None:
         """What belongs to this process."""
         self._location = locate(self.directory)
         self._stamp = time.time_ns() // 1_000_000
@@ -190,10 +189,11 @@ class Store:
         if held.commit.sharded or rank == 0:
             parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
         else:
-            seeds.seed_from(entry.name, rank)  # of rank 0's all would be alike
+            parts.seed_from(entry.name, rank)  # of rank 0's all would be alike
         self.history = held.history
         self._lineage = held.commit.lineage
-        writing.tell_restored(self._location, entry, time.monotonic() - began)
+        took_s = time.monotonic() - began
+        report.tell(CheckpointRestored(self._location.written, entry.name, entry.step, took_s))
         return entry.step
 
     def load(self, which: Which = "latest") -> Any:
@@ -282,9 +282,7 @@ class Store:
 
     def __setstate__(self, found: dict[str, Any]) -> None:
         self.__dict__.update(found)
-        self._begin()
-
-    # ── inside ────────────────────────────────────────────────────────────────
+        self.__post_init__()
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
         """The arrays of a state and of the random states, as they lie in memory; and all else."""
@@ -342,8 +340,7 @@ class Store:
 
     def _steps(self) -> Steps:
         """The steps for which this process has called save() in its attempt."""
-        key = str(self._location.fs.unstrip_protocol(self._location.path)), self._stamp_now()
-        return _steps.setdefault(key, [])
+        return _steps.setdefault((self._location.url, self._stamp_now()), [])
 
     def _is_here(self) -> bool:
         """Is it the run's --checkpoint-dir?"""
@@ -465,7 +462,7 @@ class Store:
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         writing.tell_damaged(self._location, entry, reason)
-        say(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
+        tell(f"skipped the checkpoint of step {entry.step:,} in {self.directory}, which is damaged: {reason}")
 
     def _there(self) -> str:
         """Which checkpoints there are, in words."""

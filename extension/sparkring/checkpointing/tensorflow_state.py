@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkring.capture.reducers.tensorflow import seeds_of, variables_of
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
@@ -37,25 +38,11 @@ def is_optimizer(value: Any) -> bool:
 
 def is_variable(value: Any) -> bool:
     """Is it a tf.Variable, mirrored ones included?"""
-    return _made_by_tf(value, "Variable")
+    return is_of_tf("Variable", value)
 
 
-def is_tensor(value: Any) -> bool:
-    """Is it one of TensorFlow's tensors?"""
-    return _made_by_tf(value, "Tensor")
-
-
-def is_module(value: Any) -> bool:
-    """Has it variables: a Keras layer or metric, a tf.Module?"""
-    return _made_by_tf(value, "Module")
-
-
-def is_generator(value: Any) -> bool:
-    """Is it a tf.random.Generator?"""
-    return _made_by_tf(value, "random.Generator")
-
-
-def _made_by_tf(value: Any, name: str) -> bool:
+def is_of_tf(name: str, value: Any) -> bool:
+    """Is it a tf.`name`?"""
     return _is(value, sys.modules.get("tensorflow"), name)
 
 
@@ -122,17 +109,13 @@ def put_variable(variable: Any, found: Any, path: str) -> None:
     _assign([(variable, found)], path, "the variable")
 
 
-def take_module(module: Any) -> dict[str, Any]:
-    """The variables of a layer or module, by number."""
-    return _take(_variables(module))
-
-
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
     """Assign them. CheckpointError if they are others."""
-    _put(_variables(module), tree, path, "it", "Build it, or call it once, before restore()")
+    _put(variables_of(module), tree, path, "it", "Build it, or call it once, before restore()")
 
 
-def _take(variables: Sequence[Any]) -> dict[str, Any]:
+def take(variables: Sequence[Any]) -> dict[str, Any]:
+    """The variables, with their names."""
     return {"names": [variable.name for variable in variables], "values": [leaf(variable) for variable in variables]}
 
 
@@ -164,12 +147,6 @@ def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
         variable.assign(found)
 
 
-def _variables(owner: Any) -> list[Any]:
-    """Keras' optimizers have them as a method, a property, or (Horovod's) both."""
-    found = owner.variables
-    return list(found() if callable(found) else found)
-
-
 def _arrays(count: int) -> str:
     return f"{count:,} array{'' if count == 1 else 's'}"
 
@@ -182,7 +159,7 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
-        **_take(_variables(optimizer)),
+        **take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
         # Of the rank that writes: those of the others are theirs, and lost unless every rank writes.
@@ -201,7 +178,7 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         if trainable is not None
         else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     )
-    _put(_variables(optimizer), tree, path, "the optimizer", advice)
+    _put(variables_of(optimizer), tree, path, "the optimizer", advice)
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
     _assign(known, path, "the optimizer")
@@ -257,7 +234,7 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
         raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
     return {
-        **_take(model.weights),
+        **take(model.weights),
         "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
         "random": [_random_state(source) for source in _random_sources(model)],
         "rank": world.world().rank,
@@ -269,7 +246,8 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
 
 def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
     """Assign what take_model() took, in the model's scope of distribution. CheckpointError if it does not fit."""
-    with _scope(model):
+    strategy = getattr(model, "distribute_strategy", None)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         if not model.built:
             _build(model, tree, path)
         _put(model.weights, tree, path, "the model", "Make the model the same as when it was saved, or start over")
@@ -343,11 +321,6 @@ def _or_none(make: Callable[[], str | None]) -> str | None:
         return make()
     except Exception:  # whatever a layer of the user's may raise
         return None
-
-
-def _scope(model: Any) -> Any:
-    strategy = getattr(model, "distribute_strategy", None)
-    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 _CLASSES = ("models", "layers", "initializers", "regularizers", "constraints")
@@ -449,7 +422,7 @@ def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
             "generator": None if shared is None else leaf(shared.state),
         }
     for name in ("keras", "tf_keras"):
-        generator = getattr(_seeds(name), "generator", None)
+        generator = getattr(seeds_of(name), "generator", None)
         if generator is not None:
             found[name] = of_random(generator)
     return found
@@ -468,11 +441,7 @@ def set_random_states(tree: dict[str, Any], set_random: Callable[[Any, Any], Non
         if saved["generator"] is not None:
             tf.random.get_global_generator().reset(array(saved["generator"]))
     for name in ("keras", "tf_keras"):
-        seeds = _seeds(name)
+        seeds = seeds_of(name)
         if seeds is not None and name in tree:
             seeds.generator = random.Random()
             set_random(seeds.generator, tree[name])
-
-
-def _seeds(name: str) -> Any:
-    return getattr(sys.modules.get(f"{name}.src.backend"), "_SEED_GENERATOR", None)

@@ -123,9 +123,11 @@ def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: 
     digest = Digest()
     header = _header(layout, metadata)
     with file.fs.open(file.path, "wb") as out:
-        for piece in _pieces((memoryview(header), *buffers)):
-            out.write(piece)
-            digest.add(piece)
+        for buffer in (memoryview(header), *buffers):
+            for begin in range(0, len(buffer), CHUNK_BYTES):
+                piece = buffer[begin : begin + CHUNK_BYTES]
+                out.write(piece)
+                digest.add(piece)
         if file.local:
             out.flush()
             sync(out.fileno())
@@ -219,7 +221,6 @@ def _size(leaf: Leaf) -> int:
 
 
 def _pairs(room: npt.NDArray[np.uint8], leaf: Leaf) -> Iterator[tuple[Array, Array]]:
-    """What is to be copied where, in pieces."""
     if isinstance(leaf, Raw):
         leaf = np.frombuffer(leaf.buffer, np.uint8)
     if not leaf.flags.c_contiguous:
@@ -253,12 +254,6 @@ def _bytes_of(leaf: Leaf) -> memoryview:
         return memoryview(b"")
     # By way of uint8: dates and structures have no buffer of their own.
     return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
-
-
-def _pieces(buffers: Iterable[memoryview]) -> Iterator[memoryview]:
-    for buffer in buffers:
-        for begin in range(0, len(buffer), CHUNK_BYTES):
-            yield buffer[begin : begin + CHUNK_BYTES]
 
 
 # ── Reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -321,7 +316,6 @@ class _Reading:
         return found
 
     def take(self, room: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Fill `room` with what comes next."""
         view, begin = room.data, 0
         while begin < len(view):
             count = self.source.readinto(view[begin : begin + (CHUNK_BYTES if self.digest else len(view))])

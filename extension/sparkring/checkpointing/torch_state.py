@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -162,31 +162,32 @@ def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
 
 def has_pieces(value: Any) -> bool:
     """Is it a module, or the optimizer of one, that is spread over the ranks?"""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    if isinstance(value, torch.nn.Module):
-        return any(map(is_spread, value.parameters()))
-    groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
-    return any(is_spread(parameter) for group in groups for parameter in group["params"])
+    return any(map(is_spread, _parameters(value)))
 
 
 def refuse_flattened(value: Any, path: str) -> None:
     """CheckpointError for FSDP's older kind, and its optimizer: one that asks for the state waits for all ranks."""
-    torch = sys.modules.get("torch")
     wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if torch is None or wrapped is None:
+    if wrapped is None:
         return
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, sys.modules["torch"].nn.Module):
         flat = any(isinstance(module, wrapped) for module in value.modules())
     else:
-        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
-        flat = any(getattr(parameter, "_fsdp_flattened", False) for group in groups for parameter in group["params"])
+        flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in _parameters(value))
     if flat:
         raise CheckpointError(
             f"{path} is sharded by FullyShardedDataParallel, whose state cannot be read on one rank alone: use "
             f"fully_shard() and checkpoints(sharded=True), or {_GATHER}."
         )
+
+
+def _parameters(value: Any) -> Iterable[Any]:
+    """What a module or an optimizer trains; nothing for another object."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):
+        return value.parameters()  # type: ignore[no-any-return]
+    groups = value.param_groups if torch is not None and isinstance(value, torch.optim.Optimizer) else []
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def refuse_piece(path: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from sparkring.checkpointing.retention import Policy
 from sparkring.checkpointing.tensors import Layout
 from sparkring.errors import CheckpointError, CheckpointStorageError
 from sparkring.runtime import report
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location
 from sparkring.wire.messages import (
     CheckpointDamaged,
     CheckpointFailed,
     CheckpointRemoved,
-    CheckpointRestored,
     CheckpointSaved,
 )
 
@@ -64,7 +64,9 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: what has been written is nobody's
         if not save.commit.sharded:
-            _remove_quietly(save.directory, Entry(save.name, "partial"))
+            # Without a commit it is no checkpoint; the reason why the save failed matters more than one why this does.
+            with contextlib.suppress(Exception):
+                folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
             raise
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
@@ -72,25 +74,15 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         report.tell(CheckpointFailed(written, save.commit.step, reason))
         message = f"the checkpoint of step {save.commit.step:,} could not be saved in {written}: {reason}"
         if not report.connected():
-            say(message)
+            tell(message)
         of_the_state = isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError)
         raise (CheckpointError if of_the_state else CheckpointStorageError)(message) from error
     _committed(save, commit, there)
 
 
-def tell_restored(directory: Location, entry: Entry, took_s: float) -> None:
-    """Tell the driver that this rank has gone back to a checkpoint."""
-    report.tell(CheckpointRestored(directory.written, entry.name, entry.step, took_s))
-
-
 def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
     """Tell the driver that a checkpoint is not as it was written."""
     report.tell(CheckpointDamaged(directory.written, entry.name, entry.step, reason))
-
-
-def say(text: str) -> None:
-    """Tell the user on stderr."""
-    sys.stderr.write(f"sparkring: {text}\n")
 
 
 def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
@@ -111,22 +103,22 @@ def _of_others(save: Save) -> list[File]:
     found: dict[int, File] = {}
     heard, pause_s = time.monotonic(), _LOOK_FIRST_S
     missing = list(range(1, save.commit.size))
-    while missing:
+    while True:
         for rank in missing:
             file = folder.read_part(save.directory, save.name, rank)
             if file is not None:
                 found[rank], heard = file, time.monotonic()
         missing = [rank for rank in missing if rank not in found]
-        if missing and time.monotonic() - heard > OTHERS_LIMIT_S:
+        if not missing:
+            return [found[rank] for rank in sorted(found)]
+        if time.monotonic() - heard > OTHERS_LIMIT_S:
             ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             raise CheckpointStorageError(
                 f"no state was received from {ranks} within {OTHERS_LIMIT_S:,.0f} s. With sharded=True every rank must "
                 "call save() for the same steps, in a directory that all ranks can reach."
             )
-        if missing:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_LAST_S)
-    return [found[rank] for rank in sorted(found)]
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_LAST_S)
 
 
 def _look_around(save: Save) -> There:
@@ -181,16 +173,9 @@ def _removed(directory: Location, entry: Entry) -> bool:
     return True
 
 
-def _remove_quietly(directory: Location, entry: Entry) -> None:
-    try:
-        folder.remove(directory, entry)
-    except Exception:  # without a commit it is no checkpoint; the reason why the save failed matters more
-        pass
-
-
 def _complain(directory: Location, error: Exception) -> None:
     """Once per directory: it fails for each save alike."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)
-        say(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {reason}")
+        tell(f"old checkpoints in {directory.written} cannot be removed, so the directory grows: {reason}")

@@ -26,7 +26,6 @@ class Data(NamedTuple):
     counted: bool
 
     def session(self) -> SparkSession:
-        """Its session, which has not been stopped."""
         found = self.frame.sparkSession
         if getattr(found, "_sc", None) is None:
             raise LaunchError(

@@ -16,6 +16,11 @@ import types
 from typing import Any
 
 _MODULES = ("sparkdl", "sparkdl.horovod", "sparkdl.horovod.tensorflow", "sparkdl.horovod.tensorflow.keras")
+_HOMES = {
+    ("sparkdl", "HorovodRunner"): "sparkring.engine.api",
+    ("sparkdl.horovod", "HorovodRunner"): "sparkring.engine.api",
+    ("sparkdl.horovod", "log_to_driver"): "sparkring.runtime.report",
+}
 
 
 def install() -> None:
@@ -36,23 +41,17 @@ def _finder(module: str) -> Any:
     """The module's `__getattr__`: what it offers is imported when it is asked for."""
 
     def find(name: str) -> Any:
-        if module in ("sparkdl", "sparkdl.horovod") and name == "HorovodRunner":
-            from sparkring.engine.api import HorovodRunner
-
-            return HorovodRunner
-        if module == "sparkdl.horovod" and name == "log_to_driver":
-            from sparkring.runtime.report import log_to_driver
-
-            return log_to_driver
-        if module == "sparkdl.horovod.tensorflow.keras" and name == "LogCallback":
+        if (module, name) == ("sparkdl.horovod.tensorflow.keras", "LogCallback"):
             return _log_callback()
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home = _HOMES.get((module, name))
+        if home is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)
 
     return find
 
 
 def _log_callback() -> type[Any]:
-    """The LogCallback class, made from the Keras that is installed."""
     from tensorflow import keras
 
     from sparkring.runtime.report import log_to_driver

@@ -222,7 +222,6 @@ def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> A
 
 
 def _length(lengths: Array, name: str) -> int:
-    """The length of all rows; of no rows 0."""
     if len(lengths) and (lengths != lengths[0]).any():
         raise ragged(name, sorted(set(lengths.tolist())))
     return int(lengths[0]) if len(lengths) else 0

@@ -9,7 +9,6 @@ import hashlib
 import os
 import posixpath
 import re
-import sys
 import time
 import urllib.parse
 from collections import Counter
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from sparkring.data.where import Where, compile_where, nearest
 from sparkring.errors import DataError, PathError
+from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import Location, locate
 
 if TYPE_CHECKING:
@@ -91,23 +91,22 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the chosen columns."""
         return tuple(self.schema.names)
 
     @property
     def rows(self) -> int:
         """Rows that pass the filter."""
-        return sum(group.rows for file in self.files for group in file.row_groups)
+        return sum(group.rows for group in self._groups())
 
     @property
     def row_groups(self) -> int:
         """How many there are, those included of which no row passes."""
-        return sum(len(file.row_groups) for file in self.files)
+        return len(self._groups())
 
     @property
     def size_bytes(self) -> int:
         """What the chosen columns take in the files."""
-        return sum(group.size_bytes for file in self.files for group in file.row_groups)
+        return sum(group.size_bytes for group in self._groups())
 
     @property
     def local(self) -> bool:
@@ -119,10 +118,11 @@ class Dataset:
         return [[group.rows for group in file.row_groups] for file in self.files]
 
     def row_bytes(self) -> float:
-        """What a row takes in memory, about."""
-        stored = sum(group.stored_bytes for file in self.files for group in file.row_groups)
-        rows = sum(group.rows_in_file for file in self.files for group in file.row_groups)
-        return stored / rows if rows else 0.0
+        rows = sum(group.rows_in_file for group in self._groups())
+        return sum(group.stored_bytes for group in self._groups()) / rows if rows else 0.0
+
+    def _groups(self) -> list[RowGroup]:
+        return [group for file in self.files for group in file.row_groups]
 
 
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
@@ -436,9 +436,6 @@ def _counted(dataset: Dataset) -> Dataset:
     return replace(dataset, files=tuple(_at_once(count, dataset.files, doing)))
 
 
-# ── Many files ────────────────────────────────────────────────────────────────
-
-
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
     """What `work` makes of each item, several at a time; the first error ends it. What takes long is told."""
     found = []
@@ -449,7 +446,7 @@ def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: st
             found.append(result)
             if time.monotonic() >= due:
                 due = time.monotonic() + TELL_AFTER_S
-                sys.stderr.write(f"sparkring: {doing}: {len(found):,} of {len(items):,} files\n")
+                tell(f"{doing}: {len(found):,} of {len(items):,} files")
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return found

@@ -73,7 +73,6 @@ class Outlook:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return len(self.ours)
 
     @property

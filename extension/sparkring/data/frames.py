@@ -77,7 +77,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
     changed: dict[str, Column] = {}
     for field in frame.schema.fields:
         column = functions.col(_quoted(field.name))
-        if _is_vector(field.dataType):
+        if type(field.dataType).__name__ == "VectorUDT":
             from pyspark.ml.functions import vector_to_array
 
             changed[field.name] = vector_to_array(column)
@@ -157,7 +157,8 @@ def _told(frame: DataFrame) -> list[str]:
     nodes = json.loads(plan.toJSON())
     if not all(_tells(node) for node in _nodes(nodes)):
         return []
-    files = [line for leaf in _leaves(plan) for line in _files(session, leaf)]
+    leaves = plan.collectLeaves()
+    files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
     # The text says some things that the JSON leaves out, and has its own limit to how many fields it shows.
     text = plan.treeString(True, False, 1_000_000, False)
     seen: dict[str, str] = {}
@@ -191,11 +192,6 @@ def _tells(node: dict[str, Any]) -> bool:
     ours = name == _FILES or name.startswith(_CATALYST)
     lost = {key for key, value in node.items() if value is None} - _EMPTY
     return ours and not lost and not _UNTOLD.search(name.rpartition(".")[2])
-
-
-def _leaves(plan: Any) -> list[Any]:
-    found = plan.collectLeaves()
-    return [found.apply(index) for index in range(found.size())]
 
 
 def _files(session: SparkSession, leaf: Any) -> list[str]:
@@ -272,10 +268,6 @@ def _hashable(field: StructField) -> list[Column]:
     if isinstance(kind, (ArrayType, MapType, StructType)):
         return [functions.to_json(column, {"ignoreNullFields": "false"}), *found]
     return [column, *found]
-
-
-def _is_vector(kind: DataType) -> bool:
-    return type(kind).__name__ == "VectorUDT"
 
 
 def _quoted(name: str) -> str:

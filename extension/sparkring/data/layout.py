@@ -113,7 +113,6 @@ class Layout:
         return {str(name): np.asarray(array) for name, array in found.items()}
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
-        """DataError unless a batch holds what the first rows held."""
         who = "column" if self.transform is None else "transform returned"
         if batch.keys() != self.spec.keys():
             odd = sorted(batch.keys() ^ self.spec.keys())[0]

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import posixpath
 import re
 import secrets
 import socket
@@ -56,12 +57,6 @@ class Copy(NamedTuple):
     rows: int
     size_bytes: int
     reused: bool
-
-
-class _File(NamedTuple):
-    name: str
-    size_bytes: int
-    rows: int
 
 
 def materialise(
@@ -180,20 +175,17 @@ def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
     """The folders in `parent` that are called as materialise() calls them; a cache may hold others' things."""
     with contextlib.suppress(FileNotFoundError):
         listed = parent.fs.ls(parent.path, detail=True, refresh=True)
-        names = sorted(_last(entry["name"]) for entry in listed if entry["type"] == "directory")
+        names = sorted(
+            posixpath.basename(entry["name"].rstrip("/")) for entry in listed if entry["type"] == "directory"
+        )
         return [parent / name for name in names if pattern.fullmatch(name)]
     return []
 
 
 def _sizes(copy: Location) -> dict[str, int]:
-    """The Parquet files in a folder, and their sizes in bytes."""
     listed = copy.fs.ls(copy.path, detail=True, refresh=True)
-    names = {_last(entry["name"]): int(entry["size"]) for entry in listed if entry["type"] == "file"}
+    names = {posixpath.basename(entry["name"]): int(entry["size"]) for entry in listed if entry["type"] == "file"}
     return {name: size for name, size in sorted(names.items()) if name.endswith(".parquet") and name[0] not in "._"}
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def _read(file: Location) -> dict[str, Any]:
@@ -236,18 +228,19 @@ def _write(
         _computed(session, called, f"writes {home.written} from", write, tell)
         with _usable(home):
             sizes = _sizes(copy)
-            files = [_File(name, size, _rows(copy / name)) for name, size in sizes.items()]
+            counts = [_rows(copy / name) for name in sizes]
             # Spark's first task writes a file even if it has no rows.
-            if not any(file.name.startswith("part-00000") for file in files):
+            if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
-            rows, size_bytes = sum(file.rows for file in files), sum(sizes.values())
+            rows, size_bytes = sum(counts), sum(sizes.values())
             if not rows:
                 raise DataError(f"{called} has no rows: check its filters and joins.")
-            commit = {"created": time.time(), "spark": session.version, "version": version}
-            _write_json(
-                copy / COMMIT,
-                {**commit, "rows": rows, "size_bytes": size_bytes, "files": [file._asdict() for file in files]},
-            )
+            commit = {"created": time.time(), "spark": session.version, "version": version, "rows": rows}
+            files = [
+                {"name": name, "size_bytes": sizes[name], "rows": count}
+                for name, count in zip(sizes, counts, strict=True)
+            ]
+            _write_json(copy / COMMIT, {**commit, "size_bytes": size_bytes, "files": files})
         tell(f"wrote {rows:,} rows, {size_bytes / 1e6:,.1f} MB, in {time.time() - started:.1f} s")
         return Copy(copy, version, rows, size_bytes, False)
     except BaseException:  # an interrupt as well
@@ -317,7 +310,6 @@ def _own_disks(who: str, home: Location) -> DataError:
 
 
 def _rows(file: Location) -> int:
-    """The rows of a Parquet file, from its footer."""
     from pyarrow import parquet
 
     with file.fs.open(file.path, "rb") as opened:
@@ -353,9 +345,6 @@ def _remove(copy: Location) -> None:
         if not copy.fs.exists(copy.path) or time.monotonic() > deadline:
             return
         time.sleep(0.1)
-
-
-# ── Who writes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _abandoned(copy: Location) -> bool:

@@ -30,7 +30,6 @@ class RowRange(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
         return self.stop - self.start
 
 

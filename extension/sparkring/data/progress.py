@@ -7,9 +7,9 @@ import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sparkring.history.events import DataKind, Piece
+from sparkring.history.events import Piece
 from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, EpochPlan, PlannedPiece, ReadProgress
 
@@ -35,37 +35,12 @@ class Route(NamedTuple):
 class Progress:
     """One reader of this rank. It tells a few times a second at most, and always when an epoch has ended."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        kind: DataKind,
-        columns: Sequence[str] = (),
-        where: str = "",
-        version: str = "",
-        files: int = 0,
-        row_groups: int = 0,
-        rows: int = 0,
-        size_bytes: int = 0,
-        batch_size: int = 0,
-    ) -> None:
+    def __init__(self, **data: Any) -> None:
+        """`data` are the fields of DataOpened, but for `reader`."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
-        opened = DataOpened(
-            self._reader,
-            name,
-            kind,
-            tuple(columns),
-            where,
-            version,
-            files,
-            row_groups,
-            rows,
-            size_bytes,
-            batch_size,
-        )
-        report.tell(opened)
+        report.tell(DataOpened(self._reader, **data))
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
         """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""
@@ -88,7 +63,6 @@ class Progress:
             self._tell(now, done=False)
 
     def end(self) -> None:
-        """The epoch is over for this rank."""
         self._tell(time.monotonic(), done=True)
 
     def _tell_plan(self, epoch: int, route: Route) -> None:

@@ -56,7 +56,6 @@ class _Taken:
         self._rest: pa.RecordBatch | None = None
 
     def take(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """The next `rows` rows, which are there."""
         while rows:
             batch, self._rest = self._rest or next(self._batches), None
             if len(batch) > rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -24,6 +23,7 @@ from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
 from sparkring.history.events import Piece
 from sparkring.runtime import world
+from sparkring.runtime.kernel import tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -131,13 +131,7 @@ def shards(
         having_nulls(dataset, depends),
         dataset.spark,
     )
-    layout = Layout(
-        dataset.name,
-        groups,
-        making,
-        None if dtype is None else np.dtype(dtype),
-        transform,
-    )
+    layout = Layout(dataset.name, groups, making, None if dtype is None else np.dtype(dtype), transform)
     window = _window(shuffle, batch_size, dataset)
     return Shards(dataset, batch_size, layout, window, remainder, prefetch, seat, Position(seed=seed))
 
@@ -216,7 +210,7 @@ class Shards:
             whole = planning.in_order(self.dataset.counts())[0]
             first = whole._replace(stop=min(whole.stop, PROBED_ROWS))  # the same for all ranks
             reading = windows(self.dataset, [first], first.rows, READ_BYTES)
-            self.layout.learn(_table(next(reading)).combine_chunks().to_batches()[0])
+            self.layout.learn(pa.Table.from_batches(next(reading).batches).combine_chunks().to_batches()[0])
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
@@ -243,15 +237,16 @@ class Shards:
         return self.dataset.nulls.get(name, 0)
 
     def __repr__(self) -> str:
+        from sparkring.history.describe import counted
+
         found, each = self.dataset, self.plan()
         least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
         steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         where = f" where {found.where}" if found.where else ""
-        lies = (
-            f"{_some(found.rows, 'row')} in {_some(found.row_groups, 'row group')} of {_some(len(found.files), 'file')}"
-        )
+        rows, groups = counted(found.rows, "row"), counted(found.row_groups, "row group")
+        lies = f"{rows} in {groups} of {counted(len(found.files), 'file')}"
         ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
-        step = f"{steps} steps of {_some(self.batch_size, 'row')} per epoch"
+        step = f"{steps} steps of {counted(self.batch_size, 'row')} per epoch"
         return f"<shards of {found.name}{where}: {lies}; {step}{ranks}>"
 
     # ── reading it ────────────────────────────────────────────────────────────
@@ -446,8 +441,6 @@ class Shards:
                 joined = {name: np.concatenate([batch[name] for batch in made]) for name in names}
                 yield Chunk(joined, rows, size_bytes, where)
 
-    # ── inside ────────────────────────────────────────────────────────────────
-
     def _ahead(self, read: Callable[[], Generator[Chunk[Held], None, None]]) -> Ahead[Chunk[Held]]:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
@@ -482,7 +475,6 @@ class Shards:
         return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
-        """This rank's buffers, one after another."""
         shard = self.plan()[self.rank]
         before, _ = planning.begun(self.start, self.size, self.window)
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
@@ -509,21 +501,13 @@ class Shards:
 
     def _read_arrow(self) -> Generator[Chunk[pa.Table], None, None]:
         for window, order, rows, _ in self._windows():
-            table = _table(window)
+            table = pa.Table.from_batches(window.batches)
             found = table.slice(0, rows) if order is None else table.take(order[:rows])
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
         # What this process has told the notebook is its own, and what it has planned is quickly made.
         return {**self.__dict__, "_progress": None, "_planned": None}
-
-
-def _table(window: Window) -> pa.Table:
-    return pa.Table.from_batches(window.batches)
-
-
-def _some(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _whole(name: str, value: Any, least: int, what: str) -> int:
@@ -553,19 +537,14 @@ def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: boo
 def _open(
     source: Source | DataFrame, names: Sequence[str] | None, where: Where, cache: str | os.PathLike[str] | None
 ) -> Dataset:
-    """The data set at a path, or the copy of a DataFrame."""
     if hasattr(source, "sparkSession"):
         from sparkring.data.frames import nested_types
         from sparkring.data.materialise import materialise
 
-        found = open_dataset(materialise(source, cache=cache, say=_say).location.written, names, where)
+        found = open_dataset(materialise(source, cache=cache, say=tell).location.written, names, where)
         columns = ", ".join(found.columns[:4]) + (", …" if len(found.columns) > 4 else "")
         kinds = {name: kind for name, kind in nested_types(source).items() if name in found.columns}
         return replace(found, name=f"DataFrame[{columns}]", spark=kinds)
     if not isinstance(source, str | os.PathLike | Sequence):
         raise DataError(f"shards() reads a path or a Spark DataFrame, not a `{type(source).__name__}`.")
     return open_dataset(source, names, where)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"sparkring: {text}\n")

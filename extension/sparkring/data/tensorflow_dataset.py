@@ -107,7 +107,6 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
 
 
 def _numbers(name: str, array: Any) -> Any:
-    """An array as TensorFlow knows it."""
     check_values(name, array)
     return as_int64(array) if array.dtype.kind in "mM" else array
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -17,12 +18,12 @@ Where: TypeAlias = "str | Sequence[Any] | pc.Expression | None"
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}  # as SQL writes them
 
 _COMPARED: dict[type[ast.cmpop], Any] = {
-    ast.Eq: lambda left, right: left == right,
-    ast.NotEq: lambda left, right: left != right,
-    ast.Lt: lambda left, right: left < right,
-    ast.LtE: lambda left, right: left <= right,
-    ast.Gt: lambda left, right: left > right,
-    ast.GtE: lambda left, right: left >= right,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 

@@ -81,7 +81,6 @@ class BackgroundRun:
             self._thread.join()
 
     def saves_in(self, directory: Location) -> bool:
-        """Whether that is where its checkpoints go."""
         mine = self._directory
         return mine is not None and (mine.fs, mine.path) == (directory.fs, directory.path)
 

@@ -26,6 +26,7 @@ from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
 from sparkring.runtime.storage import locate
+from sparkring.wire.messages import Buffers, Run
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
@@ -91,7 +92,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
         open_launcher(launch, tell)
         # The notebook may change its arrays before ranks have them, those that are started again included.
-        request = request._replace(buffers=tuple(memoryview(bytes(each)) for each in request.buffers))
+        request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     started = events.RunStarted(
         time.time(),
         run_store.new_id(),
@@ -142,21 +143,17 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
 def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
     options, gang, namespace = spec.options, spec.gang, cell.namespace
     captured = capture_cell(spec, cell)
-    request = Request(
+    run = Run(
         "cell",
-        captured.payload,
-        spec.framework,
         cell.source,
         options.pull,
         options.autolog,
-        (*(gang.wanted.env if gang else ()), *options.env),
-        captured.buffers,
-        modules_of(namespace[name] for name in captured.sent),
-        tuple(captured.sent),
-        timeline=options.timeline,
+        environment=dict((*(gang.wanted.env if gang else ()), *options.env)),
         notebook=notebook_state.gather(),
         scripts=tuple(cell.scripts),
+        parts=(captured.payload, *captured.buffers),
     )
+    modules = modules_of(namespace[name] for name in captured.sent)
     data = None
     if options.data:
         from sparkring.cluster.partitions import find_data
@@ -170,7 +167,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
             gang.held.bound({*captured.binds, *pulled}, _taking_part(spec))
 
     return _Packed(
-        request,
+        Request(run, spec.framework, modules, tuple(captured.sent), options.timeline),
         captured.table,
         {name.name: name.size_bytes or 0 for name in captured.large},
         [(name.name, namespace.get(name.name)) for name in captured.names],
@@ -190,19 +187,12 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     namespace = getattr(sys.modules.get("__main__"), "__dict__", None)
     title = spec.title or name_of(function)
     packed = pack_call(function, kwargs, namespace, args)
-    request = Request(
-        "call",
-        packed.payload,
-        spec.framework,
-        autolog=spec.options.autolog,
-        buffers=packed.buffers,
-        modules=modules_of((function, *args, *kwargs.values())),
-        timeline=spec.options.timeline,
-        notebook=notebook_state.gather(),
-    )
+    parts: Buffers = (packed.payload, *packed.buffers)
+    run = Run("call", autolog=spec.options.autolog, notebook=notebook_state.gather(), parts=parts)
+    modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     return _Packed(
-        request,
+        Request(run, spec.framework, modules, timeline=spec.options.timeline),
         captured_call(function, kwargs, packed, args),
         {title: size_bytes} if size_bytes > LARGE_BYTES else {},
         [("", value) for value in (*args, *kwargs.values())],
@@ -220,7 +210,7 @@ def _validate(packed: _Packed, size: int) -> None:
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:
-            validate(value, size, method_calls(packed.request.source, name) if name else ())
+            validate(value, size, method_calls(packed.request.run.source, name) if name else ())
 
 
 # ── Checkpoints ───────────────────────────────────────────────────────────────

@@ -58,7 +58,10 @@ class Restarts:
     def outcome(self) -> Outcome:
         """How the last attempt ended, or what there was between two of them that ended the run."""
         number, slots_until = 0, 0.0
-        last = Last() if self.directory is None else self._first()
+        found = "" if self.directory is None else self.directory.words(time.time())
+        if found:
+            self.recorder.notice(found)
+        last = self._last()
         with self.interrupts:
             while True:
                 number += 1
@@ -73,19 +76,21 @@ class Restarts:
                     if no_restart is not None:
                         words = filter(None, [describe.no_restart(no_restart), self._how_to_go_on(last)])
                         return replace(outcome, explanation="\n".join(words))
-                    pause_s = self._pause_after(outcome)
+                    attempts = self._attempts(outcome)
+                    pause_s = 0.0 if outcome.rank is None else pause_after(attempts, self.recorder.record.checkpoints)
                 else:
                     return outcome
                 ended = events.AttemptEnded(time.time(), number, outcome.reason, outcome.rank, pause_s)
                 self.recorder.add([ended])
                 if outcome.ending == "failed":
                     self._tell_of_a_new_beginning(last)
-                ends = self._wait(pause_s) or self._wait_for_slots(slots_until)
+                if poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s):
+                    return INTERRUPTED
+                ends = self._wait_for_slots(slots_until)
                 if ends is not None:
                     return ends
 
     def _attempt(self, number: int, last: Last) -> Outcome:
-        """One gang, from its start to its end."""
         record = self.recorder.record
         here = Here(run_id=record.run_id) if self.directory is None else self.directory.here(record, last)
         np = self._size if self.launch.np > 0 else -self._size
@@ -94,19 +99,10 @@ class Restarts:
         except LaunchError as error:
             return Outcome("not started", str(error), error=error)
         self._room_since = 0.0
-        request = self.request._replace(checkpoints=here, restarts=number - 1, max_restarts=self.options.max_restarts)
+        request = self.request._replace(restarts=number - 1, max_restarts=self.options.max_restarts).going_on(here)
         return run_on_fresh_ranks(
             self.run, request, launcher, self._size, deadline=self._deadline, calls_off=self._can_be_larger
         )
-
-    # ── checkpoints ───────────────────────────────────────────────────────────
-
-    def _first(self) -> Last:
-        assert self.directory is not None
-        words = self.directory.words(time.time())
-        if words:
-            self.recorder.notice(words)
-        return self.directory.last(self.recorder.record)
 
     def _last(self) -> Last:
         return Last() if self.directory is None else self.directory.last(self.recorder.record)
@@ -127,8 +123,6 @@ class Restarts:
                 "(checkpoints().save(step, state) on the ranks saves one)"
             )
 
-    # ── between attempts ──────────────────────────────────────────────────────
-
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
         """All attempts, the last one with the failure that has ended it."""
         record = self.recorder.record
@@ -146,17 +140,6 @@ class Restarts:
             failures = [rank.failure for rank in record.ranks if rank.failure is not None]
             why_not = cannot_heal(failure, failures, record.size, stepped=has_stepped(record))
         return why_not
-
-    def _pause_after(self, outcome: Outcome) -> float:
-        if outcome.rank is None:
-            return 0.0
-        return pause_after(self._attempts(outcome), self.recorder.record.checkpoints)
-
-    def _wait(self, pause_s: float) -> Outcome | None:
-        stopped = poll_until(lambda: self.interrupts.seen, time.monotonic() + pause_s)
-        return INTERRUPTED if stopped else None
-
-    # ── how many ranks ────────────────────────────────────────────────────────
 
     def _wait_for_slots(self, until: float) -> Outcome | None:
         """Decide how many ranks the next attempt has, and wait for slots as long as there are too few.
@@ -229,9 +212,9 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
         return None
     if len(lost) > max_restarts:
         return NoRestart("used up" if max_restarts else "not asked for", len(attempts), max_restarts)
-    before = lost[-2] if len(lost) > 1 else None
     moved = any(each.attempt >= len(attempts) - 1 for each in checkpoints)
-    if before is not None and not moved and _same(before, now):
+    failures = [each.failure for each in lost[-2:] if each.failure is not None]
+    if not moved and len(failures) == 2 and all(each.is_exception for each in failures) and _same(*failures):
         return NoRestart("twice the same", len(attempts), max_restarts)
     return None
 
@@ -246,8 +229,7 @@ def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, s
         return None
     if failure.cause == "code":
         return NoRestart("code", error=failure.error)
-    alike = [each for each in failures if (each.error, each.frames[-1:]) == (failure.error, failure.frames[-1:])]
-    if not stepped and len(alike) == size:
+    if not stepped and len(failures) == size and all(_same(each, failure) for each in failures):
         return NoRestart("before the first step", size=size)
     return None
 
@@ -259,14 +241,9 @@ def has_stepped(record: RunRecord) -> bool:
     return any(rank.metrics or any(each.now for each in rank.readings) for rank in record.ranks)
 
 
-def _same(one: Attempt, other: Attempt) -> bool:
-    """Did both end by the same exception at the same place, which is not another rank's echo?"""
-    first, second = one.failure, other.failure
-    assert first is not None
-    assert second is not None
-    if not (first.is_exception and second.is_exception):
-        return False
-    return (first.summary, first.frames[-1:]) == (second.summary, second.frames[-1:])
+def _same(one: Failure, other: Failure) -> bool:
+    """Whether both are exceptions of one class, of one cause, from one place."""
+    return (one.cause, one.error, one.frames[-1:]) == (other.cause, other.error, other.frames[-1:])
 
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:

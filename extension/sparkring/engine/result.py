@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkring.engine.spec import Results
-from sparkring.errors import SparkringError
-from sparkring.gangs.execution import Execution, Value
+from sparkring.gangs.execution import Execution
 from sparkring.history import describe, run_store
 from sparkring.history import values as value_texts
 from sparkring.history.record import RunRecord
@@ -59,31 +58,23 @@ class RunResult:
 
 def unpack_results(execution: Execution) -> Results:
     """Unpack what the ranks have sent so far."""
+    import cloudpickle
+
     missing = [f"rank {execution.ranks[0]} has no variable `{name}` to pull" for name in execution.missing]
     found = Results({}, {}, missing)
     for rank, named in sorted(execution.values.items()):
         for name, packed in named.items():
+            problem = f"cannot be pickled ({packed.error})" if packed.error else ""
             try:
-                value = _unpacked(packed)
-            except SparkringError as error:
-                found.problems.append(f"{f'`{name}`' if name else 'the value'} of rank {rank} {error}")
-                continue
-            if name:
+                # From a peer that has proved the gang's secret, and so is as trusted as this process.
+                value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
+            except Exception as error:  # whatever the value's class does when it is rebuilt
+                problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"
+            if problem:
+                what = f"`{name}`" if name else "the value"
+                found.problems.append(f"{what} of rank {rank} is a {packed.type_name}, which {problem}")
+            elif name:
                 found.pulled[name] = value
             else:
                 found.values[rank] = value
     return found
-
-
-def _unpacked(packed: Value) -> Any:
-    import cloudpickle
-
-    if packed.error:
-        raise SparkringError(f"is a {packed.type_name}, which cannot be pickled ({packed.error})")
-    try:
-        # From a peer that has proved the gang's secret, and so is as trusted as this process.
-        return cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
-    except Exception as error:  # whatever the value's class does when it is rebuilt
-        raise SparkringError(
-            f"is a {packed.type_name}, which cannot be rebuilt here ({type(error).__name__}: {error})"
-        ) from error

@@ -54,7 +54,7 @@ class Run:
         prepared, live = self.prepared, LiveRun(self.prepared.options, self.recorder, self.interrupts)
         if prepared.gang is None and prepared.options.survives:
             return Restarts(live, prepared.request, prepared.launch, prepared.directory).outcome()
-        request = prepared.request._replace(checkpoints=Here(run_id=self.recorder.record.run_id))
+        request = prepared.request.going_on(Here(run_id=self.recorder.record.run_id))
         if prepared.gang is None:
             launcher = open_launcher(prepared.launch, self.recorder.notice)
             with self.interrupts:
@@ -68,7 +68,6 @@ class Run:
 
 
 def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
-    """End the record with the outcome."""
     problems = outcome.results.problems
     endings: dict[str, events.Ending] = {"interrupted": "interrupted", "timed out": "timed out"}
     if outcome.ending == "finished":
@@ -77,7 +76,6 @@ def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
 
 
 def _error(outcome: Outcome, record: RunRecord) -> BaseException:
-    """What the user is told of a run that did not end well."""
     if outcome.error is not None:
         return outcome.error
     if outcome.ending == "interrupted":

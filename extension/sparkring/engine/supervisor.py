@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -55,7 +56,7 @@ def run_on_fresh_ranks(
     The run's interrupts are open.
     """
     try:
-        with Gang(launcher, size) as gang:
+        with contextlib.closing(Gang(launcher, size)) as gang:
             execution = gang.submit(request)
             gang.start()
             return Supervisor(run, gang, execution, deadline=deadline, calls_off=calls_off).watch()
@@ -107,20 +108,21 @@ class Supervisor:
                 return outcome
             self._tell_of_a_slow_start()
             self._look_for_a_stall()
-        return self._finished()
+        if not self.warm:
+            self._let_go(LEAVE_GRACE_S)
+        return Outcome("finished", results=unpack_results(self.execution))
 
     def _poll(self, timeout_s: float) -> None:
         self.recorder.add(self.gang.poll(timeout_s))
 
-    def _poll_until(self, condition: Callable[[], object], within_s: float, *, every_s: float = POLL_S) -> bool:
-        return poll_until(condition, time.monotonic() + within_s, self._poll, every_s=every_s)
-
-    # ── ends ──────────────────────────────────────────────────────────────────
+    def _poll_until(self, condition: Callable[[], object], within_s: float) -> bool:
+        return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
         """How the execution has ended before all ranks have run the request; None if it goes on."""
         if self.interrupts.seen:
-            return self._interrupted()
+            running = self.execution.running if self.gang.up else []
+            return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
         if self.execution.failed_rank is not None:
             return self._failed(self.execution.failed_rank)
         if time.monotonic() > self.deadline:
@@ -130,11 +132,6 @@ class Supervisor:
             self._end()
             return Outcome("called off", reason)
         return None
-
-    def _finished(self) -> Outcome:
-        if not self.warm:
-            self._let_go(LEAVE_GRACE_S)
-        return Outcome("finished", results=unpack_results(self.execution))
 
     def _failed(self, rank: int) -> Outcome:
         if self.warm and rank not in self.gang.deaths and self._come_back(RETURN_GRACE_S):
@@ -161,10 +158,6 @@ class Supervisor:
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
-
-    def _interrupted(self) -> Outcome:
-        running = self.execution.running if self.gang.up else []
-        return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
 
     def _timed_out(self) -> Outcome:
         self._ask_where()
@@ -243,8 +236,6 @@ class Supervisor:
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
         # Frames that were already in the queue behind the last goodbye.
         self._poll(0.0)
-
-    # ── where the ranks are ───────────────────────────────────────────────────
 
     def _tell_of_a_slow_start(self) -> None:
         if not self.gang.up and time.monotonic() > self._slow_at:

@@ -75,7 +75,6 @@ class WarmGang:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell runs on it."""
         return not self._resting.is_set()
 
     def describe(self) -> str:
@@ -159,9 +158,9 @@ class WarmGang:
             with self._mine:
                 if not self._free():
                     continue
-                self._keep(self.gang.poll(LISTEN_S))
+                self._poll(LISTEN_S)
                 if self.gang.deaths:
-                    self._settle()
+                    poll_until(lambda: self.gang.gone, time.monotonic() + SETTLE_S, self._poll)
                     problem = self.gang.launcher.problem()
                     self._lost(describe.deaths(self.gang.deaths) + (f" ({problem})" if problem else ""))
                 elif time.time() - self.used > self.wanted.idle_s:
@@ -172,16 +171,14 @@ class WarmGang:
                 if warning:
                     self._tell(warning)
 
-    def _settle(self) -> None:
-        deadline = time.monotonic() + SETTLE_S
-        poll_until(lambda: self.gang.gone, deadline, lambda timeout_s: self._keep(self.gang.poll(timeout_s)))
+    def _poll(self, timeout_s: float) -> None:
+        self._keep(self.gang.poll(timeout_s))
 
     def _lost(self, why: str) -> None:
         self._end(why)
         self._tell(f"the {self.describe()} has ended, and the variables of its cells are lost: {why}")
 
     def _keep(self, found: list[Event]) -> None:
-        """Keep what ranks print between cells for the next one."""
         self._kept.add(found)
         text = "the ranks printed more between cells than can be kept: the beginning is lost"
         if self._kept.lossy and text not in self.news:
@@ -219,7 +216,6 @@ class _Kept:
 
 
 def _bytes(event: Event) -> int:
-    """About what it takes to keep an event."""
     text = event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.Message) else ""
     return EVENT_BYTES + len(text)
 

@@ -7,6 +7,7 @@ takes only Horovod's scopes, and bounds keys, values and their number. It never 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -35,7 +36,6 @@ class Store:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and end every connection."""
         self._server.closing = True
         wake(self._server.socket)
         self._thread.join()
@@ -79,10 +79,8 @@ class _Server(ThreadingHTTPServer):
 
     def end_connections(self) -> None:
         for request in list(self._open):
-            try:
+            with contextlib.suppress(OSError):
                 request.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a peer that breaks off is no news here: its member tells of it

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from sparkring.gangs.exit_status import cause_priority
 from sparkring.history.events import Event, Failure, RankFailed, RankFinished, RankStopped
 from sparkring.runtime.resume_point import Here
-from sparkring.wire.messages import Buffers, Done, NotebookState, RankNews, Script
+from sparkring.wire.messages import Buffers, Done, RankNews, Run
 
 SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
 
 
 class Request(NamedTuple):
-    """What ranks are to run: a cell's source with its packed names, or a packed call; and for which framework."""
+    """What ranks are to run, and for which framework: `run` is the same for all ranks, but for what is a rank's own.
 
-    what: Literal["cell", "call"]
-    payload: bytes
+    `modules` are the packages that ranks import for the values, `sent` the names that a cell is sent. `timeline`: the
+    framework is to record one. `restarts` of at most `max_restarts` are those of the ranks so far in this run.
+    """
+
+    run: Run
     framework: str
-    source: str = ""
-    pull: tuple[str, ...] = ()
-    autolog: bool = True
-    environment: tuple[tuple[str, str], ...] = ()
-    buffers: tuple[memoryview, ...] = ()  # of the payload
-    modules: frozenset[str] = frozenset()  # the packages that ranks import for the values
-    sent: tuple[str, ...] = ()  # the names in the payload of a cell
-    timeline: bool = False  # whether the framework is to record one
-    notebook: NotebookState = NotebookState()
-    checkpoints: Here = Here()  # where they go, and which one the ranks go on from
-    scripts: tuple[Script, ...] = ()  # of the cell's %run lines
-    restarts: int = 0  # of the ranks so far in this run
+    modules: frozenset[str] = frozenset()
+    sent: tuple[str, ...] = ()
+    timeline: bool = False
+    restarts: int = 0
     max_restarts: int = 0
+
+    def going_on(self, here: Here) -> Request:
+        """The request for ranks whose checkpoints are `here`."""
+        return self._replace(run=self.run._replace(checkpoints=here))
 
 
 class Value(NamedTuple):
@@ -40,6 +38,16 @@ class Value(NamedTuple):
     type_name: str
     parts: Buffers
     error: str
+
+
+def cause_priority(failure: Failure) -> int:
+    """Which of several failures is the cause, lowest first.
+
+    0 for what no other rank's end can bring about, 2 for what looks like a consequence of one, 1 in between.
+    """
+    if failure.cause == "echo":
+        return 2
+    return 0 if failure.cause == "lost" or failure.signal == "SIGKILL" else 1
 
 
 class Execution:
@@ -83,13 +91,11 @@ class Execution:
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
-        """Note what the rank has bound and loaded."""
         self.names.update(news.names_bound)
         if news.loaded:
             self.loaded.add(rank)
 
     def finished(self, rank: int, done: Done) -> list[Event]:
-        """The rank has run the request, and `done` holds its values."""
         parts, values = done.parts, {}
         for packed in done.values:
             taken, parts = parts[: packed.parts], parts[packed.parts :]

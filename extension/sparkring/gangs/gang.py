@@ -13,40 +13,21 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
 from sparkring.frameworks.base import Framework, Start
 from sparkring.gangs.execution import Execution, Request
-from sparkring.gangs.exit_status import exit_failure
 from sparkring.gangs.inbox import Arrival, Inbox
 from sparkring.gangs.members import Members
 from sparkring.gangs.outbox import Outbox
-from sparkring.gangs.reports import as_event, as_failure
+from sparkring.gangs.reports import as_event, as_failure, exit_failure
 from sparkring.history import events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
 from sparkring.runtime.storage import root_for_ranks
 from sparkring.runtime.world import World
-from sparkring.wire.messages import (
-    Beat,
-    Done,
-    Exited,
-    Failed,
-    GpuUsage,
-    Hello,
-    Interrupt,
-    Leave,
-    RankNews,
-    RecordTimeline,
-    Release,
-    Report,
-    Run,
-    Stop,
-    TakeStack,
-    TimelinePiece,
-)
+from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member beats every 2 s
@@ -130,16 +111,8 @@ class Gang:
 
     def _end_members(self) -> None:
         if not self.gone:
-            self._outbox.send_all(Stop(signal.SIGKILL, 0.0))
+            self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
         self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that reads nothing does not read Stop either
-
-    def __enter__(self) -> Gang:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ── what is known of it ───────────────────────────────────────────────────
 
@@ -155,7 +128,6 @@ class Gang:
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed."""
         return self._inbox.closed
 
     @property
@@ -184,44 +156,43 @@ class Gang:
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             for rank in self.execution.running:
-                self._outbox.send(self._members.member_of(rank), Interrupt())
+                self._outbox.send(self._members.member_of(rank), messages.Interrupt())
 
     def release(self) -> None:
         """Have every rank end the collectives that it, or another one, waits in."""
-        self._outbox.send_all(Release())
+        self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
         """Tell the ranks to end; there are no more requests."""
         self._leaving = True
-        self._outbox.send_all(Leave())
+        self._outbox.send_all(messages.Leave())
 
     def stop(self, number: int, grace_s: float) -> None:
         """Have every rank's process group signalled, and killed after the grace."""
         self._stopping = True
-        self._outbox.send_all(Stop(int(number), grace_s))
+        self._outbox.send_all(messages.Stop(int(number), grace_s))
 
     def ask_for_stacks(self) -> None:
         """Ask every member for its rank's stack; the answers come as StackTaken events."""
-        self._outbox.send_all(TakeStack())
+        self._outbox.send_all(messages.TakeStack())
 
     # ── what members report ───────────────────────────────────────────────────
 
     def _take(self, arrival: Arrival) -> list[Event]:
-        """What has arrived, as events."""
         if arrival.report is None:
             return self._lost(arrival.member, arrival.end)
-        if isinstance(arrival.report, Hello):
+        if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
             self._early.append(arrival)  # handled when the rank has its number
             return []
         return self._reported(self._members.rank_of(arrival.member), arrival.report)
 
-    def _joined(self, hello: Hello) -> list[Event]:
+    def _joined(self, hello: messages.Hello) -> list[Event]:
         self._members.join(hello)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
         if self._stopping:  # the others have been told already
-            self._outbox.send(hello.member, Stop(signal.SIGKILL, 0.0))
+            self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
         elif self._members.complete:
             joined += self._enter_world()
         return joined
@@ -229,39 +200,36 @@ class Gang:
     def _enter_world(self) -> list[Event]:
         """All have joined: give each its rank, and the request if there is one already."""
         execution = self.execution
-        self._members.place(by_node=execution is None or FRAMEWORKS[execution.request.framework].by_node)
         if execution is not None:
             self._members.check_packages(execution.request.modules)
-        for member, order in self._members.entries(pins_gpus=self.launcher.pins_gpus):
+        by_node = execution is None or FRAMEWORKS[execution.request.framework].by_node
+        for member, order in self._members.place(by_node=by_node, pins_gpus=self.launcher.pins_gpus).items():
             self._outbox.send(member, order)
         found = [] if execution is None else self._begin(execution)
         for arrival in self._early:
             found += self._take(arrival)
         return found
 
-    def _reported(self, rank: int, report: Report) -> list[Event]:
-        now = time.time()
+    def _reported(self, rank: int, report: messages.Report) -> list[Event]:
         match report:
-            case Hello() | Beat():
+            case messages.Hello() | messages.Beat():
                 return []
-            case Done():
+            case messages.Done():
                 self._heard(rank, report.news)
                 return [] if self.execution is None else self.execution.finished(rank, report)
-            case Failed():
+            case messages.Failed():
                 self._heard(rank, report.news)
                 return self._failed(rank, as_failure(report.failure))
-            case Exited():
+            case messages.Exited():
                 return self._exited(rank, exit_failure(report))
-            case GpuUsage():
-                used = events.GpuUsed(now, rank, *report)
-                self._gpus[rank, used.address] = used
-                return [used]
-            case TimelinePiece():
+            case messages.TimelinePiece():
                 self._timeline_until = time.monotonic() + TIMELINE_S
-        return [as_event(now, rank, report)]
+        event = as_event(time.time(), rank, report)
+        if isinstance(event, events.GpuUsed):
+            self._gpus[rank, event.address] = event
+        return [event]
 
-    def _heard(self, rank: int, news: RankNews) -> None:
-        """Note what the next request needs to know."""
+    def _heard(self, rank: int, news: messages.RankNews) -> None:
         self._members.heard(rank, news)
         if self.execution is not None:
             self.execution.heard(rank, news)
@@ -269,15 +237,14 @@ class Gang:
     # ── requests ──────────────────────────────────────────────────────────────
 
     def _begin(self, execution: Execution) -> list[Event]:
-        """Send the request to the ranks that take part."""
         request, now = execution.request, time.time()
         framework = self._framework(request.framework)
         begun: list[Event] = []
         for rank in execution.ranks:
             member = self._members.member_of(rank)
             if request.timeline and framework.timeline is not None:
-                self._outbox.send(member, RecordTimeline(framework.timeline.variable, wanted=rank == 0))
-            pull = request.pull if rank == execution.ranks[0] else ()
+                self._outbox.send(member, messages.RecordTimeline(framework.timeline.variable, wanted=rank == 0))
+            pull = request.run.pull if rank == execution.ranks[0] else ()
             self._outbox.send(member, _order(request, framework, self._members.world_of(rank), pull))
             begun.append(events.RankStarted(now, *self.place_of(rank)))
         return begun + [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
@@ -296,7 +263,6 @@ class Gang:
         return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
-        """A rank's process has ended."""
         if self._members.has_exited(rank):
             return []
         asked_for = self._leaving or self._stopping
@@ -351,22 +317,14 @@ class Gang:
             )
 
 
-def _order(request: Request, framework: Framework, world: World, pull: tuple[str, ...]) -> Run:
-    """The request as one rank gets it."""
-    start = Start(request.checkpoints.run_id, request.restarts, request.max_restarts)
-    environment = root_for_ranks() | framework.environment(world, start)
+def _order(request: Request, framework: Framework, world: World, pull: tuple[str, ...]) -> messages.Run:
+    run = request.run
+    environment = framework.environment(world, Start(run.checkpoints.run_id, request.restarts, request.max_restarts))
     if request.timeline and framework.timeline is not None:
         environment |= framework.timeline.beside
-    return Run(
-        what=request.what,
-        source=request.source,
+    return run._replace(
         pull=pull,
-        autolog=request.autolog,
         barrier=framework.in_task,
-        environment=environment | dict(request.environment),
+        environment={**root_for_ranks(), **environment, **run.environment},
         defaults=framework.defaults(world),
-        notebook=request.notebook,
-        checkpoints=request.checkpoints,
-        scripts=request.scripts,
-        parts=(request.payload, *request.buffers),
     )

@@ -53,7 +53,6 @@ class Inbox:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is taken in any more."""
         return self._closed.is_set()
 
     def take(self, timeout_s: float) -> list[Arrival]:

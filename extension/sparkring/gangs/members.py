@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from sparkring.capture.versions import difference
 from sparkring.errors import LaunchError
@@ -34,8 +34,6 @@ class Members:
         self._exited: set[int] = set()  # ranks
         self._lock = threading.Lock()
 
-    # ── coming ────────────────────────────────────────────────────────────────
-
     def admit(self, hello: Hello, connection: Connection) -> bool:
         """Take a connection in, unless it is no member's, or that member's second; from any thread."""
         with self._lock:
@@ -45,21 +43,21 @@ class Members:
             return True
 
     def join(self, hello: Hello) -> None:
-        """The member has said where it is."""
         self._hellos[hello.member] = hello
 
     @property
     def complete(self) -> bool:
-        """Whether all have come."""
         return len(self._hellos) == self.size
 
     @property
     def missing(self) -> list[int]:
-        """Those that have not come yet."""
         return [member for member in range(self.size) if member not in self._hellos]
 
-    def place(self, *, by_node: bool) -> None:
-        """Give each member its rank: neighbours on one node, or not `by_node` in the order of the members."""
+    def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
+        """Give each member its rank: neighbours on one node, or not `by_node` in the order of the members.
+
+        Returns what each member is told of it. With `pins_gpus`, ranks see the GPUs of their node's ranks only.
+        """
         hellos = [self._hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
         self._member_of = {world.rank: member for member, world in enumerate(self.worlds)}
@@ -67,12 +65,11 @@ class Members:
             member = self._member_of[rank]
             hello, peer = hellos[member], self.connections[member].peer_host()
             self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
-
-    def entries(self, *, pins_gpus: bool) -> Iterator[tuple[int, EnterWorld]]:
-        """What each member is told of its rank; with `pins_gpus`, ranks see the GPUs of their node's ranks only."""
         gpus = gpu_environments(self.worlds) if pins_gpus else {}
-        for member, world in enumerate(self.worlds):
-            yield member, EnterWorld(world, self._hellos[member].address, gpus.get(world.node, {}))
+        return {
+            member: EnterWorld(world, hellos[member].address, gpus.get(world.node, {}))
+            for member, world in enumerate(self.worlds)
+        }
 
     def check_packages(self, modules: Iterable[str]) -> None:
         """LaunchError if a member runs another Python that lacks one of the packages."""
@@ -85,11 +82,8 @@ class Members:
                     f"SparkSession is made, or install {found.module} there."
                 )
 
-    # ── being there ───────────────────────────────────────────────────────────
-
     @property
     def up(self) -> bool:
-        """Whether all have been given their place."""
         return bool(self.worlds)
 
     def rank_of(self, member: int) -> int:
@@ -99,14 +93,12 @@ class Members:
         return self._member_of[rank]
 
     def host_of(self, member: int) -> str:
-        """The name of the member's host, as it has told."""
         return self._hellos[member].host
 
     def world_of(self, rank: int) -> World:
         return self.worlds[self._member_of[rank]]
 
     def pid_of(self, rank: int) -> int:
-        """The rank's process, on its host."""
         return self._hellos[self._member_of[rank]].pid
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -123,11 +115,8 @@ class Members:
         for connection in list(self.connections.values()):
             connection.heard_at = time.monotonic()
 
-    # ── going ─────────────────────────────────────────────────────────────────
-
     @property
     def gone(self) -> bool:
-        """Whether every rank's process has ended."""
         return len(self._exited) == self.size
 
     def has_exited(self, rank: int) -> bool:

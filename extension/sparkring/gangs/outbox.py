@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 
@@ -26,7 +27,6 @@ class Outbox:
 
     @property
     def busy(self) -> bool:
-        """Whether something is still on its way."""
         return bool(self._waiting)
 
     def sends_to(self, member: int) -> bool:
@@ -40,7 +40,7 @@ class Outbox:
             if member in self._waiting:  # a frozen rank may never take in what is on its way
                 self._waiting[member].append(message)
                 return
-            if _is_large(message):
+            if isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES:
                 self._waiting[member] = [message]
                 sender = threading.Thread(target=self._empty, args=(member,), name="sparkring-send", daemon=True)
                 self._senders[member] = sender
@@ -49,7 +49,6 @@ class Outbox:
         self._post(member, message)
 
     def send_all(self, message: Message) -> None:
-        """Send a message to every member that is there."""
         for member in list(self._connections):
             self.send(member, message)
 
@@ -69,11 +68,5 @@ class Outbox:
             self._post(member, message)
 
     def _post(self, member: int, message: Message) -> None:
-        try:
+        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection tells
             self._connections[member].send(message)
-        except ChannelClosed:
-            pass  # the thread that reads the connection tells
-
-
-def _is_large(message: Message) -> bool:
-    return isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES

@@ -1,13 +1,30 @@
-"""What members and ranks report, as events of the run."""
+"""What members and ranks report, as events of the run, and what it says of how a rank ended."""
 
 from __future__ import annotations
+
+import signal
+from typing import Any
 
 from sparkring.history import events, stacks
 from sparkring.history.events import CodeFrame, Event, Failure, Piece, SourceLine
 from sparkring.wire import messages
-from sparkring.wire.messages import GpuUsage, Output, RankFailure, Stack, TimelinePiece
+from sparkring.wire.messages import Exited, GpuUsage, Output, RankFailure, Stack, TimelinePiece
 
 Shown = Output | messages.Display | GpuUsage | Stack | TimelinePiece | messages.Told
+
+# The event of a message whose fields it has, in the same order.
+_SAME_FIELDS: dict[type[Shown], type[Event]] = {
+    messages.UserMessage: events.Message,
+    messages.Metrics: events.Metrics,
+    GpuUsage: events.GpuUsed,
+    messages.DataOpened: events.DataOpened,
+    messages.ReadProgress: events.DataRead,
+    messages.CheckpointSaved: events.CheckpointSaved,
+    messages.CheckpointFailed: events.CheckpointFailed,
+    messages.CheckpointDamaged: events.CheckpointDamaged,
+    messages.CheckpointRestored: events.CheckpointRestored,
+    messages.CheckpointRemoved: events.CheckpointRemoved,
+}
 
 
 def as_event(time: float, rank: int, report: Shown) -> Event:
@@ -16,45 +33,44 @@ def as_event(time: float, rank: int, report: Shown) -> Event:
         case Output():
             return events.Output(time, rank, report.stream, bytes(report.data))
         case messages.Display():
-            fields = {**report._asdict(), "data": bytes(report.data)}
-            return events.Displayed(time, rank, **fields)
-        case messages.UserMessage():
-            return events.Message(time, rank, report.text)
-        case messages.Metrics():
-            return events.Metrics(time, rank, *report)
-        case GpuUsage():
-            return events.GpuUsed(time, rank, *report)
-        case messages.DataOpened():
-            return events.DataOpened(time, rank, *report)
+            return events.Displayed(time, rank, **{**report._asdict(), "data": bytes(report.data)})
         case messages.EpochPlan():
             pieces = tuple(Piece(*piece) for piece in report.pieces)
-            return events.DataPlanned(
-                time, rank, report.reader, report.epoch, pieces, report.names, report.begun, report.window
-            )
-        case messages.ReadProgress():
-            return events.DataRead(time, rank, *report)
-        case messages.CheckpointSaved():
-            return events.CheckpointSaved(time, rank, **{**report._asdict(), "metrics": dict(report.metrics)})
-        case messages.CheckpointFailed():
-            return events.CheckpointFailed(time, rank, *report)
-        case messages.CheckpointDamaged():
-            return events.CheckpointDamaged(time, rank, *report)
-        case messages.CheckpointRestored():
-            return events.CheckpointRestored(time, rank, *report)
-        case messages.CheckpointRemoved():
-            return events.CheckpointRemoved(time, rank, *report)
+            return events.DataPlanned(time, rank, **{**report._asdict(), "pieces": pieces})
         case TimelinePiece():
             return events.TimelinePart(time, rank, bytes(report.data), report.last, report.cut)
         case Stack():
             return events.StackTaken(time, rank, report.state, stacks.cell_line(report.text), report.text)
+    make: type[Any] = _SAME_FIELDS[type(report)]
+    event: Event = make(time, rank, *report)
+    return event
 
 
 def as_failure(report: RankFailure) -> Failure:
     """The failure that a rank has told of."""
     frames = tuple(
-        CodeFrame(
-            frame.filename, frame.line, frame.function, frame.in_cell, tuple(SourceLine(*line) for line in frame.source)
-        )
-        for frame in report.frames
+        CodeFrame(*frame[:-1], source=tuple(SourceLine(*line) for line in frame.source)) for frame in report.frames
     )
     return Failure(report.cause, report.summary, frames, report.traceback, report.advice, report.error)
+
+
+def exit_failure(exited: Exited) -> Failure:
+    """A rank's process ended before the cell did."""
+    peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
+    if exited.signal is None:
+        advice = "The process ended itself, with os._exit() or in a library that calls exit()."
+        summary = f"exited with code {exited.code} before the cell ended"
+        return Failure("exit", summary, advice=advice, exit_code=exited.code)
+    try:
+        name = signal.Signals(exited.signal).name
+    except ValueError:
+        name = f"signal {exited.signal}"
+    if exited.out_of_memory:
+        advice = "Use fewer ranks per machine, smaller batches, or a shard of the data."
+        return Failure("out of memory", f"out of memory: killed by {name}{peak}", advice=advice, signal=name)
+    advice = {
+        "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
+        "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
+        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether memory was short{peak}.",
+    }.get(name, "")
+    return Failure("signal", f"killed by {name}", advice=advice, signal=name)

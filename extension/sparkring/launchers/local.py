@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -45,11 +46,9 @@ class LocalLauncher(Launcher):
                 ) from error
             self._members.append(process)
             assert process.stdin is not None
-            try:
+            with contextlib.suppress(OSError):  # it died at once; problem() tells
                 process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
                 process.stdin.flush()  # and stays open: its end is the end of the member
-            except OSError:
-                pass  # it died at once; problem() tells
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         for member, process in enumerate(self._members):
@@ -71,10 +70,8 @@ class LocalLauncher(Launcher):
                 process.terminate()  # it may be busy with a rank that takes nothing in: this ends the rank
         for process in self._members:
             assert process.stdin is not None
-            try:
+            with contextlib.suppress(OSError):
                 process.stdin.close()  # a member that is still there ends everything below it now
-            except OSError:
-                pass
         for process in self._members:
             try:
                 process.wait(3.0)

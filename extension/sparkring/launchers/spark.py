@@ -6,6 +6,7 @@ connections. The user's session is used as it is and never stopped.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import io
@@ -187,10 +188,8 @@ class SparkLauncher(Launcher):
             return
         self._thread.join(grace_s)
         if self._thread.is_alive():
-            try:
+            with contextlib.suppress(Exception):  # py4j's many ways of saying that the session has been stopped
                 self._context.cancelJobGroup(self._stage.group)
-            except Exception:  # py4j's many ways of saying that the session has been stopped
-                pass
             self._thread.join(10.0)
 
 
@@ -220,13 +219,8 @@ def _archive(with_nvml: bool) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive, tempfile.TemporaryDirectory(prefix="sparkring-") as folder:
         compiled = str(Path(folder, "module.pyc"))
         for path, name in files:
-            py_compile.compile(
-                str(path),
-                compiled,
-                dfile=str(name),
-                doraise=True,
-                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-            )
+            unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(path), compiled, dfile=str(name), doraise=True, invalidation_mode=unchecked)
             archive.write(compiled, f"{name}c")
     return buffer.getvalue()
 

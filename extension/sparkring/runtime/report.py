@@ -14,10 +14,7 @@ from typing import Any
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
-DISPLAYS_KEPT, DISPLAY_BYTES = (
-    30,
-    3_000_000,
-)  # of a rank in a run: number of displays, and bytes of all
+DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # of a rank in a run: number of displays, and bytes of all
 DISPLAY_TEXT_CHARACTERS = 4_000  # of a text form; the log has all of it
 
 Tell = Callable[[Told], None]
@@ -59,11 +56,6 @@ def log(
         tell(Metrics(values, _count(step), _count(epoch), _count(steps), _count(epochs)))
 
 
-def log_epoch(epoch: int, epochs: int | None, values: dict[str, float]) -> None:
-    """Report the metrics of a whole epoch (counted from 1); used by callbacks."""
-    tell(Metrics(values, epoch=epoch, epochs=epochs, ends_epoch=True))
-
-
 def numbers(logs: Any) -> dict[str, float]:
     """What of Keras' logs is one number: what is not has no place in a table, and chooses no checkpoint."""
     found = {}
@@ -75,9 +67,7 @@ def numbers(logs: Any) -> dict[str, float]:
 
 def log_to_driver(message: object) -> None:
     """Show a message in the notebook, also if `--logs` hides output. It is cut after 4,000 characters."""
-    text = str(message)
-    if len(text) > MESSAGE_CHARACTERS:
-        text = text[:MESSAGE_CHARACTERS]
+    text = str(message)[:MESSAGE_CHARACTERS]
     if _tell is None:
         print(text)
     else:

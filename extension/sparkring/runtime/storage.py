@@ -35,20 +35,22 @@ class Location(NamedTuple):
     @property
     def local(self) -> bool:
         """Is it reached through this machine's file system (a mount counts)?"""
-        return "file" in _protocols(self.fs)
+        return "file" in protocols(self.fs)
 
     def __truediv__(self, name: str) -> Location:
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
 
+    @property
+    def url(self) -> str:
+        return str(self.fs.unstrip_protocol(self.path))
+
     def for_spark(self) -> str:
-        """The URL by which Spark knows it."""
         if self.local:
             root = dbfs_root()
             if "DATABRICKS_RUNTIME_VERSION" in os.environ and _inside(self.path, root):
                 return "dbfs:" + (self.path[len(root) :] or "/")
             return f"file://{self.path}"
-        url = str(self.fs.unstrip_protocol(self.path))
-        scheme, _, rest = url.partition("://")
+        scheme, _, rest = self.url.partition("://")
         return f"{_HADOOP.get(scheme, scheme)}://{rest}"
 
 
@@ -138,7 +140,8 @@ def _remote(url: str, written: str) -> Location:
     return Location(fs, str(path).rstrip("/") or "/", written)
 
 
-def _protocols(fs: Any) -> tuple[str, ...]:
+def protocols(fs: Any) -> tuple[str, ...]:
+    """The names by which fsspec knows a file system."""
     found = fs.protocol
     return (found,) if isinstance(found, str) else tuple(found)
 

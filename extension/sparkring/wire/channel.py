@@ -126,7 +126,6 @@ class Connection:
         return Head(kind, fields, sizes, bytes(prefix) + raw)
 
     def receive_body(self, head: Head) -> Message:
-        """Read the rest of the message whose header was just received."""
         try:
             return decode(head.kind, head.fields, [self._exactly(size) for size in head.sizes])
         except MalformedMessage as error:
@@ -169,7 +168,6 @@ class Connection:
         return str(self._sock.getsockname()[0])
 
     def peer_host(self) -> str:
-        """The address of the other end, as seen from here."""
         return self._peer
 
     def _exactly(self, size: int) -> bytearray | memoryview:

@@ -17,7 +17,7 @@ messages are NamedTuples: importing `dataclasses` would take longer than all els
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from sparkring.runtime.resume_point import Here
@@ -148,7 +148,6 @@ class Script(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name in a list of what travels."""
         return f"-m {self.module}" if self.module else self.written
 
     @property
@@ -166,19 +165,18 @@ class Run(NamedTuple):
     """
 
     what: Literal["cell", "call"]
-    source: str
-    pull: tuple[str, ...]
-    autolog: bool
-    barrier: bool
-    environment: dict[str, str]
-    defaults: dict[str, str]
-    notebook: NotebookState
-    checkpoints: Here
-    scripts: tuple[Script, ...]
-    parts: Buffers
+    source: str = ""
+    pull: tuple[str, ...] = ()
+    autolog: bool = True
+    barrier: bool = False
+    environment: Mapping[str, str] = {}
+    defaults: Mapping[str, str] = {}
+    notebook: NotebookState = NotebookState()
+    checkpoints: Here = Here()
+    scripts: tuple[Script, ...] = ()
+    parts: Buffers = ()
 
     def problem(self) -> str:
-        """What its fields say together that cannot be; '' if nothing."""
         return "" if self.parts else "there is no payload"
 
 
@@ -232,13 +230,17 @@ class Output(NamedTuple):
 
 
 class GpuUsage(NamedTuple):
-    """How one of the rank's GPUs is used, sent when it changes; None is what NVML does not tell."""
+    """How a GPU is used, by whichever process; None is what NVML does not tell. Sent when it changes."""
 
     address: str
     name: str
     used_bytes: Count | None
     total_bytes: Count | None
     busy_percent: int | None
+
+    def __str__(self) -> str:
+        memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
+        return f"{self.address} ({self.name}{memory})"
 
 
 class Stack(NamedTuple):
@@ -301,7 +303,6 @@ class Done(NamedTuple):
     parts: Buffers
 
     def problem(self) -> str:
-        """What its fields say together that cannot be; '' if nothing."""
         same = sum(value.parts for value in self.values) == len(self.parts)
         return "" if same else "its values are not in as many parts as there are"
 
@@ -375,14 +376,14 @@ class DataOpened(NamedTuple):
     reader: Count
     name: str
     kind: DataKind
-    columns: tuple[str, ...]
-    where: str
-    version: str
-    files: Count
-    row_groups: Count
-    rows: Count
-    size_bytes: Count
-    batch_size: Count
+    columns: tuple[str, ...] = ()
+    where: str = ""
+    version: str = ""
+    files: Count = 0
+    row_groups: Count = 0
+    rows: Count = 0
+    size_bytes: Count = 0
+    batch_size: Count = 0
 
 
 class PlannedPiece(NamedTuple):
@@ -518,12 +519,10 @@ def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer])
             found[name] = convert(fields[name])
         except (ValueError, OverflowError) as error:
             raise MalformedMessage(f"{kind.__name__}.{name}: {error}") from None
+    if len(parts) != len(plan.binary) and not any(plan.binary.values()):
+        raise MalformedMessage(f"{kind.__name__}: {len(parts)} parts instead of {len(plan.binary)}")
     for name, several in plan.binary.items():
-        found[name] = tuple(parts) if several else parts[0] if len(parts) == 1 else None
-        if found[name] is None:
-            raise MalformedMessage(f"{kind.__name__}: {len(parts)} parts instead of one")
-    if not plan.binary and parts:
-        raise MalformedMessage(f"{kind.__name__}: it has no parts, and {len(parts)} came")
+        found[name] = tuple(parts) if several else parts[0]
     message = kind(**found)
     problem = message.problem() if isinstance(message, Run | Done) else ""
     if problem:
@@ -546,14 +545,11 @@ _plans: dict[Any, _Plan] = {}  # of the kinds that this process has met
 
 def _plan(kind: Any) -> _Plan:
     if kind not in _plans:
-        _plans[kind] = _make_plan(kind)
+        hints = get_type_hints(kind, include_extras=True)
+        binary = {name: hint == Buffers for name, hint in hints.items() if hint in (Buffer, Buffers)}
+        converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
+        _plans[kind] = _Plan(converters, binary)
     return _plans[kind]
-
-
-def _make_plan(kind: Any) -> _Plan:
-    hints = get_type_hints(kind, include_extras=True)
-    binary = {name: hint == Buffers for name, hint in hints.items() if hint in (Buffer, Buffers)}
-    return _Plan({name: _converter(hint) for name, hint in hints.items() if name not in binary}, binary)
 
 
 def _converter(hint: Any) -> Converter:
@@ -563,31 +559,24 @@ def _converter(hint: Any) -> Converter:
     if hint is float:
         return _float
     if isinstance(hint, type) and hasattr(hint, "_fields"):
-        return _named_tuple(hint)
+        return _each(list(_plan(hint).converters.values()), hint.__name__, lambda items: hint(*items))
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _within(arguments[1])
+        return _checked(int, f"int from {arguments[1].start} to {arguments[1].stop - 1}", within=arguments[1])
     if origin is Literal:
-        return _one_of(arguments)
+        return _checked(str, f"one of {', '.join(map(repr, arguments))}", within=arguments)
     if origin in (Union, types.UnionType):
         (inner,) = (_converter(each) for each in arguments if each is not types.NoneType)
         return lambda value: None if value is None else inner(value)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return _pair([_converter(each) for each in arguments])
+        return _each([_converter(each) for each in arguments], f"list of {len(arguments)}", tuple)
     if origin in (tuple, Sequence):
-        return _sequence(origin if origin is tuple else list, _converter(arguments[0]))
+        kind, convert_item = tuple if origin is tuple else list, _converter(arguments[0])
+        return _checked(list, "list", lambda items: kind(map(convert_item, items)))
     if origin in (dict, Mapping):
-        return _mapping(_converter(arguments[1]))
-    return _plain(hint)
-
-
-def _plain(kind: type[Any]) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _wrong(value, kind.__name__)
-        return value
-
-    return convert
+        convert_value = _converter(arguments[1])
+        return _checked(dict, "object", lambda found: {key: convert_value(item) for key, item in found.items()})
+    return _checked(hint, hint.__name__)
 
 
 def _float(value: Any) -> float:
@@ -596,57 +585,26 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _within(bounds: range) -> Converter:
+def _checked(
+    kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
+) -> Converter:
+    """What `make` makes of a value of the `kind`, which is `within` these; without `make` the value itself."""
+
     def convert(value: Any) -> Any:
-        if type(value) is not int or value not in bounds:
-            raise _wrong(value, f"int from {bounds.start} to {bounds.stop - 1}")
-        return value
+        if type(value) is not kind or (within is not None and value not in within):
+            raise _wrong(value, expected)
+        return value if make is None else make(value)
 
     return convert
 
 
-def _one_of(allowed: tuple[Any, ...]) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is not str or value not in allowed:
-            raise _wrong(value, f"one of {', '.join(map(repr, allowed))}")
-        return value
-
-    return convert
-
-
-def _named_tuple(kind: Any) -> Converter:
-    converters = _plan(kind).converters.values()
+def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
+    """What `make` makes of a list with an item for each of the converters."""
 
     def convert(value: Any) -> Any:
-        return kind(*_each(converters, value, kind.__name__))
-
-    return convert
-
-
-def _pair(converters: Sequence[Converter]) -> Converter:
-    return lambda value: tuple(_each(converters, value, f"list of {len(converters)}"))
-
-
-def _each(converters: Any, value: Any, what: str) -> list[Any]:
-    if type(value) is not list or len(value) != len(converters):
-        raise _wrong(value, what)
-    return [convert(item) for convert, item in zip(converters, value, strict=True)]
-
-
-def _sequence(kind: type[Any], convert_item: Converter) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is not list:
-            raise _wrong(value, "list")
-        return kind(map(convert_item, value))
-
-    return convert
-
-
-def _mapping(convert_item: Converter) -> Converter:
-    def convert(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _wrong(value, "object")
-        return {name: convert_item(item) for name, item in value.items()}
+        if type(value) is not list or len(value) != len(converters):
+            raise _wrong(value, expected)
+        return make([convert(item) for convert, item in zip(converters, value, strict=True)])
 
     return convert
 

@@ -43,5 +43,4 @@ class Ticket(NamedTuple):
     rows: int = -1
 
     def line(self) -> bytes:
-        """The ticket as one line of JSON."""
         return json.dumps(self._asdict()).encode() + b"\n"

@@ -17,19 +17,16 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkring.runtime import report
-from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
+from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved, Metrics
 from sparkring.worker.rank.imports import when_imported
 
-# Where Model is defined: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12, Keras 3.
+# Where Model is defined: Keras 2, tf-keras, Keras 3; and where the callbacks are, in Keras 2 and tf-keras.
 _MODULES = (
     "keras.src.engine.training",
     "tf_keras.src.engine.training",
-    "keras.engine.training",
     "keras.src.models.model",
-    # Where the callbacks are: Keras 2.13 to 2.15, tf-keras, Keras 2.6 to 2.12.
     "keras.src.callbacks",
     "tf_keras.src.callbacks",
-    "keras.callbacks",
 )
 _BATCH_EVERY_S = 0.2
 
@@ -63,11 +60,9 @@ def _report_fits(module: types.ModuleType) -> None:
         except TypeError:
             return fit(*args, **kwargs)  # let Keras say what is wrong with the call
         callbacks: Any = bound.arguments.get("callbacks")
-        if hasattr(callbacks, "append"):
-            callbacks = callbacks if not isinstance(callbacks, list) else list(callbacks)
-        elif callbacks is None or isinstance(callbacks, (tuple, set)):
+        if callbacks is None or isinstance(callbacks, (list, tuple, set)):
             callbacks = list(callbacks or ())
-        else:
+        elif not hasattr(callbacks, "append"):  # else it is Keras' CallbackList
             callbacks = [callbacks]
         callbacks.append(_callback(module))
         bound.arguments["callbacks"] = callbacks
@@ -78,7 +73,6 @@ def _report_fits(module: types.ModuleType) -> None:
 
 
 def _callback(module: types.ModuleType) -> Any:
-    """A reporting callback for the Keras that `module` belongs to."""
     base = importlib.import_module(
         "tf_keras.callbacks" if module.__name__.startswith("tf_keras") else "keras.callbacks"
     ).Callback
@@ -110,14 +104,13 @@ def _callback(module: types.ModuleType) -> Any:
                 )
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            report.log_epoch(epoch + 1, self.params.get("epochs"), report.numbers(logs))
+            values, epochs = report.numbers(logs), self.params.get("epochs")
+            report.tell(Metrics(values, epoch=epoch + 1, epochs=epochs, ends_epoch=True))
 
     return ReportMetrics()
 
 
 def _tell_model_checkpoints(kind: Any) -> None:
-    """What a ModelCheckpoint writes, with the epoch's metrics."""
-
     def note(callback: Any, took_s: float, filepath: Any = None) -> None:
         callback._sparkring_wrote = (os.fspath(filepath), took_s)
 
@@ -125,19 +118,11 @@ def _tell_model_checkpoints(kind: Any) -> None:
         path, took_s = callback.__dict__.pop("_sparkring_wrote")  # KeyError if it was not good enough to be written
         if _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
-            report.tell(
-                CheckpointSaved(
-                    folder=folder or ".",
-                    name=name,
-                    step=int(epoch) + 1,
-                    size_bytes=_size_bytes(path),
-                    took_s=took_s,
-                    blocked_s=took_s,
-                    metrics=report.numbers(logs),
-                    best=bool(callback.save_best_only),
-                    kind="keras",
-                )
+            numbers, best = report.numbers(logs), bool(callback.save_best_only)
+            saved = CheckpointSaved(
+                folder or ".", name, int(epoch) + 1, _size_bytes(path), took_s, took_s, numbers, best
             )
+            report.tell(saved._replace(kind="keras"))
 
     _tell_after(kind, "_save_handler", note)
     _tell_after(kind, "_save_model", tell)
@@ -151,18 +136,10 @@ def _tell_backups(kind: Any) -> None:
             path = callback._training_state.write_checkpoint_manager.latest_checkpoint
             folder = os.fspath(callback.backup_dir)
             remove(callback)
-            callback._sparkring_wrote = (folder, os.path.relpath(path, folder))
-            report.tell(
-                CheckpointSaved(
-                    folder=folder,
-                    name=callback._sparkring_wrote[1],
-                    step=int(epoch) + 1,
-                    size_bytes=_size_bytes(path),
-                    took_s=took_s,
-                    blocked_s=took_s,
-                    kind="tensorflow",
-                )
-            )
+            name = os.path.relpath(path, folder)
+            callback._sparkring_wrote = (folder, name)
+            saved = CheckpointSaved(folder, name, int(epoch) + 1, _size_bytes(path), took_s, took_s, kind="tensorflow")
+            report.tell(saved)
 
     def remove(callback: Any) -> None:
         folder, name = callback.__dict__.pop("_sparkring_wrote", ("", ""))

@@ -1,12 +1,21 @@
 """What a Spark task does: unpack sparkring, start a member, give it the partition's rows, wait until it ends.
 
-Executors need not have sparkring: this file's text is compiled on the driver and its function
-pickled by value, so it uses the standard library and pyspark only (and, for rows, pyarrow), and no name from outside.
-Training runs in the member's child, never in Spark's Python worker, which is reused between tasks.
+Executors need not have sparkring: this file's text is compiled on the driver and its functions are pickled by value. So
+it uses the standard library and pyspark only (and, for rows, pyarrow). Training runs in the member's child, never in
+Spark's Python worker, which is reused between tasks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,16 +38,7 @@ def task_for(
     """
 
     def run_member(rows: Iterable[Any]) -> Iterator[int]:
-        import json
-        import os
-        import pickle
-        import shutil
-        import socket
-        import subprocess
-        import sys
-        import tempfile
-
-        from pyspark import BarrierTaskContext, SparkFiles
+        from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
         tasks = len(context.getTaskInfos())
@@ -47,66 +47,12 @@ def task_for(
                 f"sparkring: the DataFrame came in {tasks} partitions, not {size}, because its plan adapts to its "
                 f"data: use .repartition({size})."
             )
-
-        def feed(pipe: Any) -> None:
-            """Give the rank the rows as it reads them; one that has had enough closes its end."""
-            import pyarrow
-
-            described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
-            try:
-                writer = None
-                for batch in rows:
-                    # Spark's batches have Arrow's types only; our schema's metadata have Spark's types.
-                    writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
-                    writer.write_batch(batch)
-                    pipe.flush()
-                if broke_off():
-                    raise RuntimeError("sparkring: Spark could not compute the rows of this partition")
-                writer = writer or pyarrow.ipc.new_stream(pipe, described)
-                writer.close()
-                pipe.write(rows_end)
-                pipe.close()
-            except BrokenPipeError:
-                pass
-
-        def broke_off() -> bool:
-            """Whether Spark failed while it made the rows. It then closes the stream, which passes for its end.
-
-            After a true end Spark's worker, some frames up, has something more to read.
-            """
-            frame: Any = sys._getframe()
-            while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):
-                frame = frame.f_back
-            return frame is not None and not frame.f_locals["infile"].peek(1)
-
         folder = tempfile.mkdtemp(prefix="sparkring-")
-        path = os.path.join(folder, "sparkring.zip")
-        with open(path, "wb") as file:
-            file.write(archive)
-        # What addPyFile() has brought to this executor: Spark puts it on the path of its own workers only.
-        root = SparkFiles.getRootDirectory()
-        shipped = [entry for entry in sys.path if entry.startswith(root)]
-        held = context.resources().get("gpu")
-        # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
-        shared = {
-            name: value
-            for name, value in vars(BarrierTaskContext).items()
-            if isinstance(value, (int, str)) and not name.startswith("__")
-        }
-        found = {
-            **ticket,
-            "member": context.partitionId(),
-            "first": [path, *shipped],
-            "cleanup": folder,
-            "gpus": held.addresses[:gpus] if held else [],
-            "context": pickle.dumps((vars(context), shared)).hex(),
-        }
-        pipe = None
-        passed = []
+        found = {**ticket, **_of_task(context, _unpacked(archive, folder), gpus), "cleanup": folder}
+        pipe, passed = None, []
         if schema is not None:
             found["rows"], written = os.pipe()
-            pipe = os.fdopen(written, "wb")
-            passed = [found["rows"]]
+            pipe, passed = os.fdopen(written, "wb"), [found["rows"]]
         member = subprocess.Popen(
             [sys.executable, "-c", boot],
             stdin=subprocess.PIPE,
@@ -123,7 +69,8 @@ def task_for(
             member.stdin.flush()
             # stdin stays open: when Spark kills this worker, it closes, and the member ends.
             if pipe is not None:
-                feed(pipe)
+                with contextlib.suppress(BrokenPipeError):  # a rank that has had enough closes its end
+                    _feed(pipe, rows, schema, rows_end)
             code = member.wait()
             if code != 0:  # the others wait for it in vain: Spark then ends the whole stage
                 raise RuntimeError(
@@ -136,10 +83,66 @@ def task_for(
             member.stdin.close()
             member.wait()
             if pipe is not None:
-                try:  # not before the rank has ended: it would take this for the end of the rows
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()  # not before the rank has ended: it would take this for the end of the rows
             shutil.rmtree(folder, ignore_errors=True)  # the member's own last act, unless it was killed
 
     return run_member
+
+
+def _unpacked(archive: bytes, folder: str) -> str:
+    path = os.path.join(folder, "sparkring.zip")
+    with open(path, "wb") as file:
+        file.write(archive)
+    return path
+
+
+def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
+    """What the ticket says of this task."""
+    from pyspark import SparkFiles
+
+    # What addPyFile() has brought to this executor: Spark puts it on the path of its own workers only.
+    root = SparkFiles.getRootDirectory()
+    held = context.resources().get("gpu")
+    # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
+    shared = {
+        name: value
+        for name, value in vars(type(context)).items()
+        if isinstance(value, (int, str)) and not name.startswith("__")
+    }
+    return {
+        "member": context.partitionId(),
+        "first": [archive, *(entry for entry in sys.path if entry.startswith(root))],
+        "gpus": held.addresses[:gpus] if held else [],
+        "context": pickle.dumps((vars(context), shared)).hex(),
+    }
+
+
+def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes) -> None:
+    """Give the rank the rows as it reads them."""
+    import pyarrow
+
+    described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
+    writer = None
+    for batch in rows:
+        # Spark's batches have Arrow's types only; our schema's metadata have Spark's types.
+        writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
+        writer.write_batch(batch)
+        pipe.flush()
+    if _broke_off():
+        raise RuntimeError("sparkring: Spark could not compute the rows of this partition")
+    writer = writer or pyarrow.ipc.new_stream(pipe, described)
+    writer.close()
+    pipe.write(rows_end)
+    pipe.close()
+
+
+def _broke_off() -> bool:
+    """Whether Spark failed while it made the rows. It then closes the stream, which passes for its end.
+
+    After a true end Spark's worker, some frames up, has something more to read.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):
+        frame = frame.f_back
+    return frame is not None and not frame.f_locals["infile"].peek(1)

@@ -64,7 +64,6 @@ class Memory:
 
     @staticmethod
     def is_array(cls: type) -> bool:
-        """Whether the values of a type are arrays that may share memory."""
         return _numpy() is not None and (cls is _numpy().ndarray or cls in torch.tensor_types())
 
     def reduce(self, value: Any) -> Reduced | None:
@@ -76,7 +75,9 @@ class Memory:
         at = bisect.bisect_right(self._starts, layout.bounds[0]) - 1
         if at >= 0 and layout in (block := self._blocks[at]):
             offset = layout.address - block.start
-            return torch.reduced(value, layout, block, offset) if is_tensor else _reduced(value, block, offset)
+            if is_tensor:
+                return torch.reduced(value, layout, block, offset)
+            return _view, (block, offset, value.dtype, value.shape, value.strides, value.flags.writeable)
         self._arrays.append(_Array(layout, value))
         if not is_tensor:
             return None
@@ -135,9 +136,6 @@ def _probe(layout: Layout) -> Any:
     return _numpy().asarray(_Memory(layout, f"|V{layout.itemsize}"))
 
 
-# ── NumPy ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _numpy() -> Any:
     """NumPy, if it has been imported; torch imports it."""
     return sys.modules.get("numpy")
@@ -148,10 +146,6 @@ def _layout(array: Any) -> Layout | None:
     if array.dtype.hasobject or array.size == 0:
         return None
     return Layout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)
-
-
-def _reduced(array: Any, block: Block, offset: int) -> Reduced:
-    return _view, (block, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
 
 
 def _view(

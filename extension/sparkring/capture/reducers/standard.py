@@ -28,9 +28,6 @@ def reducer_for(cls: type) -> Reducer | None:
     return None
 
 
-# ── functools ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _cached_property(value: functools.cached_property[Any]) -> Reduced:
     """Pack a `cached_property` without the lock that it has before Python 3.12."""
     return type(value), (value.func,), (value.attrname, value.__doc__), None, None, _name_property
@@ -61,9 +58,6 @@ def _imported(module: str, name: str) -> Any:
 def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..., Any]]]) -> None:
     for cls, implementation in implementations:
         dispatcher.register(cls, implementation)
-
-
-# ── Classes with __getattr__ ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _has_unguarded_lookups(cls: type) -> bool:

@@ -194,7 +194,6 @@ def _short(text: str, most: int = 200) -> str:
 
 
 def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int, Any, Any]]) -> Any:
-    """Make a model from its configuration and weights."""
     cls, config, build_config, custom, keras = recipe
     __import__(keras)
     with sys.modules[keras].utils.custom_object_scope(custom):
@@ -274,11 +273,15 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
+def seeds_of(keras: str) -> Any:
+    """What the layers of that Keras get their seeds from; None if it has not been imported."""
+    return getattr(sys.modules.get(f"{keras}.src.backend"), "_SEED_GENERATOR", None)
+
+
 @contextmanager
 def _same_random_numbers(keras: Any) -> Iterator[None]:
     """Restore the random generators from which initial weights are drawn."""
-    backend = sys.modules.get(f"{keras.__name__}.src.backend")
-    seeds = getattr(getattr(backend, "_SEED_GENERATOR", None), "generator", None)
+    seeds = getattr(seeds_of(keras.__name__), "generator", None)
     context = sys.modules["tensorflow.python.eager.context"].context()
     drawing = (random._inst, seeds, getattr(context, "_rng", None))
     generators = [generator for generator in drawing if generator is not None]
@@ -345,15 +348,16 @@ _WRAPPED = Kind("an optimizer that Horovod has wrapped", "pass the optimizer, an
 def _optimizer(optimizer: Any) -> Reduced:
     if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
         raise Refused(_WRAPPED)
-    found = optimizer.variables
-    values = [variable.numpy() for variable in (found() if callable(found) else found)]
-    if not getattr(optimizer, "_built", isinstance(found, types.MethodType)):
+    values = [variable.numpy() for variable in variables_of(optimizer)]
+    if not getattr(optimizer, "_built", isinstance(optimizer.variables, types.MethodType)):
         values = values[:1]
-    return _optimizer_of, (type(optimizer), optimizer.get_config()), values, None, None, _give_variables
+    return type(optimizer).from_config, (optimizer.get_config(),), values, None, None, _give_variables
 
 
-def _optimizer_of(cls: Any, config: dict[str, Any]) -> Any:
-    return cls.from_config(config)
+def variables_of(owner: Any) -> list[Any]:
+    """The variables of a layer, or of an optimizer, which has them as a method, a property, or (Horovod's) both."""
+    found = owner.variables
+    return list(found() if callable(found) else found)
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
@@ -364,8 +368,7 @@ def _give_variables(optimizer: Any, values: list[Any]) -> None:
     def make_and_assign(weights: Any) -> Any:
         object.__delattr__(optimizer, name)
         made = make(weights)
-        found = optimizer.variables
-        for variable, value in zip(found() if callable(found) else found, values, strict=True):
+        for variable, value in zip(variables_of(optimizer), values, strict=True):
             variable.assign(value)
         return made
 

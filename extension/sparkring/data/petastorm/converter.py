@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sparkring.data.petastorm import cache
+from sparkring.data import owners
 from sparkring.data.petastorm.plan import Path, Plan, plan_reader
 from sparkring.data.petastorm.quiet import silence
 from sparkring.data.petastorm.source import in_words
 from sparkring.data.petastorm.watching import watch
 from sparkring.errors import OptionsError
-from sparkring.runtime.storage import locate
+from sparkring.runtime.storage import Location, locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
+# In the folder of a converter, passed over by Spark and Petastorm. Petastorm removes the folder when the process that
+# made it ends by itself; so that the next one can remove what a killed process has left, this file says whose it is.
+_OWNER = "_sparkring_owner.json"
+_NAME = re.compile(r"\d{14}-appid-.+")  # of such folders, as Petastorm calls them
 
 
 def make_spark_converter(
@@ -44,9 +50,9 @@ def make_spark_converter(
         )
     url = _cache_url(parent)
     settings.set(_PARENT_CACHE_DIR_URL, url)
-    cache.remove_abandoned(url)
+    _remove_abandoned(url)
     made = real(df, *arguments, **options)
-    cache.claim(made.cache_dir_url)
+    _claim(made.cache_dir_url)
     return SparkDatasetConverter(made.cache_dir_url, tuple(made.file_urls), made.dataset_size)
 
 
@@ -143,6 +149,30 @@ def _cache_url(path: Path) -> str:
         return written
     found = locate(written)
     return f"file://{found.path}" if found.local else found.for_spark()
+
+
+def _claim(cache_dir_url: str) -> None:
+    """Say in the folder that this process has made it. Where that cannot be written, it is not said."""
+    with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
+        folder = locate(cache_dir_url)
+        folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
+
+
+def _remove_abandoned(parent_url: str) -> None:
+    """Remove the folders in there whose owner ran on this host and has ended."""
+    with contextlib.suppress(Exception):  # nothing depends on it; as above
+        parent = locate(parent_url)
+        for path in parent.fs.ls(parent.path, detail=False):
+            folder = parent / os.path.basename(path.rstrip("/"))
+            if _NAME.fullmatch(os.path.basename(folder.path)) and _abandoned(folder):
+                folder.fs.rm(folder.path, recursive=True)
+
+
+def _abandoned(folder: Location) -> bool:
+    try:
+        return owners.has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
+    except (OSError, ValueError, KeyError, TypeError):  # Petastorm's own, or half-written: not ours to remove
+        return False
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         spec = options["transform_spec"]
         changed = self.batched and spec is not None and spec.func is not None  # it may drop rows, and add some
         parts = options["shuffle_row_drop_partitions"] > 1
-        return not (chosen or changed or parts or _is_ngram(options["schema_fields"]))
+        return not (chosen or changed or parts or transform.is_ngram(options["schema_fields"]))
 
     def chosen(self, given: dict[str, Any]) -> dict[str, Any]:
         """The options to call a converter with: those that were given, and this rank's shard."""
@@ -110,7 +110,7 @@ def _url(path: Path) -> str:
         return written
     found = locate(written)
     if not found.local:
-        return str(found.fs.unstrip_protocol(found.path))
+        return found.url
     if set("?#") & set(found.path):
         raise PathError(f"{written}: Petastorm ignores the part of a path after a ? or #. Rename the folder.")
     return f"file://{found.path}"
@@ -135,7 +135,13 @@ def _check_shards(plan: Plan) -> None:
     """DataError where a shard has no row group; a warning where shards give unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:
-        raise _too_few_row_groups(source, count)
+        smaller = max(1, sum(source.sizes_bytes) // (2 * count))
+        raise DataError(
+            f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too "
+            f"few for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
+            f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
+            "sparkring.shards, which splits row groups."
+        )
     epochs = plan.options["num_epochs"]
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
         return  # the first rank says it for all; and who reads endlessly never runs out
@@ -149,20 +155,6 @@ def _check_shards(plan: Plan) -> None:
             "groups; sparkring.shards divides rows evenly.",
             stacklevel=_level_of_user(),
         )
-
-
-def _too_few_row_groups(source: Source, count: int) -> DataError:
-    smaller = max(1, sum(source.sizes_bytes) // (2 * count))
-    return DataError(
-        f"{source.name} has {some(len(source.rows), 'row group')} in {some(len(source.groups_in), 'file')}, too few "
-        f"for {count} ranks: Petastorm assigns whole row groups. Write it with smaller ones "
-        f"(make_spark_converter(df.repartition({2 * count}), …) or parquet_row_group_size_bytes={smaller}), or use "
-        "sparkring.shards, which splits row groups."
-    )
-
-
-def _is_ngram(schema_fields: Any) -> bool:
-    return hasattr(schema_fields, "resolve_regex_field_names")
 
 
 def _level_of_user() -> int:

@@ -66,7 +66,11 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
         if dataset.metadata or dataset.common_metadata:
             pieces = dataset_metadata.load_row_groups(dataset)
         else:
-            pieces = [group for piece in dataset.pieces for group in _split(piece, footers[piece.path])]
+            pieces = [
+                parquet.ParquetDatasetPiece(piece.path, row_group=index, partition_keys=piece.partition_keys)
+                for piece in dataset.pieces
+                for index in range(footers[piece.path].num_row_groups)
+            ]
         try:
             schema, has_unischema = dataset_metadata.get_schema(dataset), True
         except dataset_metadata.PetastormMetadataError:
@@ -80,15 +84,6 @@ def open_source(options: dict[str, Any], name: str = "") -> Source:
     if not any(found.rows):
         raise DataError(f"{name} has no rows: {len(footers)} files, all empty.")
     return found
-
-
-def _split(piece: Any, footer: Any) -> list[Any]:
-    from pyarrow import parquet
-
-    return [
-        parquet.ParquetDatasetPiece(piece.path, row_group=index, partition_keys=piece.partition_keys)
-        for index in range(footer.num_row_groups)
-    ]
 
 
 def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def view(schema: Any, schema_fields: Any) -> Any:
     """The part of a Unischema that `schema_fields` names: patterns, fields, or an NGram; DataError for none."""
     if schema_fields is None or (isinstance(schema_fields, list) and not schema_fields):
         return schema
-    if hasattr(schema_fields, "resolve_regex_field_names"):
+    if is_ngram(schema_fields):
         ngram = copy.deepcopy(schema_fields)
         ngram.resolve_regex_field_names(schema)
         schema_fields = list(ngram.get_field_names_at_all_timesteps())
@@ -67,6 +67,11 @@ def view(schema: Any, schema_fields: Any) -> Any:
     if not found.fields:
         raise DataError(f"schema_fields={schema_fields!r} matches no column. Columns: {', '.join(schema.fields)}.")
     return found
+
+
+def is_ngram(schema_fields: Any) -> bool:
+    """Whether these are the fields of Petastorm's NGram."""
+    return hasattr(schema_fields, "resolve_regex_field_names")
 
 
 def _declared(spec: Any, before: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ def watch(reader: Reader, plan: Plan) -> None:
     progress = Progress(
         name=source.name,
         kind="petastorm",
-        columns=plan.columns,
+        columns=tuple(plan.columns),
         where=where(options),
         version=source.version,
         files=len(source.groups_in),

@@ -180,14 +180,13 @@ class Records:
         location = self.folder / self.schema.files[index].name
         if location.local:
             return location.path
-        url = str(location.fs.unstrip_protocol(location.path))
-        scheme = url.partition("://")[0]
+        scheme = location.url.partition("://")[0]
         if scheme not in tensorflow().io.gfile.get_registered_schemes():
             raise DataError(
                 f"{self.folder.written}: this TensorFlow cannot read {scheme}:// (tensorflow-io can add it). "
                 "Copy the folder to a mount or the ranks' disks."
             )
-        return url
+        return location.url
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
         """What was asked for of a batch."""

@@ -37,7 +37,7 @@ class Reading:
         self._progress = Progress(
             name=records.folder.written,
             kind="tfrecord",
-            columns=[column.name for column in records.columns],
+            columns=tuple(column.name for column in records.columns),
             version=hashlib.sha256(repr(schema).encode()).hexdigest()[:16],
             files=len(schema.files),
             rows=schema.rows,

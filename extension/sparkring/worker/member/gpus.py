@@ -8,24 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+from sparkring.wire.messages import GpuUsage
 
 
-class Gpu(NamedTuple):
-    """A GPU and what is used of it now, by whichever process; None is what NVML does not tell."""
-
-    address: str
-    name: str
-    used_bytes: int | None
-    total_bytes: int | None
-    busy_percent: int | None
-
-    def __str__(self) -> str:
-        memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
-        return f"{self.address} ({self.name}{memory})"
-
-
-def found(visible: str | None) -> list[Gpu]:
+def found(visible: str | None) -> list[GpuUsage]:
     """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
 
     As with CUDA, what stands behind an address that does not exist is not found.
@@ -49,9 +37,9 @@ class Meter:
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         self._addresses = tuple(addresses)
         self._nvml: Any = None
-        self._last: dict[str, Gpu] = {}
+        self._last: dict[str, GpuUsage] = {}
 
-    def changes(self) -> Iterator[Gpu]:
+    def changes(self) -> Iterator[GpuUsage]:
         """Those that are not as they were at the last reading."""
         if self._addresses and self._nvml is None:
             self._nvml = _open()
@@ -80,9 +68,7 @@ def _open() -> Any:
     return pynvml
 
 
-def _read(nvml: Any, address: str) -> Gpu | None:
-    """The GPU at `address`; None if there is none."""
-
+def _read(nvml: Any, address: str) -> GpuUsage | None:
     def told(question: Callable[[Any], Any]) -> Any:
         try:
             return question(handle)
@@ -96,7 +82,7 @@ def _read(nvml: Any, address: str) -> Gpu | None:
         return None
     memory = told(nvml.nvmlDeviceGetMemoryInfo)
     rates = told(nvml.nvmlDeviceGetUtilizationRates)
-    return Gpu(
+    return GpuUsage(
         address,
         name,
         used_bytes=None if memory is None else int(memory.used),

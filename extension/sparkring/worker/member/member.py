@@ -21,30 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
+from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError, dial, pair
-from sparkring.wire.messages import (
-    Beat,
-    Done,
-    EnterWorld,
-    Exited,
-    Failed,
-    GpuUsage,
-    Hello,
-    Interrupt,
-    Leave,
-    MemberReport,
-    Message,
-    Output,
-    RankReport,
-    RecordTimeline,
-    Release,
-    Run,
-    SetEnvironment,
-    Stack,
-    Stop,
-    Stream,
-    TakeStack,
-)
 from sparkring.wire.ticket import Ticket
 from sparkring.worker.member import process
 from sparkring.worker.member.gpus import Meter
@@ -58,8 +36,8 @@ TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # something that the rank started may go on writing without end
-_PASSED_ON = (Run, Release, Leave)  # from the driver to the rank, however large
-_FROM_RANK = get_args(RankReport)
+_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank, however large
+_FROM_RANK = get_args(messages.RankReport)
 
 
 class RankProcess(NamedTuple):
@@ -82,7 +60,7 @@ class Member:
         self.rank_pid = rank.pid
         self.to_rank = rank.channel
         self.stack_fd = rank.stacks
-        self.pipes = {fd: Pipe(name, fd) for name, fd in _streams(rank)}
+        self.pipes = {pipe.fd: pipe for pipe in (Pipe("stdout", rank.stdout), Pipe("stderr", rank.stderr))}
         self.timeline: TimelineFile | None = None
         self.wait_status: int | None = None
         self.peak_memory_bytes = 0
@@ -93,9 +71,9 @@ class Member:
         self.home = dial(ticket.host, ticket.port, bytes.fromhex(ticket.secret))
         self.home.send(self.introduction(ticket))
 
-    def introduction(self, ticket: Ticket) -> Hello:
+    def introduction(self, ticket: Ticket) -> messages.Hello:
         address = self.home.local_host()
-        return Hello(
+        return messages.Hello(
             member=ticket.member,
             pid=self.rank_pid,
             host=socket.gethostname(),
@@ -172,13 +150,13 @@ class Member:
                 self.send_output(pipe, pipe.take_rest())
         if now - self.last_beat > BEAT_EVERY_S:
             self.last_beat = now
-            self.tell(Beat())
+            self.tell(messages.Beat())
             for gpu in self.gpus.changes():
-                self.tell(GpuUsage(*gpu))
+                self.tell(gpu)
 
     # ── to and from the driver ────────────────────────────────────────────────
 
-    def tell(self, message: MemberReport) -> None:
+    def tell(self, message: messages.MemberReport) -> None:
         try:
             self.home.send(message)
         except ChannelClosed:
@@ -194,23 +172,22 @@ class Member:
         except ChannelClosed:
             self.abandon()
 
-    def obey(self, order: Message) -> None:
-        """Do what the driver asks of the member itself."""
+    def obey(self, order: messages.Message) -> None:
         match order:
-            case Stop():
+            case messages.Stop():
                 self.stop(order.signal, order.grace_s)
-            case Interrupt():
+            case messages.Interrupt():
                 process.signal_group(self.rank_pid, signal.SIGINT)
-            case TakeStack():
+            case messages.TakeStack():
                 self.tell(self.take_stack())
-            case EnterWorld():
+            case messages.EnterWorld():
                 self.gpus = Meter(order.world.gpus)
                 self.reach_rank(lambda: self.to_rank.send(order))
-            case RecordTimeline():
+            case messages.RecordTimeline():
                 # The rank gets a file, of which the driver gets what is in it in the end.
                 if self.timeline is None:
                     self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
-                variables = SetEnvironment({order.variable: self.timeline.path})
+                variables = messages.SetEnvironment({order.variable: self.timeline.path})
                 self.reach_rank(lambda: self.to_rank.send(variables))
             case _:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
@@ -229,14 +206,14 @@ class Member:
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
         except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
-            self.tell(Output("stderr", f"sparkring: what this rank sent is no message: {error}\n".encode()))
+            self.tell(messages.Output("stderr", f"sparkring: what this rank sent is no message: {error}\n".encode()))
             raise
         except ChannelClosed:
             for selector in self.selectors:
                 selector.unregister(self.to_rank)
             self.reap()
             return
-        if head.kind in (Done, Failed):
+        if head.kind in (messages.Done, messages.Failed):
             for pipe in list(self.pipes.values()):
                 self.forward(pipe, all_of_it=True)
         try:
@@ -265,7 +242,7 @@ class Member:
     def send_output(self, pipe: Pipe, data: bytes) -> None:
         if data:
             self.paused_until = time.monotonic() + GATHER_S
-            self.tell(Output(pipe.stream, data))
+            self.tell(messages.Output(pipe.stream, data))
 
     # ── the rank's life ───────────────────────────────────────────────────────
 
@@ -305,7 +282,6 @@ class Member:
         os._exit(1)
 
     def clean_up(self) -> None:
-        """Remove what is of no use to anybody else."""
         if self.timeline is not None:
             self.timeline.remove()
         _remove(self.cleanup)
@@ -324,7 +300,7 @@ class Member:
         status = self.wait_status or 0
         killed = process.out_of_memory_kills() > self.oom_before
         self.tell(
-            Exited(
+            messages.Exited(
                 code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 out_of_memory=killed,
@@ -333,14 +309,14 @@ class Member:
         )
         self.home.close()
 
-    def take_stack(self) -> Stack:
+    def take_stack(self) -> messages.Stack:
         """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
         state = process.state(self.rank_pid)
         if not state.startswith("frozen"):
             try:
                 os.kill(self.rank_pid, signal.SIGUSR2)
             except OSError:
-                return Stack("gone", "")
+                return messages.Stack("gone", "")
         text, quiet_since = b"", time.monotonic()
         while time.monotonic() - quiet_since < (0.03 if text else 0.3):
             try:
@@ -353,11 +329,7 @@ class Member:
                 time.sleep(0.005)
             if state.startswith("frozen"):
                 break
-        return Stack(state, text.decode("utf-8", "replace"))
-
-
-def _streams(rank: RankProcess) -> tuple[tuple[Stream, int], ...]:
-    return ("stdout", rank.stdout), ("stderr", rank.stderr)
+        return messages.Stack(state, text.decode("utf-8", "replace"))
 
 
 def _packages() -> dict[str, str]:
@@ -394,10 +366,10 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
         os.close(source)
     if ticket.rows >= 0:
         os.set_inheritable(ticket.rows, False)
-    from sparkring.worker.rank import rank
+    from sparkring.worker.rank.rank import Rank
 
     # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
-    sys.exit(rank.main(theirs, stack_w, ticket.context, ticket.rows))
+    sys.exit(Rank(theirs, stack_w, ticket.context, ticket.rows).serve())
 
 
 def main(found: dict[str, Any]) -> None:

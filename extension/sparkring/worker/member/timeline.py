@@ -49,7 +49,6 @@ class TimelineFile:
         yield TimelinePiece(last=True, cut=rest, data=packer.flush())
 
     def remove(self) -> None:
-        """Remove the file and its folder."""
         import shutil
 
         shutil.rmtree(self.folder, ignore_errors=True)

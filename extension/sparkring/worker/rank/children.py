@@ -43,7 +43,11 @@ def _install(main: Main, spawn: Any) -> None:
 
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": _Carried(_definitions(main()))}
+        from sparkring.capture.stand_in import StandIn
+
+        # An attribute of `sys`, for a child that cannot import sparkring yet.
+        sent = StandIn(setattr, StandIn(importlib.import_module, "sys"), _PLACE, _definitions(main()))
+        return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": sent}
 
     spawn.get_preparation_data = get_preparation_data
 
@@ -61,21 +65,6 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
     problems = {name: f"`{name}` cannot be used in a process that a rank starts: {problem}"
                 for name, problem in packed.problems.items()}  # fmt: skip
     return packed.payload, [bytearray(buffer) for buffer in packed.buffers], problems
-
-
-class _Sys:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return importlib.import_module, ("sys",)
-
-
-class _Carried:
-    """Becomes an attribute of `sys` when it is unpickled, in a child that cannot import sparkring yet."""
-
-    def __init__(self, content: tuple[Any, ...]) -> None:
-        self._content = content
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return setattr, (_Sys(), _PLACE, self._content)
 
 
 def load(namespace: dict[str, Any]) -> None:

@@ -97,11 +97,9 @@ class DisplayHandle:
         self.display_id = display_id
 
     def display(self, value: object, **options: Any) -> None:
-        """Show a value under this id."""
         display(value, display_id=self.display_id, **options)
 
     def update(self, value: object, **options: Any) -> None:
-        """Replace what is shown under this id."""
         update_display(value, display_id=self.display_id, **options)
 
 

@@ -7,6 +7,7 @@ The loop takes one request after another, and what they bind stays; a run of one
 from __future__ import annotations
 
 import builtins
+import contextlib
 import gc
 import os
 import queue
@@ -15,7 +16,6 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 from sparkring.capture.notebook_state import RankState
@@ -23,22 +23,8 @@ from sparkring.data.petastorm import quiet
 from sparkring.history import stacks
 from sparkring.runtime import report, resume_point, world
 from sparkring.runtime.interrupts import held_back
+from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
-from sparkring.wire.messages import (
-    Buffer,
-    Display,
-    Done,
-    EnterWorld,
-    Failed,
-    Leave,
-    Message,
-    PackedValue,
-    RankNews,
-    Release,
-    Run,
-    SetEnvironment,
-    Told,
-)
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, libraries, shell
@@ -46,15 +32,14 @@ from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
 FLUSH_EVERY_S = 0.1
-
-
-def main(home: Connection, stack_fd: int, context: str = "", rows: int = -1) -> int:
-    """Run requests until told to leave; returns the exit code. `context` and `rows` as in the Ticket."""
-    return Rank(home, stack_fd, context, rows).serve()
+VALUE_CHARACTERS = 200  # of a value's repr
 
 
 class Rank:
-    """The rank's side of the protocol: takes one request after another, and tells how each has ended."""
+    """The rank's side of the protocol: takes one request after another, and tells how each has ended.
+
+    `context` and `rows` as in the Ticket.
+    """
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
@@ -62,7 +47,7 @@ class Rank:
         self.pid = os.getpid()
         # Importing a framework makes objects that stay: with Python's 700, a fifth of it goes on collections.
         gc.set_threshold(5_000, 10, 10)
-        self.orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
         self.environment: dict[str, str] = {}  # the member's, for all requests, unless the notebook has others
         self.notebook = RankState()
@@ -80,7 +65,7 @@ class Rank:
         libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, message: Told | Display | Failed) -> None:
+    def tell(self, message: messages.Told | messages.Display | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
         An interrupt in the middle of it would leave half a frame, behind which no other can be sent.
@@ -103,7 +88,7 @@ class Rank:
                 continue
             try:
                 order = self.home.receive()
-                if isinstance(order, Release):  # the main thread is the one that waits
+                if isinstance(order, messages.Release):  # the main thread is the one that waits
                     collectives.release()
                 else:
                     self.orders.put(order)
@@ -112,15 +97,16 @@ class Rank:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def serve(self) -> int:
+        """Run requests until told to leave; returns the exit code."""
         while True:
             match order := self.orders.get():
-                case Run():
+                case messages.Run():
                     self.run(order)
-                case EnterWorld():
+                case messages.EnterWorld():
                     self.enter(order)
-                case SetEnvironment():
+                case messages.SetEnvironment():
                     self.environment.update(order.variables)
-                case Leave():
+                case messages.Leave():
                     # The interpreter would end with a collection over all that a framework has made: most of a
                     # second, for memory that the system takes back anyway.
                     gc.freeze()
@@ -128,7 +114,7 @@ class Rank:
                 case _:
                     raise ProtocolError(f"{type(order).__name__} is not for a rank")
 
-    def enter(self, order: EnterWorld) -> None:
+    def enter(self, order: messages.EnterWorld) -> None:
         place = order.world
         world.enter(place)
         self.address = order.address
@@ -142,7 +128,7 @@ class Rank:
 
         sparkdl.install()
 
-    def run(self, request: Run) -> None:
+    def run(self, request: messages.Run) -> None:
         """Run one request and report how it ended; an interrupt is reported as an error, as is an exit with a code."""
         self.cells += 1
         self.loaded = False
@@ -177,9 +163,9 @@ class Rank:
             # That another rank has gone is one line's worth: what counts is the other one's traceback.
             _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
-            self.tell(Failed(failure, self.news()))
+            self.tell(messages.Failed(failure, self.news()))
 
-    def prepare(self, request: Run) -> None:
+    def prepare(self, request: messages.Run) -> None:
         """Set up what a request asks for: checkpoints, displays, the notebook's state, environment, autolog."""
         resume_point.enter(request.checkpoints)
         displays.begin()
@@ -193,13 +179,13 @@ class Rank:
 
             keras_hooks.install()
 
-    def news(self) -> RankNews:
+    def news(self) -> messages.RankNews:
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
         # A cell may have put anything into its globals(), also under keys that are no strings.
-        return RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
+        return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
 
-    def compute(self, request: Run) -> Any:
+    def compute(self, request: messages.Run) -> Any:
         from sparkring.capture import packing
 
         payload, *buffers = request.parts
@@ -220,23 +206,25 @@ class Rank:
         """Send the value home, and the names to pull; each by itself, so that one cannot spoil the rest."""
         import cloudpickle
 
+        from sparkring.capture.picklability import type_name
+
         missing = tuple(name for name in pull if name not in self.namespace)
         wanted = {"": value, **{name: self.namespace[name] for name in pull if name in self.namespace}}
-        values: list[PackedValue] = []
-        parts: list[Buffer] = []
+        values: list[messages.PackedValue] = []
+        parts: list[messages.Buffer] = []
         for name, item in wanted.items():
             buffers: list[Any] = []
-            pieces: list[Buffer] = []
+            pieces: list[messages.Buffer] = []
             problem = ""
             try:
                 packed = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
                 pieces = [packed, *(buffer.raw() for buffer in buffers)]
             except Exception as error:  # any object may refuse in its own way
                 problem = f"{type(error).__name__}: {error}"
-            values.append(PackedValue(name, type_name(item), len(pieces), problem))
+            values.append(messages.PackedValue(name, type_name(item), len(pieces), problem))
             parts += pieces
         _flush()
-        self.home.send(Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
+        self.home.send(messages.Done(tuple(values), missing, short_repr(value), self.news(), tuple(parts)))
 
 
 def exit_code(end: SystemExit) -> int:
@@ -246,33 +234,26 @@ def exit_code(end: SystemExit) -> int:
     return end.code if isinstance(end.code, int) else 1
 
 
-def type_name(value: object) -> str:
-    """A value's type as people write it: `dict`, `numpy.ndarray`."""
-    kind = type(value)
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return f"{module}{kind.__qualname__}"
-
-
-def short_repr(value: object, most: int = 200) -> str:
-    """A value's repr, cut to `most` characters; empty for None. A repr that raises is told as such."""
+def short_repr(value: object) -> str:
+    """A value's repr, cut to VALUE_CHARACTERS; empty for None. A repr that raises is told as such."""
     if value is None:
         return ""
     try:
         import reprlib
 
         short = reprlib.Repr()
-        short.maxother = short.maxstring = most
+        short.maxother = short.maxstring = VALUE_CHARACTERS
         text = " ".join(short.repr(value).split())
     except Exception as error:  # the user's own __repr__
-        return f"<{type_name(value)}; its repr raised {type(error).__name__}>"
-    return text if len(text) <= most else text[: most - 1] + "…"
+        return f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+    return text if len(text) <= VALUE_CHARACTERS else text[: VALUE_CHARACTERS - 1] + "…"
 
 
 def _finish_checkpoints() -> None:
     """Wait for what is still being saved: a cell whose last checkpoint is lost has not ended well."""
-    store = sys.modules.get("sparkring.checkpointing.store")
-    if store is not None:  # else the cell saves none, and it is not worth the import
-        store.finish()
+    background = sys.modules.get("sparkring.checkpointing.background")
+    if background is not None:  # else the cell saves none, and it is not worth the import
+        background.finish()
 
 
 def _fresh_main() -> dict[str, Any]:
@@ -304,22 +285,15 @@ def _pass_over(number: int, frame: object) -> None:
     """SIGINT before and after the user's code. Not SIG_IGN: processes that are started would inherit that."""
 
 
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except (OSError, ValueError):
-        pass  # the user closed the stream
-
-
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            _quietly(stream.flush)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user closed or removed the stream
+            stream.flush()
 
 
 def _print(text: str) -> None:
-    if sys.stderr is not None:
-        _quietly(lambda: sys.stderr.write(text))
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
 
 
 def _leave_forked_child(code: int) -> None:

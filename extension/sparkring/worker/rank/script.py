@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.cell import run_cell
 
@@ -26,11 +26,12 @@ def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
     cell = vars(sys.modules["__main__"])
     for name, source in script.parts:
         files.add(name)
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        keep_lines(name, source)
     try:
         if script.inside:
             with _program(script, arguments), _borrowed(cell, script):
-                _run_inside(script, cell)
+                for name, source in script.parts:
+                    run_cell(source, cell, name)
         else:
             module = types.ModuleType(script.name)
             with _program(script, arguments), _in_place(module):
@@ -60,11 +61,6 @@ def _code(script: Script, module: types.ModuleType) -> types.CodeType:
     module.__spec__, module.__file__, module.__package__ = spec, spec.origin, spec.parent
     sys.argv[0] = spec.origin or script.module
     return code  # type: ignore[no-any-return]
-
-
-def _run_inside(script: Script, cell: dict[str, Any]) -> None:
-    for name, source in script.parts:
-        run_cell(source, cell, name)
 
 
 @contextlib.contextmanager

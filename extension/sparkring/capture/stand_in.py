@@ -1,0 +1,16 @@
+"""What stands in a pickle for an object that is made where the pickle is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class StandIn:
+    """Becomes what `make(*arguments)` returns when it is unpickled; one stand-in becomes one object."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = make, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._reduced
