@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from sparkring.wire.messages import CheckpointKind as CheckpointKind
 from sparkring.wire.messages import DataKind as DataKind
@@ -88,7 +88,21 @@ class CapturedName:
 
 
 @dataclass(frozen=True)
-class RunStarted:
+class Event:
+    """Something that has happened; `time` is when."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class RankEvent(Event):
+    """Something that has happened on a rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
     """The run exists; `code` is what the user wrote, its first line the magic's own.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
@@ -96,7 +110,6 @@ class RunStarted:
     of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
     """
 
-    time: float
     run_id: str
     title: str
     code: str
@@ -112,13 +125,12 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(Event):
     """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
 
     `checkpoint` names what it goes on from and `step` is its step; '' and 0 for a run that begins anew.
     """
 
-    time: float
     number: int
     size: int
     checkpoint: str = ""
@@ -126,13 +138,12 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class AttemptEnded:
+class AttemptEnded(Event):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
     `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
     """
 
-    time: float
     number: int
     reason: str
     failed_rank: int | None = None
@@ -140,36 +151,31 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True)
-class MemberJoined:
+class MemberJoined(Event):
     """A member has connected; ranks are numbered when all have."""
 
-    time: float
     member: int
     host: str
 
 
 @dataclass(frozen=True)
-class RankStarted:
+class RankStarted(RankEvent):
     """A rank has its place; `pid` is its process on `host`."""
 
-    time: float
-    rank: int
     host: str
     pid: int
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(RankEvent):
     """Bytes that a rank wrote: whole lines where the rank wrote whole lines in time."""
 
-    time: float
-    rank: int
     stream: Stream
     data: bytes
 
 
 @dataclass(frozen=True)
-class Displayed:
+class Displayed(RankEvent):
     """A rank has shown something other than text, with display() or plt.show().
 
     `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
@@ -177,8 +183,6 @@ class Displayed:
     were too many. `text` is the text form, which the rank has also printed.
     """
 
-    time: float
-    rank: int
     number: int
     mime_type: DisplayType
     data: bytes
@@ -189,23 +193,19 @@ class Displayed:
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(RankEvent):
     """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
 
-    time: float
-    rank: int
     text: str
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(RankEvent):
     """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
 
     `step` counts from 1 within the epoch under Keras, and is what the user says under log().
     """
 
-    time: float
-    rank: int
     values: dict[str, float]
     step: int | None = None
     epoch: int | None = None
@@ -215,11 +215,9 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class GpuUsed:
+class GpuUsed(RankEvent):
     """How one of a rank's GPUs is used, by whichever process; None is what its driver does not tell."""
 
-    time: float
-    rank: int
     address: str
     name: str
     used_bytes: int | None
@@ -228,7 +226,7 @@ class GpuUsed:
 
 
 @dataclass(frozen=True)
-class DataOpened:
+class DataOpened(RankEvent):
     """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
 
     `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
@@ -236,8 +234,6 @@ class DataOpened:
     is a digest of what the files were when they were opened. What is not known is '' or 0.
     """
 
-    time: float
-    rank: int
     reader: int
     name: str
     kind: DataKind
@@ -264,15 +260,13 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DataPlanned:
+class DataPlanned(RankEvent):
     """What a rank is to read in an epoch (from 1), in its order.
 
     `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
     read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
     """
 
-    time: float
-    rank: int
     reader: int
     epoch: int
     pieces: tuple[Piece, ...]
@@ -287,15 +281,13 @@ class DataPlanned:
 
 
 @dataclass(frozen=True)
-class DataRead:
+class DataRead(RankEvent):
     """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
 
     `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
     waited for batches in this epoch. What is not known is None or ''.
     """
 
-    time: float
-    rank: int
     reader: int
     epoch: int
     rows: int
@@ -310,7 +302,7 @@ class DataRead:
 
 
 @dataclass(frozen=True)
-class CheckpointSaved:
+class CheckpointSaved(RankEvent):
     """A checkpoint is whole and can be read.
 
     `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
@@ -318,8 +310,6 @@ class CheckpointSaved:
     `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
     """
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -332,22 +322,18 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True)
-class CheckpointFailed:
+class CheckpointFailed(RankEvent):
     """A checkpoint could not be saved; the run fails at its next save, or at its end."""
 
-    time: float
-    rank: int
     folder: str
     step: int
     reason: str
 
 
 @dataclass(frozen=True)
-class CheckpointDamaged:
+class CheckpointDamaged(RankEvent):
     """A checkpoint was found torn, cut or changed, and passed over."""
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -355,11 +341,9 @@ class CheckpointDamaged:
 
 
 @dataclass(frozen=True)
-class CheckpointRestored:
+class CheckpointRestored(RankEvent):
     """A rank has gone back to what a checkpoint holds."""
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -367,25 +351,21 @@ class CheckpointRestored:
 
 
 @dataclass(frozen=True)
-class CheckpointRemoved:
+class CheckpointRemoved(RankEvent):
     """A checkpoint was removed to make room for newer ones."""
 
-    time: float
-    rank: int
     folder: str
     name: str
 
 
 @dataclass(frozen=True)
-class TimelinePart:
+class TimelinePart(RankEvent):
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
     `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
     record.
     """
 
-    time: float
-    rank: int
     data: bytes
     last: bool = False
     cut: int = 0
@@ -421,7 +401,7 @@ class Lateness:
 
 
 @dataclass(frozen=True)
-class TimelineSaved:
+class TimelineSaved(Event):
     """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
 
     `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
@@ -430,7 +410,6 @@ class TimelineSaved:
     the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
-    time: float
     name: str
     size_bytes: int
     wall_s: float = 0.0
@@ -448,102 +427,59 @@ class TimelineSaved:
 
 
 @dataclass(frozen=True)
-class RankFinished:
+class RankFinished(RankEvent):
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
-    time: float
-    rank: int
     value: str
 
 
 @dataclass(frozen=True)
-class RankFailed:
+class RankFailed(RankEvent):
     """A rank has ended before its time."""
 
-    time: float
-    rank: int
     failure: Failure
 
 
 @dataclass(frozen=True)
-class RankStopped:
+class RankStopped(RankEvent):
     """A rank has come back from an interrupt, and waits for what comes next."""
 
-    time: float
-    rank: int
-
 
 @dataclass(frozen=True)
-class RankExited:
+class RankExited(RankEvent):
     """A rank's process is gone, and its output complete."""
 
-    time: float
-    rank: int
-
 
 @dataclass(frozen=True)
-class StackTaken:
+class StackTaken(RankEvent):
     """Where a rank stood when asked; `cell_line` is 0 if no line of the cell was on its stack."""
 
-    time: float
-    rank: int
     state: str
     cell_line: int
     text: str
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Event):
     """Something the user should know: progress of a slow start, a warning.
 
     `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, or always ("").
     """
 
-    time: float
     text: str
     until: Until = ""
 
 
 @dataclass(frozen=True)
-class RunFinished:
+class RunFinished(Event):
     """The run is over; `failed_rank` is the one whose failure ended it."""
 
-    time: float
     outcome: Ending
     message: str = ""
     failed_rank: int | None = None
 
 
-Event = (
-    RunStarted
-    | AttemptStarted
-    | AttemptEnded
-    | MemberJoined
-    | RankStarted
-    | Output
-    | Displayed
-    | Message
-    | Metrics
-    | GpuUsed
-    | DataOpened
-    | DataPlanned
-    | DataRead
-    | CheckpointSaved
-    | CheckpointFailed
-    | CheckpointDamaged
-    | CheckpointRestored
-    | CheckpointRemoved
-    | TimelinePart
-    | TimelineSaved
-    | RankFinished
-    | RankFailed
-    | RankStopped
-    | RankExited
-    | StackTaken
-    | Notice
-    | RunFinished
-)
-_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+_BY_NAME: dict[str, type[Any]] = {each.__name__: each for base in (Event, RankEvent) for each in base.__subclasses__()}
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sparkring.history.events import (
     AttemptEnded,
@@ -34,6 +34,7 @@ from sparkring.history.events import (
     Metrics,
     Notice,
     Output,
+    RankEvent,
     RankExited,
     RankFailed,
     RankFinished,
@@ -43,7 +44,6 @@ from sparkring.history.events import (
     RunStarted,
     StackTaken,
     Stream,
-    TimelinePart,
     TimelineSaved,
 )
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
@@ -52,7 +52,6 @@ TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # of each reader of a rank
 PLANS_KEPT = 3  # of a rank's readers, those that were told last
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
@@ -87,6 +86,11 @@ class Checkpoint(NamedTuple):
     state: CheckpointState = "committed"
     reason: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its directory, and its name there."""
+        return self.saved.folder, self.saved.name
+
 
 class Attempt(NamedTuple):
     """One start of the ranks of a run that may lose some.
@@ -110,11 +114,10 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
+    """One reader of a rank: what it reads, how far it is, and the plan of its last epoch."""
 
     opened: DataOpened
     now: DataRead | None = None
-    ended: tuple[DataRead, ...] = ()
     plan: DataPlanned | None = None
 
 
@@ -146,15 +149,11 @@ class RankRecord:
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, those that have not ended yet included."""
-        pending: list[LogLine] = []
-        streams: tuple[tuple[Stream, bytes], ...] = (
-            ("stdout", self.partial_stdout),
-            ("stderr", self.partial_stderr),
+        streams: dict[Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
+        pending = (
+            LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data
         )
-        for stream, data in streams:
-            if data:
-                pending.append(LogLine(self.last_heard, self.rank, stream, as_shown(data)))
-        return self.tail + tuple(pending)
+        return (*self.tail, *pending)
 
 
 @dataclass(frozen=True)
@@ -224,23 +223,16 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
 def _after(record: RunRecord, event: Event) -> RunRecord:
     match event:
         case RunStarted():
+            begun = {**vars(event)}
+            time, part = begun.pop("time"), begun.pop("ranks")
+            up_since = time if event.warm else 0.0
             return replace(
                 record,
-                part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
-                warm=event.warm,
-                checkpoint_dir=event.checkpoint_dir,
-                captured=event.captured,
-                versions=event.versions,
-                run_id=event.run_id,
-                title=event.title,
-                code=event.code,
-                size=event.size,
-                where=event.where,
-                framework=event.framework,
-                logs=event.logs,
-                started=event.time,
-                running_since=event.time if event.warm else 0.0,
-                ranks=_at_the_start(event.size, event.ranks, event.time if event.warm else 0.0),
+                **begun,
+                part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
+                started=time,
+                running_since=up_since,
+                ranks=_at_the_start(event.size, part, up_since),
             )
         case AttemptStarted():
             return _begun(record, event)
@@ -249,16 +241,9 @@ def _after(record: RunRecord, event: Event) -> RunRecord:
         case MemberJoined():
             return replace(record, joined=record.joined + 1)
         case RankStarted():
-            since = record.running_since or event.time
-            rank = record.ranks[event.rank]
-            started = replace(
-                rank,
-                state="idle" if rank.state == "idle" else "running",
-                host=event.host,
-                pid=event.pid,
-                last_heard=event.time,
-            )
-            return replace(_with_rank(record, started), running_since=since)
+            state = "idle" if record.ranks[event.rank].state == "idle" else "running"
+            record = replace(record, running_since=record.running_since or event.time)
+            return _told(record, event, state=state, host=event.host, pid=event.pid)
         case Output():
             return _printed(record, event)
         case Displayed():
@@ -267,56 +252,54 @@ def _after(record: RunRecord, event: Event) -> RunRecord:
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
         case Metrics():
-            told = replace(_heard(record.ranks[event.rank], event.time), metrics=event)
             kept = (*record.metrics, event)
-            return replace(_with_rank(record, told), metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+            record = replace(record, metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+            return _told(record, event, metrics=event)
         case GpuUsed():
             rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, replace(rank, gpus=tuple(known.values())))
         case DataOpened():
-            rank = _heard(record.ranks[event.rank], event.time)
-            return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
+            return _told(record, event, readings=(*record.ranks[event.rank].readings, Reading(event)))
         case DataPlanned():
-            return _with_rank(record, _planned(_heard(record.ranks[event.rank], event.time), event))
+            return _told(record, event, readings=_planned(record.ranks[event.rank].readings, event))
         case DataRead():
-            return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
+            readings = (
+                each._replace(now=event) if each.opened.reader == event.reader else each
+                for each in record.ranks[event.rank].readings
+            )
+            return _told(record, event, readings=tuple(readings))
         case CheckpointSaved():
-            return _saved(_with_rank(record, _heard(record.ranks[event.rank], event.time)), event)
+            return _saved(_told(record, event), event)
         case CheckpointFailed():
             text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"
-            return replace(record, notices=(*record.notices, Notice(event.time, text))[-NOTICES_KEPT:])
+            return _noticed(record, Notice(event.time, text))
         case CheckpointDamaged() | CheckpointRemoved():
             return _changed(record, event)
         case CheckpointRestored():
-            return _restored(record, event)
+            return _restored(_told(record, event), event)
         case TimelineSaved():
             return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
-        case TimelinePart():
-            return record  # a file of its own has it
         case RankFinished():
-            rank = record.ranks[event.rank]
-            done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
-            return _with_rank(record, done)
+            return _told(record, event, state="finished", value=event.value, stack=None)
         case RankFailed():
-            lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
-            return _with_rank(record, lost)
+            return _told(record, event, state="failed", failure=event.failure)
         case RankStopped():
-            return _with_rank(record, replace(record.ranks[event.rank], state="stopped", last_heard=event.time))
+            return _told(record, event, state="stopped")
         case RankExited():
             return _exited(record, event)
         case StackTaken():
             return _with_rank(record, replace(record.ranks[event.rank], stack=event))
         case Notice():
-            return replace(record, notices=(*record.notices, event)[-NOTICES_KEPT:])
+            return _noticed(record, event)
         case RunFinished():
-            return replace(
-                _all_ended(record),
-                outcome=event.outcome,
-                message=event.message,
-                failed_rank=event.failed_rank,
-                ended=event.time,
-            )
+            ended = {**vars(event)}
+            return replace(_all_ended(record), ended=ended.pop("time"), **ended)
+    return record  # a part of a timeline: a file of its own has it
+
+
+def _noticed(record: RunRecord, notice: Notice) -> RunRecord:
+    return replace(record, notices=(*record.notices, notice)[-NOTICES_KEPT:])
 
 
 def _without_old_notices(before: RunRecord, event: Event, after: RunRecord) -> RunRecord:
@@ -400,39 +383,28 @@ def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
 
 def _saved(record: RunRecord, event: CheckpointSaved) -> RunRecord:
     found = Checkpoint(event, len(record.attempts))
-    others = tuple(
-        each._replace(saved=replace(each.saved, best=False))
-        if event.best and each.saved.best and _beside(each.saved, event)
-        else each
-        for each in record.checkpoints
-        if (each.saved.folder, each.saved.name) != (event.folder, event.name)  # ModelCheckpoint may write over one
-    )
+    others = []
+    for each in record.checkpoints:
+        if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
+            each = each._replace(saved=replace(each.saved, best=False))
+        if each.place != found.place:  # ModelCheckpoint may write over one
+            others.append(each)
     return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
-
-
-def _beside(one: CheckpointSaved, other: CheckpointSaved) -> bool:
-    return (one.folder, one.kind) == (other.folder, other.kind)
 
 
 def _changed(record: RunRecord, event: CheckpointDamaged | CheckpointRemoved) -> RunRecord:
     """What has become of a checkpoint; of one that an earlier run saved, only damage is worth knowing."""
     state: CheckpointState = "damaged" if isinstance(event, CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, CheckpointDamaged) else ""
-    known = {(each.saved.folder, each.saved.name) for each in record.checkpoints}
-    if isinstance(event, CheckpointDamaged) and (event.folder, event.name) not in known:
+    place, found = (event.folder, event.name), record.checkpoints
+    if isinstance(event, CheckpointDamaged) and all(each.place != place for each in found):
         saved = CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
-        record = replace(record, checkpoints=(Checkpoint(saved, 0), *record.checkpoints)[:CHECKPOINTS_KEPT])
-    found = tuple(
-        each._replace(state=state, reason=reason)
-        if (each.saved.folder, each.saved.name) == (event.folder, event.name)
-        else each
-        for each in record.checkpoints
-    )
-    return replace(record, checkpoints=found)
+        found = (Checkpoint(saved, 0), *found)[:CHECKPOINTS_KEPT]
+    changed = (each._replace(state=state, reason=reason) if each.place == place else each for each in found)
+    return replace(record, checkpoints=tuple(changed))
 
 
 def _restored(record: RunRecord, event: CheckpointRestored) -> RunRecord:
-    record = _with_rank(record, _heard(record.ranks[event.rank], event.time))
     if not record.attempts or record.attempts[-1].restored:
         return record
     now = record.attempts[-1]._replace(restored=event.time, checkpoint=event.name, step=event.step)
@@ -445,6 +417,11 @@ def _heard(rank: RankRecord, time: float) -> RankRecord:
     return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
+def _told(record: RunRecord, event: RankEvent, **changes: Any) -> RunRecord:
+    """The record after a sign of life from the event's rank, with these changes of the rank."""
+    return _with_rank(record, replace(_heard(record.ranks[event.rank], event.time), **changes))
+
+
 def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
     ranks = (*record.ranks[: changed.rank], changed, *record.ranks[changed.rank + 1 :])
     return replace(record, ranks=ranks)
@@ -452,12 +429,8 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
     """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
-    rank = replace(
-        rank,
-        tail=(*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:],
-        line_count=rank.line_count + count,
-    )
-    record = _with_rank(record, rank)
+    tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
+    record = _with_rank(record, replace(rank, tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
         lines = [line for line in lines if line.stream == "message"]
         count = len(lines)
@@ -500,37 +473,22 @@ def _takes_place(new: Displayed, old: Displayed) -> bool:
 
 def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
     """Add the display, or replace the one that it updates; count it as left out if it has no data."""
-    rank = _heard(record.ranks[event.rank], event.time)
     if not event.data:
-        return _with_rank(record, replace(rank, displays_left_out=rank.displays_left_out + 1))
+        return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
     if at is not None:
         displays = (*record.displays[:at], event, *record.displays[at + 1 :])
     else:
         displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
-    return replace(_with_rank(record, rank), displays=displays)
+    return replace(_told(record, event), displays=displays)
 
 
-def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
+def _planned(readings: tuple[Reading, ...], event: DataPlanned) -> tuple[Reading, ...]:
     """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
-    readings = tuple(
-        each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
-    )
-    told = sorted((each.plan.time, each.plan.reader) for each in readings if each.plan is not None)
+    found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
+    told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
     gone = {reader for _, reader in told[:-PLANS_KEPT]}
-    return replace(
-        rank, readings=tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in readings)
-    )
-
-
-def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:
-    def after(reading: Reading) -> Reading:
-        if reading.opened.reader != event.reader:
-            return reading
-        ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
-        return reading._replace(now=event, ended=ended)
-
-    return replace(rank, readings=tuple(after(reading) for reading in rank.readings))
+    return tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in found)
 
 
 def _exited(record: RunRecord, event: RankExited) -> RunRecord:

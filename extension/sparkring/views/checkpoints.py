@@ -394,12 +394,12 @@ def progress_words(record: RunRecord) -> str:
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
     """A line for each checkpoint that has been found damaged since they were `before`."""
-    known = {(each.saved.folder, each.saved.name) for each in before if each.state == "damaged"}
+    known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"
         + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
         for each in record.checkpoints
-        if each.state == "damaged" and (each.saved.folder, each.saved.name) not in known
+        if each.state == "damaged" and each.place not in known
     ]
 
 
