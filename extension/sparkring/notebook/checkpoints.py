@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from sparkring.checkpointing.retention import Mode
@@ -54,41 +53,30 @@ OPTIONS = OptionsTable(
 )
 
 
-@dataclass(frozen=True)
-class CheckpointsRequest:
-    """What `%checkpoints` is asked for; `source` is a directory or a variable's name, '' the last run's directory.
-
-    `check`: read every byte. `metric` and `mode` say which one is the best; '' and None leave that to the source.
-    """
-
-    source: str = ""
-    check: bool = False
-    metric: str = ""
-    mode: Mode | None = None
-
-
-def parse(line: str) -> CheckpointsRequest:
-    """What a `%checkpoints` line asks for. OptionsError says what is wrong with it."""
-    request = CheckpointsRequest(**OPTIONS.parse(line))
-    if request.mode and not request.metric:
+def parse(line: str) -> dict[str, Any]:
+    """The options on a `%checkpoints` line. OptionsError says what is wrong with it."""
+    given = OPTIONS.parse(line)
+    mode = given["mode"]
+    if mode and not given["metric"]:
         raise OptionsError(
-            f"%checkpoints: --mode {request.mode} says which value is the best one; of what, says --metric: "
-            f"--metric val_loss --mode {request.mode}."
+            f"%checkpoints: --mode {mode} says which value is the best one; of what, says --metric: "
+            f"--metric val_loss --mode {mode}."
         )
-    return request
+    return given
 
 
 def _checkpoints(shell: Any, line: str) -> None:
     from sparkring.checkpointing.inventory import directory_of, inventory
     from sparkring.views.checkpoints import CheckProgress, show_checkpoints
 
-    request = parse(line)
-    value = value_of(shell, request.source) if request.source else run_store.last_checkpoint_dir()
-    location = directory_of(value, request.source)
-    metric = request.metric or getattr(value, "metric", None) or ""
-    mode = request.mode or (getattr(value, "mode", None) if not request.metric else None) or "min"
+    given = parse(line)
+    source, metric, mode = given["source"], given["metric"], given["mode"]
+    value = value_of(shell, source) if source else run_store.last_checkpoint_dir()
+    if not metric:  # then what checkpoints(…) was given counts
+        metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
-        found = inventory(location, check=request.check, metric=metric, mode=mode, say=progress.tell)
+        location = directory_of(value, source)
+        found = inventory(location, check=given["check"], metric=metric, mode=mode or "min", say=progress.tell)
     show_checkpoints(found)
 
 

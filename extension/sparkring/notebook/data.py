@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkring.engine import gang_selection
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import columns, number_of_ranks, positive_count
 from sparkring.notebook.options_table import OptionsTable, option
 from sparkring.notebook.sources import suggest_sources, value_of
-
-if TYPE_CHECKING:
-    from sparkring.data.plan import Remainder
 
 _HELP = """Show which rank reads which rows of a data set, before anything is launched.
 
@@ -74,45 +70,13 @@ OPTIONS = OptionsTable(
 )
 
 
-@dataclass(frozen=True)
-class ShardsRequest:
-    """What `%shards` is asked for; `source` is a path or a variable's name, size 0 the warm gang's or one rank.
-
-    `columns` None are all; of `batch_size` and `remainder`, None is what the source has, or a default.
-    """
-
-    source: str
-    size: int = 0
-    batch_size: int | None = None
-    columns: tuple[str, ...] | None = None
-    where: str = ""
-    remainder: Remainder | None = None
-    epochs: int = 1
-
-
-def parse(line: str) -> ShardsRequest:
-    """What a `%shards` line asks for. OptionsError says what is wrong with it."""
-    given = OPTIONS.parse(line)
-    return ShardsRequest(**given | {"size": abs(given["size"])})
-
-
 def _shards(shell: Any, line: str) -> None:
     from sparkring.data.preview import preview
     from sparkring.views.shards import show_shards
 
-    request = parse(line)
-    show_shards(
-        preview(
-            value_of(shell, request.source),
-            request.source,
-            request.size or abs(gang_selection.default_np()),
-            columns=request.columns,
-            where=request.where,
-            batch_size=request.batch_size,
-            remainder=request.remainder,
-            epochs=request.epochs,
-        )
-    )
+    given = OPTIONS.parse(line)
+    source, size = given.pop("source"), given.pop("size") or gang_selection.default_np()
+    show_shards(preview(value_of(shell, source), source, abs(size), **given))
 
 
 MAGICS = (Magic("shards", "line", _HELP.format(options=OPTIONS.help()), _shards, OPTIONS.complete),)

@@ -54,7 +54,7 @@ _RUNS = OptionsTable(
         alone=True,
     ),
 )
-_LOGS = OptionsTable(
+LOGS = OptionsTable(
     "%logs",
     option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
     option("--rank", type=count, metavar="R", help="only what this rank wrote"),
@@ -72,15 +72,6 @@ class RunsRequest:
     stop: bool = False
 
 
-@dataclass(frozen=True)
-class LogsRequest:
-    """What `%logs` is asked for; run '' is the last one, rank None all of them, tail None everything."""
-
-    run: str
-    rank: int | None
-    tail: int | None
-
-
 def parse_runs(line: str) -> RunsRequest:
     """What a `%runs` line asks for. OptionsError says what is wrong with it."""
     given = _RUNS.parse(line)
@@ -94,11 +85,6 @@ def parse_runs(line: str) -> RunsRequest:
     if run.isdecimal() and not (tensorboard or stop):
         return RunsRequest(int(run))
     return RunsRequest(run=run, tensorboard=tensorboard, stop=stop)
-
-
-def parse_logs(line: str) -> LogsRequest:
-    """What a `%logs` line asks for. OptionsError says what is wrong with it."""
-    return LogsRequest(**_LOGS.parse(line))
 
 
 def _runs(shell: Any, line: str) -> None:
@@ -165,22 +151,23 @@ def _show_in_tensorboard(shell: Any, name: str) -> None:
 
 
 def _logs(shell: Any, line: str) -> None:
-    request = parse_logs(line)
-    path = run_store.find_saved(request.run)
+    given = LOGS.parse(line)
+    only, tail = given["rank"], given["tail"]
+    path = run_store.find_saved(given["run"])
     ranks = range(run_store.first(path).size)
-    if request.rank is not None and request.rank not in ranks:
-        raise OptionsError(f"run {path.name} has no rank {request.rank}: it had ranks 0 to {len(ranks) - 1}.")
-    for rank in ranks if request.rank is None else [request.rank]:
+    if only is not None and only not in ranks:
+        raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
+    for rank in ranks if only is None else [only]:
         text = run_store.log(path, rank)
-        if request.tail is not None:
+        if tail is not None:
             lines = text.splitlines(keepends=True)
-            text = "".join(lines[max(0, len(lines) - request.tail) :])
-        if request.rank is None:
+            text = "".join(lines[max(0, len(lines) - tail) :])
+        if only is None:
             print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
         print(text, end="" if text.endswith("\n") else "\n")
 
 
 MAGICS = (
     Magic("runs", "line", _RUNS_HELP.format(options=_RUNS.help()), _runs, _RUNS.complete),
-    Magic("logs", "line", _LOGS_HELP.format(options=_LOGS.help()), _logs, _LOGS.complete),
+    Magic("logs", "line", _LOGS_HELP.format(options=LOGS.help()), _logs, LOGS.complete),
 )
