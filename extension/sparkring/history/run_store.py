@@ -31,7 +31,6 @@ from sparkring.history.events import (
     DataPlanned,
     DataRead,
     Displayed,
-    DisplayType,
     Event,
     GpuUsed,
     Metrics,
@@ -54,16 +53,7 @@ SLACK = 20  # so that not every cell lists and removes: on a warm gang that woul
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES: dict[DisplayType, str] = {
-    "image/png": "png",
-    "image/jpeg": "jpg",
-    "image/gif": "gif",
-    "image/webp": "webp",
-    "image/svg+xml": "svg",
-    "text/html": "html",
-    "text/markdown": "md",
-    "text/latex": "tex",
-}
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # of types that have another one
 LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
@@ -227,7 +217,8 @@ def log_name(rank: int) -> str:
 def display_name(display: Displayed) -> str:
     """The name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
-    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES[display.mime_type]}"
+    kind = display.mime_type.partition("/")[2]
+    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES.get(kind, kind)}"
 
 
 def timeline_name(attempt: int) -> str:

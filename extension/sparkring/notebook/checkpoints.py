@@ -9,7 +9,7 @@ from sparkring.checkpointing.retention import Mode
 from sparkring.errors import OptionsError
 from sparkring.history import run_store
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
 _HELP = """Show the checkpoints in a directory, and which one a run would go on from.
@@ -39,7 +39,7 @@ def _suggest(current: str) -> Iterable[str]:
 
 OPTIONS = OptionsTable(
     "%checkpoints",
-    option(
+    Option(
         "source",
         nargs="?",
         default="",
@@ -47,9 +47,9 @@ OPTIONS = OptionsTable(
         help="a path, a URL, or a variable with one or with checkpoints(…); default: the last run's --checkpoint-dir",
         suggest=_suggest,
     ),
-    option("--check", action="store_true", help="read every byte and compare it with what was saved"),
-    option("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric"),
-    option("--mode", choices=get_args(Mode), help="which value is the best: the least (default) or the greatest"),
+    Option("--check", action="store_true", help="read every byte and compare it with what was saved"),
+    Option("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric"),
+    Option("--mode", choices=get_args(Mode), help="which value is the best: the least (default) or the greatest"),
 )
 
 

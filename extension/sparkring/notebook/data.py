@@ -8,7 +8,7 @@ from typing import Any
 from sparkring.engine import gang_selection
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import columns, number_of_ranks, positive_count
-from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
 _HELP = """Show which rank reads which rows of a data set, before anything is launched.
@@ -37,13 +37,13 @@ def _suggest(current: str) -> Iterable[str]:
 
 OPTIONS = OptionsTable(
     "%shards",
-    option(
+    Option(
         "source",
         metavar="PATH|DF",
         help="Parquet files: a path, a folder, a glob, a URL; or a variable of the notebook",
         suggest=_suggest,
     ),
-    option(
+    Option(
         "-n",
         "--np",
         type=number_of_ranks,
@@ -52,15 +52,15 @@ OPTIONS = OptionsTable(
         default=0,
         help="ranks; default: the warm gang's, or one",
     ),
-    option("--batch-size", type=positive_count, metavar="B", help="rows in a rank's batch; default 32"),
-    option("--columns", type=columns, metavar="A,B,…", help="the columns that will be read; default: all"),
-    option("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"'),
-    option(
+    Option("--batch-size", type=positive_count, metavar="B", help="rows in a rank's batch; default 32"),
+    Option("--columns", type=columns, metavar="A,B,…", help="the columns that will be read; default: all"),
+    Option("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"'),
+    Option(
         "--remainder",
         choices=("drop", "pad", "join"),  # not imported from data.plan, which would bring NumPy along
         help="rows that fill no batch on every rank: left out (drop), padded, or in smaller batches (join)",
     ),
-    option(
+    Option(
         "--epochs",
         type=positive_count,
         metavar="E",

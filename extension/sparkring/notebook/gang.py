@@ -14,7 +14,7 @@ from sparkring.errors import OptionsError
 from sparkring.history import describe
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import assignment, count, minutes, number_of_ranks
-from sparkring.notebook.options_table import OptionsTable, option, split_line
+from sparkring.notebook.options_table import Option, OptionsTable, split_line
 from sparkring.runtime.kernel import tell
 from sparkring.views.tables import show_table
 
@@ -37,16 +37,16 @@ _SLOTS_HELP = "Show where ranks can run: this machine's cores, and Spark's task 
 
 _START = OptionsTable(
     "%gang start",
-    option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
-    option(
+    Option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
+    Option(
         "--framework",
         choices=gang_selection.GANG_FRAMEWORKS,
         default="horovod",
         help="what %%ranks cells are given (default horovod); cells of other magics bring their own",
     ),
-    option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
-    option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
-    option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
+    Option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
+    Option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
+    Option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
 )
 _PLACES = ("local", "spark")
 # In the notebook's namespace from the start of a gang until %reset.

@@ -14,7 +14,7 @@ from sparkring.errors import OptionsError
 from sparkring.history import describe, reading, run_store
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
-from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.views import show_run
 from sparkring.views.tables import show_table
 
@@ -44,9 +44,9 @@ def _runs_to_stop(current: str) -> Iterator[str]:
 
 _RUNS = OptionsTable(
     "%runs",
-    option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
-    option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
-    option(
+    Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    Option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
+    Option(
         "--stop",
         action="store_true",
         help="end RUN, which is running in the background of this notebook",
@@ -56,9 +56,9 @@ _RUNS = OptionsTable(
 )
 LOGS = OptionsTable(
     "%logs",
-    option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
-    option("--rank", type=count, metavar="R", help="only what this rank wrote"),
-    option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
+    Option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
+    Option("--rank", type=count, metavar="R", help="only what this rank wrote"),
+    Option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
 )
 
 

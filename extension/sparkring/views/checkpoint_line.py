@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe import counted, duration, first_line, number, size
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
@@ -128,11 +128,8 @@ def picture(series: Series, now: float) -> str:
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
-    svg = (
-        f'<svg width="{WIDTH}" height="{whole}" viewBox="0 0 {WIDTH} {whole}" role="img" '
-        f'aria-label="{text(_spoken(series))}" font-size="10.5" fill="currentColor">{"".join(parts)}</svg>'
-    )
-    return f'<figure class="sr-saved">{_caption(series, metric)}{svg}{_legend(series, len(shown))}</figure>'
+    drawn = svg(WIDTH, whole, _spoken(series), parts, 10.5)
+    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(shown))}</figure>'
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:

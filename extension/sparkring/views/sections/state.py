@@ -6,7 +6,7 @@ import time
 
 from sparkring.history import describe, metrics
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import text
+from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
 
 
@@ -44,7 +44,7 @@ def waiting_html(record: RunRecord) -> str:
 def notices_html(record: RunRecord, form: Form) -> str:
     """The last notices."""
     told = record.notices[-3 if form == "stacked" else -10 :]
-    return "".join(f"<div><small>⚑ {text(describe.first_line(notice.text, 600))}</small></div>" for notice in told)
+    return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in told)
 
 
 def progress_html(record: RunRecord, now: float) -> str:
