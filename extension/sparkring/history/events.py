@@ -6,8 +6,9 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 from __future__ import annotations
 
 import functools
+import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from sparkring.wire.messages import CheckpointKind as CheckpointKind
@@ -482,17 +483,14 @@ class RunFinished(Event):
 _BY_NAME: dict[str, type[Any]] = {each.__name__: each for base in (Event, RankEvent) for each in base.__subclasses__()}
 
 
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON values, `type` first. Bytes stay out: they have files of their own."""
-    # A plan has hundreds of pieces, and asdict() would copy each number of each.
-    plain = isinstance(event, DataPlanned)
-    found = {each.name: getattr(event, each.name) for each in fields(event)} if plain else asdict(event)
-    found.pop("data", None)
-    return {"type": type(event).__name__, **found}
+def to_json(event: Event, **more: Any) -> str:
+    """The event as JSON with its type, and `more` fields. Bytes stay out: they have files of their own."""
+    found = {each.name: getattr(event, each.name) for each in fields(event) if each.name != "data"}
+    return json.dumps({"type": type(event).__name__, **found, **more}, default=vars)  # dataclasses within it
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
+    """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
     if kind is RankFailed:

@@ -63,8 +63,8 @@ def home() -> Path:
     """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
     import platformdirs  # which executors, where this module is imported with the runner, need not have
 
-    root = os.environ.get("SPARKRING_HOME")
-    return (Path(root) if root else platformdirs.user_data_path("sparkring", appauthor=False)) / "runs"
+    root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
+    return Path(root, "runs")
 
 
 class RunFolder:
@@ -183,7 +183,7 @@ class RunFolder:
         self._later.clear()
 
     def _append(self, event: Event) -> None:
-        found = to_json(event)
+        more: dict[str, Any] = {}
         if isinstance(event, Output):
             log = self._logs.get(event.rank)
             if log is None:
@@ -191,12 +191,12 @@ class RunFolder:
             start = self._sizes.get(event.rank, 0)
             log.write(event.data)
             self._sizes[event.rank] = start + len(event.data)
-            found["start"], found["size"] = start, len(event.data)
+            more = {"start": start, "size": len(event.data)}
         if isinstance(event, Displayed) and event.data:
-            found["file"] = display_name(event)
+            more = {"file": display_name(event)}
             (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
-            (self.path / DISPLAYS / found["file"]).write_bytes(event.data)
-        self._events.write(json.dumps(found) + "\n")
+            (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
+        self._events.write(to_json(event, **more) + "\n")
 
 
 def new_id() -> str:
@@ -378,8 +378,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    quick = [path for path in oldest_first if _was_quick(path)]
-    for path in (*quick, *(path for path in oldest_first if path not in quick)):
+    for path in sorted(oldest_first, key=_was_quick, reverse=True):  # which leaves each kind in its order
         if left <= keep:
             return
         try:
