@@ -6,11 +6,12 @@ import bisect
 import functools
 import itertools
 import operator
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, duration, first_line, named, rank_list, rank_numbers, size, span
+from sparkring.history.describe import counted, duration, first_line, named, rank_list, size, span
 from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import RankRecord, Reading, RunRecord
@@ -271,10 +272,8 @@ def _pace_words(found: DataSet) -> str:
     rates = [(rate, each.rank) for each in found.ranks if each.waiting is not None and (rate := each.rate("rows"))]
     if len(rates) < 2:
         return ""
-    rates.sort()
-    slowest, rank = rates[0]
-    median = (rates[(len(rates) - 1) // 2][0] + rates[len(rates) // 2][0]) / 2
-    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(median)}"
+    slowest, rank = min(rates)
+    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(statistics.median(r for r, _ in rates))}"
 
 
 def _amount_words(found: DataSet) -> str:
@@ -350,11 +349,6 @@ def _rate(rates: Iterable[float | None], write: Callable[[float], str]) -> str:
 
 def _rows(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-
-
-def label(found: Line) -> str:
-    """The ranks of a line: `3`, `0–7`."""
-    return rank_numbers(found.ranks)
 
 
 # ── As a picture ──────────────────────────────────────────────────────────────

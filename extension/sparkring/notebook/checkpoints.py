@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from sparkring.checkpointing.retention import Mode
 from sparkring.errors import OptionsError
-from sparkring.history import run_store
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
@@ -67,6 +66,7 @@ def parse(line: str) -> dict[str, Any]:
 
 def _checkpoints(shell: Any, line: str) -> None:
     from sparkring.checkpointing.inventory import directory_of, inventory
+    from sparkring.history import run_store
     from sparkring.views.checkpoints import CheckProgress, show_checkpoints
 
     given = parse(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sparkring.engine import gang_selection
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import columns, number_of_ranks, positive_count
 from sparkring.notebook.options_table import Option, OptionsTable
@@ -72,6 +71,7 @@ OPTIONS = OptionsTable(
 
 def _shards(shell: Any, line: str) -> None:
     from sparkring.data.preview import preview
+    from sparkring.engine import gang_selection
     from sparkring.views.shards import show_shards
 
     given = OPTIONS.parse(line)

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkring.engine import background
 from sparkring.errors import OptionsError
-from sparkring.history import describe, reading, run_store
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
-from sparkring.views import show_run
-from sparkring.views.tables import show_table
 
 _RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
 
@@ -39,6 +35,8 @@ Options:
 
 
 def _runs_to_stop(current: str) -> Iterator[str]:
+    from sparkring.engine import background
+
     return (shlex.quote(run.run_id) for run in background.going())
 
 
@@ -88,6 +86,10 @@ def parse_runs(line: str) -> RunsRequest:
 
 
 def _runs(shell: Any, line: str) -> None:
+    from sparkring.engine import background
+    from sparkring.history import describe, run_store
+    from sparkring.views.tables import show_table
+
     request = parse_runs(line)
     if request.tensorboard:
         _show_in_tensorboard(shell, request.run)
@@ -104,6 +106,9 @@ def _runs(shell: Any, line: str) -> None:
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
     """The newest saved runs, as many as `most`, for the table of `%runs`."""
+    from sparkring.engine import background
+    from sparkring.history import describe, reading, run_store
+
     in_background = {run.run_id for run in background.going()}
     for path in run_store.saved()[:most]:
         try:
@@ -127,6 +132,10 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
 
 def _show(name: str) -> None:
     """Show a run: its live panel if it goes on in the background, else its saved view."""
+    from sparkring.engine import background
+    from sparkring.history import run_store
+    from sparkring.views import show_run
+
     run = background.find(name)
     if run is not None:
         run.show()
@@ -136,6 +145,7 @@ def _show(name: str) -> None:
 
 def _show_in_tensorboard(shell: Any, name: str) -> None:
     """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere print the command."""
+    from sparkring.history import run_store
     from sparkring.history.tensorboard import environment_set, shell_command, write_event_files
     from sparkring.runtime.kernel import in_notebook
 
@@ -151,6 +161,8 @@ def _show_in_tensorboard(shell: Any, name: str) -> None:
 
 
 def _logs(shell: Any, line: str) -> None:
+    from sparkring.history import run_store
+
     given = LOGS.parse(line)
     only, tail = given["rank"], given["tail"]
     path = run_store.find_saved(given["run"])

@@ -7,11 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from sparkring.engine import gang_selection
 from sparkring.engine.options import LOGS, Options, checked, restarts, timeline
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell import find_scripts, python_source, title_of
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import (
     assignment,
@@ -23,7 +21,6 @@ from sparkring.notebook.option_types import (
     variables,
 )
 from sparkring.notebook.options_table import Option, OptionsTable
-from sparkring.views.tables import show_captured
 
 _HELP = """Run the cell on {what}.
 
@@ -240,6 +237,8 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
 
 def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
     """`%%ranks`: the cell on some ranks of the gang that was started last."""
+    from sparkring.engine import gang_selection
+
     warm = gang_selection.latest_gang("%%ranks")
     ranks, rest = parse_ranks(line, warm.gang.size)
     return _run_cell(shell, rest, cell, magic="ranks", framework=warm.wanted.framework, ranks=ranks)
@@ -247,9 +246,11 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
 def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
     """Run the cell as its line says, on `ranks` of the warm gang if any are named."""
-    from sparkring.engine import api
+    from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.notebook.cell import find_scripts, python_source, title_of
+    from sparkring.views.tables import show_captured
 
     options = parse(magic, line, gang_selection.default_np())
     if ranks:

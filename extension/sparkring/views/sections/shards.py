@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparkring.history import reading
-from sparkring.history.describe import counted
+from sparkring.history.describe import counted, rank_numbers
 from sparkring.history.reading import Block, DataSet, Mark, Strip
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
@@ -82,7 +82,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
     numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
     sign = f'<b style="{tint(AMBER)}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
     return (
-        f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
+        f"<tr><td{_RIGHT}>{rank_numbers(line.ranks)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
         + f"<td>{sign}{text(line.place)}</td></tr>"
     )
