@@ -61,7 +61,7 @@ class RunFolder:
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
         try:
-            home().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.mkdir(mode=0o700)
             self._events = (self.path / EVENTS).open("a", encoding="utf-8")
         except OSError as error:
@@ -347,7 +347,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    for path in sorted(oldest_first, key=_was_quick, reverse=True):  # which leaves each kind in its order
+    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily: it looks into few of them
         if left <= keep:
             return
         try:

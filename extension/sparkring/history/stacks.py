@@ -108,8 +108,8 @@ def innermost(text: str) -> str:
 
 def waits_for_cell(text: str) -> bool:
     """Whether the main thread is where a rank of a warm gang waits for its next cell."""
-    frames = _main_thread(text)
-    return bool(frames) and (frames[0].file.endswith(_WAITS_FOR_CELL[0]) and frames[0].function == _WAITS_FOR_CELL[1])
+    file, function = _WAITS_FOR_CELL
+    return any(frame.function == function and frame.file.endswith(file) for frame in _main_thread(text)[:1])
 
 
 def collective(text: str) -> str:
