@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -244,11 +243,6 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 def left_words(found: Progress) -> str:
     """`12 s left`; '' if that cannot be told."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
-
-
-def as_of(now: float) -> str:
-    """The time at which the shown state was true, for later readers."""
-    return time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now))
 
 
 def first_line(text: str, most: int = 300) -> str:

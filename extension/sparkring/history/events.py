@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -493,19 +494,8 @@ def from_json(found: dict[str, Any]) -> Event:
     """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
-    if kind is RankFailed:
-        known["failure"] = failure_from_json(known["failure"])
-    if kind is RunStarted:
-        known["captured"] = tuple(CapturedName(**_known(CapturedName, each)) for each in found.get("captured", ()))
-        known["versions"] = tuple((name, version) for name, version in found.get("versions", ()))
-    if kind is DataPlanned:
-        known.update(plan_from_json(known))
-    for name in ("ranks", "columns"):  # in JSON they are lists
-        if name in known:
-            known[name] = tuple(known[name])
-    if kind is TimelineSaved:
-        known["slowest"] = tuple(TensorTimes(**each) for each in known.get("slowest", ()))
-        known["late"] = tuple(Lateness(**each) for each in known.get("late", ()))
+    for name in known.keys() & _FROM_JSON.keys():
+        known[name] = _FROM_JSON[name](known[name])
     event: Event = kind(**known)
     return event
 
@@ -514,19 +504,27 @@ def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 
-def plan_from_json(found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a DataPlanned from JSON values."""
-    pieces = tuple(Piece(*piece) for piece in found["pieces"])
-    return {**found, "pieces": pieces, "names": tuple((number, name) for number, name in found.get("names", ()))}
-
-
 def failure_from_json(found: dict[str, Any]) -> Failure:
-    """A Failure from JSON values."""
+    """A Failure from JSON values, also from those of version 0.1."""
     frames = tuple(
         CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
         for frame in found.get("frames", ())
     )
     return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
+
+
+# By the names of fields: JSON has lists for tuples, and objects for dataclasses.
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "failure": failure_from_json,
+    "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
+    "pieces": lambda found: tuple(Piece(*each) for each in found),
+    "slowest": lambda found: tuple(TensorTimes(**each) for each in found),
+    "late": lambda found: tuple(Lateness(**each) for each in found),
+    "versions": lambda found: tuple(map(tuple, found)),
+    "names": lambda found: tuple(map(tuple, found)),
+    "ranks": tuple,
+    "columns": tuple,
+}
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:

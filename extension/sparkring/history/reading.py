@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe import counted, duration, first_line, named, rank_list, size, span
 from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
-from sparkring.history.record import RankRecord, Reading, RunRecord
+from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # of its time a rank waits for data
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
@@ -140,11 +140,12 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
     What that needs of the others is put in order once, for there may be many.
     """
     over = record.outcome is not None
+    reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
     waitings = sorted(each.waiting for each in ranks if each.waiting is not None)
     reached = [
         (each.read.epoch + each.read.done, each.rank)
         for each in ranks
-        if each.read is not None and _may_read(record.ranks[each.rank], over)
+        if each.read is not None and each.rank in reading
     ]
 
     @functools.cache
@@ -178,10 +179,6 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
         return None
     middle = [ordered[k + (k >= at)] for k in ((count - 1) // 2, count // 2)]
     return sum(middle) / 2
-
-
-def _may_read(rank: RankRecord, over: bool) -> bool:
-    return rank.state != "finished" if over else rank.state == "running"
 
 
 # ── In words ──────────────────────────────────────────────────────────────────

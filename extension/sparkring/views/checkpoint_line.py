@@ -120,9 +120,11 @@ def picture(series: Series, now: float) -> str:
     lines = _labels(series, places, now)
     base = _TOP + tall + 24
     whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
+    edges = f"M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}"
+    ground = f'<path d="{edges}" stroke="currentColor" stroke-opacity=".2"/>'
     parts = [
         *_stretches(series, xs, _TOP + tall + 8),
-        *(_axis(low, high, tall) if metric else _ground(xs, tall)),
+        *(_axis(low, high, tall) if metric else [ground]),
         _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
         *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
         *_callouts(series, places),
@@ -188,10 +190,6 @@ def _axis(low: float, high: float, tall: int) -> list[str]:
                 f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(tick)}</text>'
             )
     return parts
-
-
-def _ground(xs: Sequence[float], tall: int) -> list[str]:
-    return [f'<path d="M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}" stroke="currentColor" stroke-opacity=".2"/>']
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:

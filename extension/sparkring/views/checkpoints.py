@@ -50,7 +50,10 @@ def recorded(record: RunRecord) -> list[Series]:
 
 def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRecord) -> Series:
     newest = max((at for at, each in enumerate(found) if each.state == "committed"), default=-1)
-    several = len(record.attempts) > 1
+
+    def of_attempt(found: Checkpoint, joint: str = "") -> str:
+        return f"{joint}attempt {found.attempt}" if len(record.attempts) > 1 and found.attempt else ""
+
     marks = tuple(
         Mark(
             each.saved.step,
@@ -58,8 +61,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
             0.0 if _earlier(each) else each.saved.time,  # else it would be when the damage was found
             each.saved.size_bytes or None,
             each.saved.metrics,
-            ("an earlier run" if _earlier(each) else _saved_by(each, several),),
-            f"attempt {each.attempt}" if several and each.attempt else "",
+            ("an earlier run" if _earlier(each) else f"rank {each.saved.rank}" + of_attempt(each, " in "),),
+            of_attempt(each),
             each.reason,
             each.saved.best,
             at == newest and kind == "sparkring",
@@ -69,10 +72,6 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
     return Series(
         folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
     )
-
-
-def _saved_by(found: Checkpoint, several: bool) -> str:
-    return f"rank {found.saved.rank}" + (f" in attempt {found.attempt}" if several else "")
 
 
 def _earlier(found: Checkpoint) -> bool:

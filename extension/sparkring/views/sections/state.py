@@ -15,9 +15,10 @@ def head_html(record: RunRecord, now: float) -> str:
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     facts = [*describe.facts(record), describe.took(record, now)]
-    facts.append(
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else describe.as_of(now)
-    )
+    if record.ended:
+        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
+    else:
+        facts.append(time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now)))
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
