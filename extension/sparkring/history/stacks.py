@@ -59,7 +59,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-_WAITS_FOR_CELL = ("/sparkring/worker/rank/rank.py", "serve")
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # on executors the path begins so
 
 
 class Frame(NamedTuple):
