@@ -124,9 +124,9 @@ def wrong_line(magic: str, line: str) -> Iterator[str]:
     parse: dict[str, Callable[[str], object]] = {
         "%%ranks": lambda text: launch.parse("ranks", launch.parse_ranks(text, size=8)[1]),
         "%gang": gang.parse,
-        "%shards": data.parse,
+        "%shards": data.OPTIONS.parse,
         "%checkpoints": checkpoints.parse,
-        "%logs": history.parse_logs,
+        "%logs": history.LOGS.parse,
         "%runs": history.parse_runs,
     }
     if magic.startswith("%%") and name in LAUNCH:

@@ -7,13 +7,11 @@ import pytest
 import sparkring
 from sparkring.engine.options import LOGS, GangOptions, Options
 from sparkring.errors import OptionsError
-from sparkring.notebook import checkpoints, data, gang
+from sparkring.notebook import checkpoints, data, gang, history
 from sparkring.notebook.cell import title_of
-from sparkring.notebook.checkpoints import CheckpointsRequest
-from sparkring.notebook.data import ShardsRequest
 from sparkring.notebook.extension import MAGICS
 from sparkring.notebook.gang import GangRequest
-from sparkring.notebook.history import LogsRequest, RunsRequest, parse_logs, parse_runs
+from sparkring.notebook.history import RunsRequest, parse_runs
 from sparkring.notebook.launch import options_table, parse, parse_ranks
 
 
@@ -134,20 +132,20 @@ def test_bad_lines(line, word):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", LogsRequest("", None, None)),
-        ("2026-11 --rank 1 --tail 20", LogsRequest("2026-11", 1, 20)),
+        ("", {"run": "", "rank": None, "tail": None}),
+        ("2026-11 --rank 1 --tail 20", {"run": "2026-11", "rank": 1, "tail": 20}),
     ],
 )
 def test_logs_lines(line, expected):
     """%logs takes a run, a rank and a number of lines."""
-    assert parse_logs(line) == expected
+    assert history.LOGS.parse(line) == expected
 
 
 @pytest.mark.parametrize("line", ["--rank one", "--tail x", "a b", "'open", "--tail -3", "--rank -1"])
 def test_bad_logs_lines(line):
     """What %logs cannot use is an OptionsError."""
     with pytest.raises(OptionsError):
-        parse_logs(line)
+        history.LOGS.parse(line)
 
 
 @pytest.mark.parametrize(
@@ -323,22 +321,22 @@ def test_gang_completions(line, expected):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("data", ShardsRequest("data")),
-        ("data -n 4 --batch-size 256", ShardsRequest("data", 4, 256)),
-        ("-n -4 'my data/*.parquet'", ShardsRequest("my data/*.parquet", 4)),
-        ("-n-2 s3://bucket/x", ShardsRequest("s3://bucket/x", 2)),
-        ("x -np 4", ShardsRequest("x", 4)),
+        ("data", {"source": "data"}),
+        ("data -n 4 --batch-size 256", {"source": "data", "size": 4, "batch_size": 256}),
+        ("-n -4 'my data/*.parquet'", {"source": "my data/*.parquet", "size": -4}),
+        ("-n-2 s3://bucket/x", {"source": "s3://bucket/x", "size": -2}),
+        ("x -np 4", {"source": "x", "size": 4}),
         (
             "--columns a,b,a 'x' --where \"x > 3 and y == 'Ulm'\"",
-            ShardsRequest("x", columns=("a", "b"), where="x > 3 and y == 'Ulm'"),
+            {"source": "x", "columns": ("a", "b"), "where": "x > 3 and y == 'Ulm'"},
         ),
-        ("x --columns 'a b, c'", ShardsRequest("x", columns=("a b", "c"))),
-        ("x --remainder pad --epochs 1000  # what it costs", ShardsRequest("x", remainder="pad", epochs=1000)),
+        ("x --columns 'a b, c'", {"source": "x", "columns": ("a b", "c")}),
+        ("x --remainder pad --epochs 1000  # what it costs", {"source": "x", "remainder": "pad", "epochs": 1000}),
     ],
 )
 def test_shards_lines(line, expected):
-    """%shards takes a path or a name, and what the reading will be; the sign of -n does not matter."""
-    assert data.parse(line) == expected
+    """%shards takes a path or a name, and what the reading will be."""
+    assert data.OPTIONS.parse(line) == data.OPTIONS.parse("?") | expected
 
 
 @pytest.mark.parametrize(
@@ -361,7 +359,7 @@ def test_shards_lines(line, expected):
 def test_bad_shards_lines(line, word):
     """What %shards cannot use is named in one OptionsError, on one line."""
     with pytest.raises(OptionsError) as caught:
-        data.parse(line)
+        data.OPTIONS.parse(line)
     assert str(caught.value).startswith("%shards: ")
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -403,16 +401,16 @@ def test_the_remainders_are_those_of_the_plan():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", CheckpointsRequest()),
-        ("dbfs:/ml/run1", CheckpointsRequest("dbfs:/ml/run1")),
-        ("'my runs/1' --check  # all of it", CheckpointsRequest("my runs/1", check=True)),
-        ("x --metric val_loss", CheckpointsRequest("x", metric="val_loss")),
-        ("--metric acc --mode max x", CheckpointsRequest("x", metric="acc", mode="max")),
+        ("", {}),
+        ("dbfs:/ml/run1", {"source": "dbfs:/ml/run1"}),
+        ("'my runs/1' --check  # all of it", {"source": "my runs/1", "check": True}),
+        ("x --metric val_loss", {"source": "x", "metric": "val_loss"}),
+        ("--metric acc --mode max x", {"source": "x", "metric": "acc", "mode": "max"}),
     ],
 )
 def test_checkpoints_lines(line, expected):
     """%checkpoints takes a directory or none, and what to look for."""
-    assert checkpoints.parse(line) == expected
+    assert checkpoints.parse(line) == {"source": "", "check": False, "metric": "", "mode": None} | expected
 
 
 @pytest.mark.parametrize(

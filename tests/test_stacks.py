@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkring.history.stacks import GRAPH, cell_line, collective, innermost
+from sparkring.history.stacks import GRAPH, cell_line, collective, innermost, waits_for_cell
 
 PACKAGES = "/opt/env/lib/python3.11/site-packages"
 OUTER = [("<cell>", 7, "<module>"), ("/opt/sparkring/worker/rank.py", 185, "_execute")]
@@ -142,3 +142,15 @@ def test_where_a_rank_stands():
     assert innermost(stack([])) == "<cell>:7 <module>"
     assert (innermost(""), collective(""), cell_line("")) == ("", "", 0)
     assert cell_line(stack(SEEN["all_reduce"])) == 7
+
+
+@pytest.mark.parametrize("folder", ["/opt/env/", "/tmp/x/sparkring.zip/", ""])
+def test_a_rank_that_waits_for_its_next_cell(folder):
+    """Wherever sparkring lies, and only if it is sparkring's own function in which the rank stands."""
+    text = (
+        f'Thread 0x7f02 (most recent call first):\n  File "{folder}sparkring/worker/rank/rank.py", line 117 in serve\n'
+    )
+    assert waits_for_cell(text)
+    assert not waits_for_cell(text.replace("rank.py", "server.py"))
+    assert not waits_for_cell(text.replace("in serve", "in run"))
+    assert not waits_for_cell("")

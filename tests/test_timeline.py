@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from sparkring.history import horovod_timeline
-from sparkring.history.horovod_timeline import Arriving, Scanner, summary
+from sparkring.history.horovod_timeline import Arriving, Scanner
 
 
 def event(kind: str, at: float, name: str = "", pid: int = 1) -> str:
@@ -67,9 +67,13 @@ def brought(data: bytes, *, piece: int = 10_000, cut: int = 0, whole: bool = Tru
     return found, kept[0]
 
 
+def summary(data: bytes):
+    return brought(data)[0]
+
+
 def test_where_the_time_went():
     """Each phase of an operation counts; between operations nothing is under way."""
-    found = summary([written([named("grad"), *operation(0), *operation(1000)])])
+    found = summary(written([named("grad"), *operation(0), *operation(1000)]))
     assert (found.operations, found.tensors, found.problem) == (2, 1, "")
     assert found.wall_s == pytest.approx(1141e-6)
     parts = (found.negotiating_s, found.waiting_s, found.copying_s, found.reducing_s, found.elsewhere_s)
@@ -83,7 +87,7 @@ def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
     """Of two tensors under way the whole has the one that has come furthest; the parts add up to the wall time."""
     apart = operation(0) + operation(50, pid=2)
     events = sorted(apart, key=lambda text: json.loads(text)["ts"])
-    found = summary([written([named("a"), named("b", 2), *events])])
+    found = summary(written([named("a"), named("b", 2), *events]))
     assert found.wall_s == pytest.approx(191e-6)
     parts = (found.negotiating_s, found.waiting_s, found.copying_s, found.reducing_s, found.elsewhere_s)
     assert sum(parts) == pytest.approx(found.wall_s)
@@ -97,7 +101,7 @@ def test_who_was_late():
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})
     both = sorted(one + other, key=lambda text: json.loads(text)["ts"])
-    found = summary([written([*both, *third])])
+    found = summary(written([*both, *third]))
     # Of rank 1 from 40 to 90 and from 60 to 95, of rank 2 from 20 to 80.
     assert [(each.rank, each.times) for each in found.late] == [(2, 1), (1, 2)]
     assert [each.waited_s for each in found.late] == pytest.approx([60e-6, 55e-6])
@@ -107,9 +111,8 @@ def test_who_was_late():
 def test_pieces_make_no_difference(piece):
     """Wherever the file is taken apart, it says the same, and so does what is kept of it."""
     data = written([named("grä\\u00fc"), *operation(0), *operation(500, pid=2)])
-    pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
-    assert summary(pieces) == summary([data])
     found, text = brought(data, piece=piece)
+    assert found == summary(data)
     assert len(json.loads(text)) == 1 + 2 * 14
     assert found.operations == 2
 
@@ -190,7 +193,7 @@ def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(horovod_timeline, "TENSORS", 10)
     monkeypatch.setattr(horovod_timeline, "MOST_BYTES", 100_000)
     many = [each for pid in range(100) for each in operation(pid * 1000, pid=pid)]
-    found = summary([written(many)])
+    found = summary(written(many))
     assert (found.tensors, found.operations) == (10, 10)
     assert len(found.slowest) <= horovod_timeline.SLOWEST
     bomb, text = brought(b"[" + b" " * 50_000_000)

@@ -136,8 +136,8 @@ def test_two_trainings_in_one_directory():
 
 def test_an_empty_directory_is_one_sentence():
     """As is a missing one."""
-    assert views.checkpoints_text(directory()) == f"{FOLDER}has no checkpoints."
-    assert views.checkpoints_text(directory(exists=False)) == (f"{FOLDER}: this folder does not exist.")
+    assert views.empty_words(directory()) == f"{FOLDER} has no checkpoints."
+    assert views.empty_words(directory(exists=False)) == (f"{FOLDER}: this folder does not exist.")
 
 
 def test_what_others_have_written():

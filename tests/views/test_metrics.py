@@ -100,7 +100,7 @@ def test_marks_that_would_hide_each_other_are_one(replayed):
 def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
     record = replayed(*(each for rank in range(size) for each in steps(1, 5, rank)), size=size)
     [[curve]] = metrics.curves(record, metrics.table(record))
-    assert [line.rank for line in curve.ranks] == [*range(lines)]
+    assert [*curve.ranks] == [*range(lines)]
     told = charts(record)
     [chart] = told["charts"]
     [drawn] = chart["curves"]
@@ -109,7 +109,7 @@ def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
     assert ("low" in drawn) == (size == 9)
     assert ("thin: each rank" in told["legend"], "band" in told["legend"]) == (bool(lines), size == 9)
     if lines:
-        assert curve.ranks[1].points[-1] == (5, pytest.approx(0.7))
+        assert curve.ranks[1][-1] == (5, pytest.approx(0.7))
         assert drawn["ranks"][1][-1] == pytest.approx(0.7)
     if size == 9:
         assert (drawn["low"][-1], drawn["lowest"][-1]) == (pytest.approx(0.2), 0)
@@ -119,7 +119,7 @@ def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
 def test_ranks_that_agree_have_one_line(replayed):
     same = [Metrics(step, rank, {"loss": 1 / step}, step=step) for step in range(1, 6) for rank in (0, 1)]
     [[curve]] = metrics.curves(record := replayed(*same), metrics.table(record))
-    assert curve.ranks == ()
+    assert curve.ranks == {}
 
 
 def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):

@@ -6,11 +6,7 @@ from sparkring.engine import warm_gang
 from sparkring.engine.options import Options
 from sparkring.engine.warm_gang import WarmGang
 from sparkring.errors import OptionsError
-from sparkring.frameworks import FRAMEWORKS
 from sparkring.runtime.kernel import tell
-
-# The frameworks that a warm gang can carry from cell to cell. A barrier stage of its own is not among them.
-GANG_FRAMEWORKS = tuple(name for name, framework in FRAMEWORKS.items() if framework.by_node)
 
 
 def default_np() -> int:

@@ -6,7 +6,6 @@ The variables are those of Horovod 0.28 (horovod/common/gloo/gloo_context.cc).
 from __future__ import annotations
 
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
-from sparkring.frameworks.rendezvous import Store
 from sparkring.runtime.world import World
 
 # Gloo's own limit is 30 s, and also bounds how long one rank may come later than another to
@@ -33,6 +32,8 @@ class Horovod(Framework):
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
+        from sparkring.frameworks.rendezvous import Store  # and an HTTP server, which only the driver needs
+
         super().__init__(host, bind_host, endpoints)
         self._store = Store(bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints))
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sparkring.history import metrics
 from sparkring.history.events import CodeFrame, Failure, GpuUsed, SourceLine
 from sparkring.history.lines import folded, is_noise, plain, visible
 from sparkring.history.metrics import Progress
 from sparkring.history.record import LogLine, RankRecord, RunRecord, as_shown
-from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, GRAPH, cell_line, collective, innermost, is_cell
+from sparkring.history.stacks import (
+    CELL_NAME,
+    EARLIER_CELL,
+    GRAPH,
+    cell_line,
+    collective,
+    innermost,
+    is_cell,
+    waits_for_cell,
+)
 
 LAST_LINES = 20
 CONTEXT_LINES = 2
@@ -98,6 +106,18 @@ def rank_count(count: int) -> str:
 def counted(count: int, what: str) -> str:
     """`1 line`, `4,812 lines`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
+    """What some values lie between: `3–5`, or `3` where that is written the same."""
+    low, high = write(min(values)), write(max(values))
+    return low if low == high else f"{low}–{high}"
+
+
+def named(names: Sequence[str], most: int, characters: int = 40) -> str:
+    """`a, b and 3 more`: the first `most` of these names, each cut to so many characters."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(first_line(name, characters) for name in names[:most]) + more
 
 
 # ── The state of a run ────────────────────────────────────────────────────────
@@ -223,11 +243,6 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 def left_words(found: Progress) -> str:
     """`12 s left`; '' if that cannot be told."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
-
-
-def as_of(now: float) -> str:
-    """The time at which the shown state was true, for later readers."""
-    return time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now))
 
 
 def first_line(text: str, most: int = 300) -> str:
@@ -561,8 +576,8 @@ def _state(rank: RankRecord) -> str:
         return rank.state
     if rank.stack is None:
         return "no answer"
-    if innermost(rank.stack.text).endswith(" serve"):
-        return "idle"  # in worker/rank/rank.py, where it waits for the next cell
+    if waits_for_cell(rank.stack.text):
+        return "idle"
     # Horovod's torch waits for the others in a loop, which looks like work.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state

@@ -6,9 +6,11 @@ Times are Unix seconds on the driver's clock, taken when the driver heard of the
 from __future__ import annotations
 
 import functools
+import json
 import re
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 from sparkring.wire.messages import CheckpointKind as CheckpointKind
 from sparkring.wire.messages import DataKind as DataKind
@@ -88,7 +90,21 @@ class CapturedName:
 
 
 @dataclass(frozen=True)
-class RunStarted:
+class Event:
+    """Something that has happened; `time` is when."""
+
+    time: float
+
+
+@dataclass(frozen=True)
+class RankEvent(Event):
+    """Something that has happened on a rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
     """The run exists; `code` is what the user wrote, its first line the magic's own.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
@@ -96,7 +112,6 @@ class RunStarted:
     of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
     """
 
-    time: float
     run_id: str
     title: str
     code: str
@@ -112,13 +127,12 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(Event):
     """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
 
     `checkpoint` names what it goes on from and `step` is its step; '' and 0 for a run that begins anew.
     """
 
-    time: float
     number: int
     size: int
     checkpoint: str = ""
@@ -126,13 +140,12 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class AttemptEnded:
+class AttemptEnded(Event):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
     `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
     """
 
-    time: float
     number: int
     reason: str
     failed_rank: int | None = None
@@ -140,36 +153,31 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True)
-class MemberJoined:
+class MemberJoined(Event):
     """A member has connected; ranks are numbered when all have."""
 
-    time: float
     member: int
     host: str
 
 
 @dataclass(frozen=True)
-class RankStarted:
+class RankStarted(RankEvent):
     """A rank has its place; `pid` is its process on `host`."""
 
-    time: float
-    rank: int
     host: str
     pid: int
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(RankEvent):
     """Bytes that a rank wrote: whole lines where the rank wrote whole lines in time."""
 
-    time: float
-    rank: int
     stream: Stream
     data: bytes
 
 
 @dataclass(frozen=True)
-class Displayed:
+class Displayed(RankEvent):
     """A rank has shown something other than text, with display() or plt.show().
 
     `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
@@ -177,8 +185,6 @@ class Displayed:
     were too many. `text` is the text form, which the rank has also printed.
     """
 
-    time: float
-    rank: int
     number: int
     mime_type: DisplayType
     data: bytes
@@ -189,23 +195,19 @@ class Displayed:
 
 
 @dataclass(frozen=True)
-class Message:
+class Message(RankEvent):
     """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
 
-    time: float
-    rank: int
     text: str
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(RankEvent):
     """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
 
     `step` counts from 1 within the epoch under Keras, and is what the user says under log().
     """
 
-    time: float
-    rank: int
     values: dict[str, float]
     step: int | None = None
     epoch: int | None = None
@@ -215,11 +217,9 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class GpuUsed:
+class GpuUsed(RankEvent):
     """How one of a rank's GPUs is used, by whichever process; None is what its driver does not tell."""
 
-    time: float
-    rank: int
     address: str
     name: str
     used_bytes: int | None
@@ -228,7 +228,7 @@ class GpuUsed:
 
 
 @dataclass(frozen=True)
-class DataOpened:
+class DataOpened(RankEvent):
     """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
 
     `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
@@ -236,8 +236,6 @@ class DataOpened:
     is a digest of what the files were when they were opened. What is not known is '' or 0.
     """
 
-    time: float
-    rank: int
     reader: int
     name: str
     kind: DataKind
@@ -264,15 +262,13 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DataPlanned:
+class DataPlanned(RankEvent):
     """What a rank is to read in an epoch (from 1), in its order.
 
     `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
     read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
     """
 
-    time: float
-    rank: int
     reader: int
     epoch: int
     pieces: tuple[Piece, ...]
@@ -287,15 +283,13 @@ class DataPlanned:
 
 
 @dataclass(frozen=True)
-class DataRead:
+class DataRead(RankEvent):
     """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
 
     `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
     waited for batches in this epoch. What is not known is None or ''.
     """
 
-    time: float
-    rank: int
     reader: int
     epoch: int
     rows: int
@@ -310,7 +304,7 @@ class DataRead:
 
 
 @dataclass(frozen=True)
-class CheckpointSaved:
+class CheckpointSaved(RankEvent):
     """A checkpoint is whole and can be read.
 
     `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
@@ -318,8 +312,6 @@ class CheckpointSaved:
     `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
     """
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -332,22 +324,18 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True)
-class CheckpointFailed:
+class CheckpointFailed(RankEvent):
     """A checkpoint could not be saved; the run fails at its next save, or at its end."""
 
-    time: float
-    rank: int
     folder: str
     step: int
     reason: str
 
 
 @dataclass(frozen=True)
-class CheckpointDamaged:
+class CheckpointDamaged(RankEvent):
     """A checkpoint was found torn, cut or changed, and passed over."""
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -355,11 +343,9 @@ class CheckpointDamaged:
 
 
 @dataclass(frozen=True)
-class CheckpointRestored:
+class CheckpointRestored(RankEvent):
     """A rank has gone back to what a checkpoint holds."""
 
-    time: float
-    rank: int
     folder: str
     name: str
     step: int
@@ -367,25 +353,21 @@ class CheckpointRestored:
 
 
 @dataclass(frozen=True)
-class CheckpointRemoved:
+class CheckpointRemoved(RankEvent):
     """A checkpoint was removed to make room for newer ones."""
 
-    time: float
-    rank: int
     folder: str
     name: str
 
 
 @dataclass(frozen=True)
-class TimelinePart:
+class TimelinePart(RankEvent):
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
     `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
     record.
     """
 
-    time: float
-    rank: int
     data: bytes
     last: bool = False
     cut: int = 0
@@ -421,7 +403,7 @@ class Lateness:
 
 
 @dataclass(frozen=True)
-class TimelineSaved:
+class TimelineSaved(Event):
     """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
 
     `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
@@ -430,7 +412,6 @@ class TimelineSaved:
     the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
-    time: float
     name: str
     size_bytes: int
     wall_s: float = 0.0
@@ -448,130 +429,73 @@ class TimelineSaved:
 
 
 @dataclass(frozen=True)
-class RankFinished:
+class RankFinished(RankEvent):
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
-    time: float
-    rank: int
     value: str
 
 
 @dataclass(frozen=True)
-class RankFailed:
+class RankFailed(RankEvent):
     """A rank has ended before its time."""
 
-    time: float
-    rank: int
     failure: Failure
 
 
 @dataclass(frozen=True)
-class RankStopped:
+class RankStopped(RankEvent):
     """A rank has come back from an interrupt, and waits for what comes next."""
 
-    time: float
-    rank: int
-
 
 @dataclass(frozen=True)
-class RankExited:
+class RankExited(RankEvent):
     """A rank's process is gone, and its output complete."""
 
-    time: float
-    rank: int
-
 
 @dataclass(frozen=True)
-class StackTaken:
+class StackTaken(RankEvent):
     """Where a rank stood when asked; `cell_line` is 0 if no line of the cell was on its stack."""
 
-    time: float
-    rank: int
     state: str
     cell_line: int
     text: str
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Event):
     """Something the user should know: progress of a slow start, a warning.
 
     `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, or always ("").
     """
 
-    time: float
     text: str
     until: Until = ""
 
 
 @dataclass(frozen=True)
-class RunFinished:
+class RunFinished(Event):
     """The run is over; `failed_rank` is the one whose failure ended it."""
 
-    time: float
     outcome: Ending
     message: str = ""
     failed_rank: int | None = None
 
 
-Event = (
-    RunStarted
-    | AttemptStarted
-    | AttemptEnded
-    | MemberJoined
-    | RankStarted
-    | Output
-    | Displayed
-    | Message
-    | Metrics
-    | GpuUsed
-    | DataOpened
-    | DataPlanned
-    | DataRead
-    | CheckpointSaved
-    | CheckpointFailed
-    | CheckpointDamaged
-    | CheckpointRestored
-    | CheckpointRemoved
-    | TimelinePart
-    | TimelineSaved
-    | RankFinished
-    | RankFailed
-    | RankStopped
-    | RankExited
-    | StackTaken
-    | Notice
-    | RunFinished
-)
-_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+_BY_NAME: dict[str, type[Any]] = {each.__name__: each for base in (Event, RankEvent) for each in base.__subclasses__()}
 
 
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as JSON values, `type` first. Bytes stay out: they have files of their own."""
-    # A plan has hundreds of pieces, and asdict() would copy each number of each.
-    plain = isinstance(event, DataPlanned)
-    found = {each.name: getattr(event, each.name) for each in fields(event)} if plain else asdict(event)
-    found.pop("data", None)
-    return {"type": type(event).__name__, **found}
+def to_json(event: Event, **more: Any) -> str:
+    """The event as JSON with its type, and `more` fields. Bytes stay out: they have files of their own."""
+    found = {each.name: getattr(event, each.name) for each in fields(event) if each.name != "data"}
+    return json.dumps({"type": type(event).__name__, **found, **more}, default=vars)  # dataclasses within it
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
+    """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
-    if kind is RankFailed:
-        known["failure"] = failure_from_json(known["failure"])
-    if kind is RunStarted:
-        known["captured"] = tuple(CapturedName(**_known(CapturedName, each)) for each in found.get("captured", ()))
-        known["versions"] = tuple((name, version) for name, version in found.get("versions", ()))
-    if kind is DataPlanned:
-        known.update(plan_from_json(known))
-    for name in ("ranks", "columns"):  # in JSON they are lists
-        if name in known:
-            known[name] = tuple(known[name])
-    if kind is TimelineSaved:
-        known["slowest"] = tuple(TensorTimes(**each) for each in known.get("slowest", ()))
-        known["late"] = tuple(Lateness(**each) for each in known.get("late", ()))
+    for name in known.keys() & _FROM_JSON.keys():
+        known[name] = _FROM_JSON[name](known[name])
     event: Event = kind(**known)
     return event
 
@@ -580,19 +504,27 @@ def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 
-def plan_from_json(found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a DataPlanned from JSON values."""
-    pieces = tuple(Piece(*piece) for piece in found["pieces"])
-    return {**found, "pieces": pieces, "names": tuple((number, name) for number, name in found.get("names", ()))}
-
-
 def failure_from_json(found: dict[str, Any]) -> Failure:
-    """A Failure from JSON values."""
+    """A Failure from JSON values, also from those of version 0.1."""
     frames = tuple(
         CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
         for frame in found.get("frames", ())
     )
     return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
+
+
+# By the names of fields: JSON has lists for tuples, and objects for dataclasses.
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "failure": failure_from_json,
+    "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),
+    "pieces": lambda found: tuple(Piece(*each) for each in found),
+    "slowest": lambda found: tuple(TensorTimes(**each) for each in found),
+    "late": lambda found: tuple(Lateness(**each) for each in found),
+    "versions": lambda found: tuple(map(tuple, found)),
+    "names": lambda found: tuple(map(tuple, found)),
+    "ranks": tuple,
+    "columns": tuple,
+}
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:

@@ -102,18 +102,6 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def summary(pieces: Iterable[bytes]) -> TimelineSaved:
-    """What the timeline says that comes in `pieces`."""
-    scanner, tally, size = Scanner(), Tally(), 0
-    for piece in pieces:
-        size += len(piece)
-        for event, _ in scanner.feed(piece):
-            tally.add(event)
-    for event, _ in scanner.feed(b"", last=True):
-        tally.add(event)
-    return tally.summary(0.0, "", size, 1, _problem(scanner, tally, whole=True, cut=0))
-
-
 def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
     """What a timeline lacks, in words; '' for nothing."""
     found = []

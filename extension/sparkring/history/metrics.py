@@ -6,7 +6,7 @@ import bisect
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -107,25 +107,18 @@ class Point(NamedTuple):
     highest: int
 
 
-class RankLine(NamedTuple):
-    """One rank's values on a curve: pairs of x and value."""
-
-    rank: int
-    points: tuple[tuple[float, float], ...]
-
-
 @dataclass(frozen=True)
 class Curve:
     """One metric over the course of the run; `last` is its last value in the table, which a point may blur.
 
-    `ranks` are there where the ranks' values differ and are few enough to be told apart. `undone` are the means of
-    what a restart went back behind: a line for each attempt that lost some.
+    `ranks` are each rank's pairs of x and value, where these differ and are few enough to be told apart. `undone` are
+    the means of what a restart went back behind: a line for each attempt that lost some.
     """
 
     name: str
     points: tuple[Point, ...]
     last: float
-    ranks: tuple[RankLine, ...] = ()
+    ranks: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     undone: tuple[tuple[Point, ...], ...] = ()
 
 
@@ -400,17 +393,15 @@ def _curve(name: str, measured: list[_Measured], undone: list[list[_Measured]], 
 _Lines = dict[int, list[tuple[float, float]]]
 
 
-def _rank_lines(by_rank: _Lines) -> tuple[RankLine, ...]:
+def _rank_lines(by_rank: _Lines) -> _Lines:
     """The ranks' lines, if they can be told apart: several, not too many, and not all the same."""
     if not 1 < len(by_rank) <= RANK_LINES:
-        return ()
+        return {}
     at: dict[float, list[float]] = {}
     for points in by_rank.values():
         for x, value in points:
             at.setdefault(x, []).append(value)
-    if not any(spread(values).differs for values in at.values()):
-        return ()
-    return tuple(RankLine(rank, tuple(by_rank[rank])) for rank in sorted(by_rank))
+    return dict(sorted(by_rank.items())) if any(spread(values).differs for values in at.values()) else {}
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:

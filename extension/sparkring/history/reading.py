@@ -6,14 +6,15 @@ import bisect
 import functools
 import itertools
 import operator
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, duration, first_line, rank_list, rank_numbers, size
+from sparkring.history.describe import counted, duration, first_line, named, rank_list, size, span
 from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
-from sparkring.history.record import RankRecord, Reading, RunRecord
+from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # of its time a rank waits for data
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
@@ -129,55 +130,46 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
     for rank, reading in readings.items():
         versions.setdefault(reading.opened.version, []).append(rank)
     ranks = [RankReading(rank, reading.now, plan=reading.plan) for rank, reading in sorted(readings.items())]
-    judge = _Judge(record, ranks, now)
-    return DataSet(
-        next(iter(readings.values())).opened,
-        tuple(judge.marked(each) for each in ranks),
-        tuple((version, tuple(found)) for version, found in versions.items()),
-    )
+    found = tuple((version, tuple(those)) for version, those in versions.items())
+    return DataSet(next(iter(readings.values())).opened, _judged(record, ranks, now), found)
 
 
-class _Judge:
-    """Compares each rank with the others; what it needs of these is put in order once, for there may be many."""
+def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
+    """Each rank compared with the others: which one has ended an epoch before them, and which one waits for data.
 
-    def __init__(self, record: RunRecord, ranks: Sequence[RankReading], now: float) -> None:
-        self._over, self._now = record.outcome is not None, now
-        self._waiting = sorted(each.waiting for each in ranks if each.waiting is not None)
-        self._unfinished = [
-            (each.read.epoch + each.read.done, each.rank)
-            for each in ranks
-            if each.read is not None and _may_read(record.ranks[each.rank], self._over)
-        ]
-        self._behind: dict[int, list[int]] = {}
+    What that needs of the others is put in order once, for there may be many.
+    """
+    over = record.outcome is not None
+    reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
+    waitings = sorted(each.waiting for each in ranks if each.waiting is not None)
+    reached = [
+        (each.read.epoch + each.read.done, each.rank)
+        for each in ranks
+        if each.read is not None and each.rank in reading
+    ]
 
-    def marked(self, mine: RankReading) -> RankReading:
-        read = mine.read
-        if read is not None and read.done and self._now - read.time >= EARLY_S:
-            behind = self._behind_in(read.epoch)
-            if behind:
-                return mine._replace(mark="early", note=self._early(read, behind))
-        waiting = mine.waiting
+    @functools.cache
+    def not_beyond(epoch: int) -> list[int]:
+        return [rank for at, rank in reached if at <= epoch]
+
+    def judged(mine: RankReading) -> RankReading:
+        read, waiting = mine.read, mine.waiting
+        since_s = now - read.time if read is not None and read.done else 0.0
+        if read is not None and since_s >= EARLY_S and (behind := not_beyond(read.epoch)):
+            when = f"{duration(since_s)} before the run ended" if over else f"{duration(int(since_s))} ago"
+            verb = "had not" if over else "has not" if len(behind) == 1 else "have not"
+            note = f"ended its epoch {when}, after {counted(read.steps, 'step')}; {_ranks(behind)} {verb}"
+            return mine._replace(mark="early", note=note)
         if waiting is None or waiting <= STARVED_BESIDE_OTHERS:
             return mine
-        usual = _median_without(self._waiting, waiting)
+        usual = _median_without(waitings, waiting)
         if waiting > STARVED or (usual is not None and waiting > usual + MORE_THAN_OTHERS):
             beside = "" if usual is None else f"; the others {100 * usual:.0f} %"
-            verb = "waited" if self._over else "waits"
-            note = f"{verb} {100 * waiting:.0f} % of the time for data{beside}"
+            note = f"{'waited' if over else 'waits'} {100 * waiting:.0f} % of the time for data{beside}"
             return mine._replace(mark="starves", note=note)
         return mine
 
-    def _early(self, read: DataRead, behind: list[int]) -> str:
-        since_s = self._now - read.time
-        when = f"{duration(since_s)} before the run ended" if self._over else f"{duration(int(since_s))} ago"
-        verb = "had not" if self._over else "has not" if len(behind) == 1 else "have not"
-        return f"ended its epoch {when}, after {counted(read.steps, 'step')}; {_ranks(behind)} {verb}"
-
-    def _behind_in(self, epoch: int) -> list[int]:
-        """The ranks that have not ended that epoch, and still may."""
-        if epoch not in self._behind:
-            self._behind[epoch] = [rank for reached, rank in self._unfinished if reached <= epoch]
-        return self._behind[epoch]
+    return tuple(map(judged, ranks))
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
@@ -189,10 +181,6 @@ def _median_without(ordered: Sequence[float], value: float) -> float | None:
     return sum(middle) / 2
 
 
-def _may_read(rank: RankRecord, over: bool) -> bool:
-    return rank.state != "finished" if over else rank.state == "running"
-
-
 # ── In words ──────────────────────────────────────────────────────────────────
 
 
@@ -202,11 +190,10 @@ def data_words(found: DataSet) -> str:
     counts = [counted(opened.rows, "row")] if opened.rows else []
     counts += [f"in {counted(opened.files, 'file')}"] if opened.files else []
     amount = " ".join(counts) + (f"{', ' if counts else ''}{size(opened.size_bytes)}" if opened.size_bytes else "")
-    more = len(opened.columns) - _COLUMNS
-    columns = ", ".join(first_line(name, 40) for name in opened.columns[:_COLUMNS])
+    columns = named(opened.columns, _COLUMNS)
     words = [
         first_line(opened.name, 120) + ("" if opened.kind == "parquet" else f" ({opened.kind})"),
-        f"columns {columns}{f' and {more:,} more' if more > 0 else ''}" if columns else "",
+        f"columns {columns}" if columns else "",
         f"where {first_line(opened.where, 200)}" if opened.where else "",
         amount,
     ]
@@ -282,10 +269,8 @@ def _pace_words(found: DataSet) -> str:
     rates = [(rate, each.rank) for each in found.ranks if each.waiting is not None and (rate := each.rate("rows"))]
     if len(rates) < 2:
         return ""
-    rates.sort()
-    slowest, rank = rates[0]
-    median = (rates[(len(rates) - 1) // 2][0] + rates[len(rates) // 2][0]) / 2
-    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(median)}"
+    slowest, rank = min(rates)
+    return f"slowest: rank {rank}, {_rows(slowest)} rows/s; median {_rows(statistics.median(r for r, _ in rates))}"
 
 
 def _amount_words(found: DataSet) -> str:
@@ -306,8 +291,7 @@ def _ranks(found: Sequence[int]) -> str:
 
 def named_shortly(names: Sequence[str]) -> str:
     """`digits, val and 3 more`, as there is room for in a list."""
-    more = f" and {len(names) - _DATA_LISTED} more" if len(names) > _DATA_LISTED else ""
-    return ", ".join(first_line(_short(name), 30) for name in names[:_DATA_LISTED]) + more
+    return named([*map(_short, names)], _DATA_LISTED, 30)
 
 
 def _short(name: str) -> str:
@@ -339,15 +323,16 @@ def line(found: DataSet) -> Line:
     rows = f"{sum(read.rows for read in reads):,}" if reads else ""
     if planned and len(planned) == len(ranks):
         rows += f" of {sum(planned):,}"
+    waiting = [100 * each.waiting for each in ranks if each.waiting is not None]
     marks = [each.mark for each in ranks if each.mark]
     return Line(
         tuple(each.rank for each in ranks),
-        _span([read.epoch for read in reads], str),
+        span([read.epoch for read in reads], str) if reads else "",
         sum(fractions) / len(fractions) if fractions else None,
         rows,
         _rate([each.rate("rows") for each in ranks], _rows),
         _rate([each.rate("size_bytes") for each in ranks], size),
-        _span([each.waiting for each in ranks if each.waiting is not None], lambda part: f"{100 * part:.0f}", " %"),
+        f"{span(waiting, '{:.0f}'.format)} %" if waiting else "",
         first_line(reads[0].place, 120) if len(ranks) == 1 and reads else "",
         "starves" if "starves" in marks else marks[0] if marks else "",
         ranks[0].note if len(ranks) == 1 else notes(found),
@@ -361,18 +346,6 @@ def _rate(rates: Iterable[float | None], write: Callable[[float], str]) -> str:
 
 def _rows(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-
-
-def _span(values: Sequence[float], write: Callable[[float], str], unit: str = "") -> str:
-    if not values:
-        return ""
-    low, high = write(min(values)), write(max(values))
-    return (low if low == high else f"{low}–{high}") + unit
-
-
-def label(found: Line) -> str:
-    """The ranks of a line: `3`, `0–7`."""
-    return rank_numbers(found.ranks)
 
 
 # ── As a picture ──────────────────────────────────────────────────────────────

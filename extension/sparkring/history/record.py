@@ -10,49 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sparkring.history.events import (
-    AttemptEnded,
-    AttemptStarted,
-    CapturedName,
-    CheckpointDamaged,
-    CheckpointFailed,
-    CheckpointRemoved,
-    CheckpointRestored,
-    CheckpointSaved,
-    DataOpened,
-    DataPlanned,
-    DataRead,
-    Displayed,
-    Ending,
-    Event,
-    Failure,
-    GpuUsed,
-    MemberJoined,
-    Message,
-    Metrics,
-    Notice,
-    Output,
-    RankExited,
-    RankFailed,
-    RankFinished,
-    RankStarted,
-    RankStopped,
-    RunFinished,
-    RunStarted,
-    StackTaken,
-    Stream,
-    TimelinePart,
-    TimelineSaved,
-)
+from sparkring.history import events
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # of each reader of a rank
 PLANS_KEPT = 3  # of a rank's readers, those that were told last
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
@@ -69,7 +35,7 @@ class LogLine(NamedTuple):
 
     time: float
     rank: int
-    stream: Stream | Literal["message"]
+    stream: events.Stream | Literal["message"]
     text: str
 
 
@@ -82,10 +48,15 @@ class Checkpoint(NamedTuple):
     `attempt` is the one that saved it, 0 for an earlier run; `reason` says why it is no longer good.
     """
 
-    saved: CheckpointSaved
+    saved: events.CheckpointSaved
     attempt: int
     state: CheckpointState = "committed"
     reason: str = ""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its directory, and its name there."""
+        return self.saved.folder, self.saved.name
 
 
 class Attempt(NamedTuple):
@@ -105,17 +76,16 @@ class Attempt(NamedTuple):
     reason: str = ""
     failed_rank: int | None = None
     host: str = ""
-    failure: Failure | None = None
+    failure: events.Failure | None = None
     last_lines: tuple[LogLine, ...] = ()
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
+    """One reader of a rank: what it reads, how far it is, and the plan of its last epoch."""
 
-    opened: DataOpened
-    now: DataRead | None = None
-    ended: tuple[DataRead, ...] = ()
-    plan: DataPlanned | None = None
+    opened: events.DataOpened
+    now: events.DataRead | None = None
+    plan: events.DataPlanned | None = None
 
 
 @dataclass(frozen=True)
@@ -136,25 +106,21 @@ class RankRecord:
     partial_stdout: bytes = b""
     partial_stderr: bytes = b""
     last_heard: float = 0.0
-    metrics: Metrics | None = None
+    metrics: events.Metrics | None = None
     value: str = ""
-    failure: Failure | None = None
-    stack: StackTaken | None = None
-    gpus: tuple[GpuUsed, ...] = ()  # the last that was heard of each
+    failure: events.Failure | None = None
+    stack: events.StackTaken | None = None
+    gpus: tuple[events.GpuUsed, ...] = ()  # the last that was heard of each
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
         """The last lines, those that have not ended yet included."""
-        pending: list[LogLine] = []
-        streams: tuple[tuple[Stream, bytes], ...] = (
-            ("stdout", self.partial_stdout),
-            ("stderr", self.partial_stderr),
+        streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
+        pending = (
+            LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data
         )
-        for stream, data in streams:
-            if data:
-                pending.append(LogLine(self.last_heard, self.rank, stream, as_shown(data)))
-        return self.tail + tuple(pending)
+        return (*self.tail, *pending)
 
 
 @dataclass(frozen=True)
@@ -172,21 +138,21 @@ class RunRecord:
     warm: bool = False
     started: float = 0.0
     checkpoint_dir: str = ""
-    captured: tuple[CapturedName, ...] = ()
+    captured: tuple[events.CapturedName, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     running_since: float = 0.0
     ended: float = 0.0
     attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
     checkpoints: tuple[Checkpoint, ...] = ()
-    timelines: tuple[TimelineSaved, ...] = ()  # of the attempts, in their order
+    timelines: tuple[events.TimelineSaved, ...] = ()  # of the attempts, in their order
     joined: int = 0
     ranks: tuple[RankRecord, ...] = ()
     recent: tuple[LogLine, ...] = ()
     recent_count: int = 0
-    displays: tuple[Displayed, ...] = ()  # those that were not left out, in order of arrival
-    metrics: tuple[Metrics, ...] = ()
-    notices: tuple[Notice, ...] = ()
-    outcome: Ending | None = None
+    displays: tuple[events.Displayed, ...] = ()  # those that were not left out, in order of arrival
+    metrics: tuple[events.Metrics, ...] = ()
+    notices: tuple[events.Notice, ...] = ()
+    outcome: events.Ending | None = None
     message: str = ""
     failed_rank: int | None = None
     log_folder: str = ""
@@ -202,127 +168,113 @@ class RunRecord:
         return tuple(rank.rank for rank in self.ranks if rank.state == "finished")
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> events.Failure | None:
         """Why the rank that ended the run failed, if one did."""
         return None if self.failed_rank is None else self.ranks[self.failed_rank].failure
 
 
-def replay(events: Iterable[Event], record: RunRecord | None = None) -> RunRecord:
-    """The record after all of `events`."""
+def replay(found: Iterable[events.Event], record: RunRecord | None = None) -> RunRecord:
+    """The record after all the events `found`."""
     record = record or RunRecord()
-    for event in events:
+    for event in found:
         record = apply(record, event)
     return record
 
 
-def apply(record: RunRecord, event: Event) -> RunRecord:
+def apply(record: RunRecord, event: events.Event) -> RunRecord:
     """The record after `event`; neither argument is changed."""
     after = _after(record, event)
     return _without_old_notices(record, event, after) if any(notice.until for notice in record.notices) else after
 
 
-def _after(record: RunRecord, event: Event) -> RunRecord:
+def _after(record: RunRecord, event: events.Event) -> RunRecord:
     match event:
-        case RunStarted():
+        case events.RunStarted():
+            begun = {**vars(event)}
+            time, part = begun.pop("time"), begun.pop("ranks")
+            up_since = time if event.warm else 0.0
             return replace(
                 record,
-                part=tuple(sorted(set(event.ranks))) if len(set(event.ranks)) < event.size else (),
-                warm=event.warm,
-                checkpoint_dir=event.checkpoint_dir,
-                captured=event.captured,
-                versions=event.versions,
-                run_id=event.run_id,
-                title=event.title,
-                code=event.code,
-                size=event.size,
-                where=event.where,
-                framework=event.framework,
-                logs=event.logs,
-                started=event.time,
-                running_since=event.time if event.warm else 0.0,
-                ranks=_at_the_start(event.size, event.ranks, event.time if event.warm else 0.0),
+                **begun,
+                part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
+                started=time,
+                running_since=up_since,
+                ranks=_at_the_start(event.size, part, up_since),
             )
-        case AttemptStarted():
+        case events.AttemptStarted():
             return _begun(record, event)
-        case AttemptEnded():
+        case events.AttemptEnded():
             return _lost(record, event)
-        case MemberJoined():
+        case events.MemberJoined():
             return replace(record, joined=record.joined + 1)
-        case RankStarted():
-            since = record.running_since or event.time
-            rank = record.ranks[event.rank]
-            started = replace(
-                rank,
-                state="idle" if rank.state == "idle" else "running",
-                host=event.host,
-                pid=event.pid,
-                last_heard=event.time,
-            )
-            return replace(_with_rank(record, started), running_since=since)
-        case Output():
+        case events.RankStarted():
+            state = "idle" if record.ranks[event.rank].state == "idle" else "running"
+            record = replace(record, running_since=record.running_since or event.time)
+            return _told(record, event, state=state, host=event.host, pid=event.pid)
+        case events.Output():
             return _printed(record, event)
-        case Displayed():
+        case events.Displayed():
             return _displayed(record, event)
-        case Message():
+        case events.Message():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
-        case Metrics():
-            told = replace(_heard(record.ranks[event.rank], event.time), metrics=event)
+        case events.Metrics():
             kept = (*record.metrics, event)
-            return replace(_with_rank(record, told), metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
-        case GpuUsed():
+            record = replace(record, metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+            return _told(record, event, metrics=event)
+        case events.GpuUsed():
             rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, replace(rank, gpus=tuple(known.values())))
-        case DataOpened():
-            rank = _heard(record.ranks[event.rank], event.time)
-            return _with_rank(record, replace(rank, readings=(*rank.readings, Reading(event))))
-        case DataPlanned():
-            return _with_rank(record, _planned(_heard(record.ranks[event.rank], event.time), event))
-        case DataRead():
-            return _with_rank(record, _has_read(_heard(record.ranks[event.rank], event.time), event))
-        case CheckpointSaved():
-            return _saved(_with_rank(record, _heard(record.ranks[event.rank], event.time)), event)
-        case CheckpointFailed():
-            text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"
-            return replace(record, notices=(*record.notices, Notice(event.time, text))[-NOTICES_KEPT:])
-        case CheckpointDamaged() | CheckpointRemoved():
-            return _changed(record, event)
-        case CheckpointRestored():
-            return _restored(record, event)
-        case TimelineSaved():
-            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
-        case TimelinePart():
-            return record  # a file of its own has it
-        case RankFinished():
-            rank = record.ranks[event.rank]
-            done = replace(rank, state="finished", value=event.value, last_heard=event.time, stack=None)
-            return _with_rank(record, done)
-        case RankFailed():
-            lost = replace(record.ranks[event.rank], state="failed", failure=event.failure, last_heard=event.time)
-            return _with_rank(record, lost)
-        case RankStopped():
-            return _with_rank(record, replace(record.ranks[event.rank], state="stopped", last_heard=event.time))
-        case RankExited():
-            return _exited(record, event)
-        case StackTaken():
-            return _with_rank(record, replace(record.ranks[event.rank], stack=event))
-        case Notice():
-            return replace(record, notices=(*record.notices, event)[-NOTICES_KEPT:])
-        case RunFinished():
-            return replace(
-                _all_ended(record),
-                outcome=event.outcome,
-                message=event.message,
-                failed_rank=event.failed_rank,
-                ended=event.time,
+        case events.DataOpened():
+            return _told(record, event, readings=(*record.ranks[event.rank].readings, Reading(event)))
+        case events.DataPlanned():
+            return _told(record, event, readings=_planned(record.ranks[event.rank].readings, event))
+        case events.DataRead():
+            readings = (
+                each._replace(now=event) if each.opened.reader == event.reader else each
+                for each in record.ranks[event.rank].readings
             )
+            return _told(record, event, readings=tuple(readings))
+        case events.CheckpointSaved():
+            return _saved(_told(record, event), event)
+        case events.CheckpointFailed():
+            text = f"the checkpoint of step {event.step:,} could not be saved in {event.folder}: {event.reason}"
+            return _noticed(record, events.Notice(event.time, text))
+        case events.CheckpointDamaged() | events.CheckpointRemoved():
+            return _changed(record, event)
+        case events.CheckpointRestored():
+            return _restored(_told(record, event), event)
+        case events.TimelineSaved():
+            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case events.RankFinished():
+            return _told(record, event, state="finished", value=event.value, stack=None)
+        case events.RankFailed():
+            return _told(record, event, state="failed", failure=event.failure)
+        case events.RankStopped():
+            return _told(record, event, state="stopped")
+        case events.RankExited():
+            return _exited(record, event)
+        case events.StackTaken():
+            return _with_rank(record, replace(record.ranks[event.rank], stack=event))
+        case events.Notice():
+            return _noticed(record, event)
+        case events.RunFinished():
+            ended = {**vars(event)}
+            return replace(_all_ended(record), ended=ended.pop("time"), **ended)
+    return record  # a part of a timeline: a file of its own has it
 
 
-def _without_old_notices(before: RunRecord, event: Event, after: RunRecord) -> RunRecord:
+def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
+    return replace(record, notices=(*record.notices, notice)[-NOTICES_KEPT:])
+
+
+def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
     """The record with those notices that are still true."""
     # A rank that is ended in a stall writes a traceback: it has not gone on, and the notice says why the run was ended.
-    ends = isinstance(event, RankFailed | RankStopped) or (isinstance(event, Output) and event.stream == "stderr")
+    ends = isinstance(event, events.RankFailed | events.RankStopped) or (
+        isinstance(event, events.Output) and event.stream == "stderr"
+    )
     ranks = zip(before.ranks, after.ranks, strict=False)
     is_over = {
         "up": all(rank.state != "starting" for rank in after.taking_part),
@@ -332,7 +284,7 @@ def _without_old_notices(before: RunRecord, event: Event, after: RunRecord) -> R
     return after if len(kept) == len(after.notices) else replace(after, notices=kept)
 
 
-def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
+def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     """The metrics without every other step of the older half, rather than without the beginning of a curve.
 
     Of all ranks the same steps go, so that they can be compared in those that stay.
@@ -350,7 +302,7 @@ def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
     return (*kept, *newer)[-METRICS_KEPT:]
 
 
-def _places(metrics: Sequence[Metrics]) -> list[tuple[int | None, int]]:
+def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
     """The epoch and step of each report, or where it names no step, the how-manieth of its rank it is."""
     counted: dict[int, int] = {}
     places = []
@@ -376,7 +328,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
     )
 
 
-def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
+def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
     """New ranks, on whom nothing of the last ones lies but how much they printed."""
     ranks = tuple(
         replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
@@ -388,7 +340,7 @@ def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
     )
 
 
-def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
+def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
     """What ended the attempt that goes on now."""
     ended = record.attempts[-1]._replace(ended=event.time, reason=event.reason, failed_rank=event.failed_rank)
     if event.failed_rank is not None:
@@ -398,41 +350,30 @@ def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
     return replace(record, attempts=(*record.attempts[:-1], ended))
 
 
-def _saved(record: RunRecord, event: CheckpointSaved) -> RunRecord:
+def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     found = Checkpoint(event, len(record.attempts))
-    others = tuple(
-        each._replace(saved=replace(each.saved, best=False))
-        if event.best and each.saved.best and _beside(each.saved, event)
-        else each
-        for each in record.checkpoints
-        if (each.saved.folder, each.saved.name) != (event.folder, event.name)  # ModelCheckpoint may write over one
-    )
+    others = []
+    for each in record.checkpoints:
+        if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
+            each = each._replace(saved=replace(each.saved, best=False))
+        if each.place != found.place:  # ModelCheckpoint may write over one
+            others.append(each)
     return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
-def _beside(one: CheckpointSaved, other: CheckpointSaved) -> bool:
-    return (one.folder, one.kind) == (other.folder, other.kind)
-
-
-def _changed(record: RunRecord, event: CheckpointDamaged | CheckpointRemoved) -> RunRecord:
+def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
     """What has become of a checkpoint; of one that an earlier run saved, only damage is worth knowing."""
-    state: CheckpointState = "damaged" if isinstance(event, CheckpointDamaged) else "removed"
-    reason = event.reason if isinstance(event, CheckpointDamaged) else ""
-    known = {(each.saved.folder, each.saved.name) for each in record.checkpoints}
-    if isinstance(event, CheckpointDamaged) and (event.folder, event.name) not in known:
-        saved = CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
-        record = replace(record, checkpoints=(Checkpoint(saved, 0), *record.checkpoints)[:CHECKPOINTS_KEPT])
-    found = tuple(
-        each._replace(state=state, reason=reason)
-        if (each.saved.folder, each.saved.name) == (event.folder, event.name)
-        else each
-        for each in record.checkpoints
-    )
-    return replace(record, checkpoints=found)
+    state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
+    reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
+    place, found = (event.folder, event.name), record.checkpoints
+    if isinstance(event, events.CheckpointDamaged) and all(each.place != place for each in found):
+        saved = events.CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
+        found = (Checkpoint(saved, 0), *found)[:CHECKPOINTS_KEPT]
+    changed = (each._replace(state=state, reason=reason) if each.place == place else each for each in found)
+    return replace(record, checkpoints=tuple(changed))
 
 
-def _restored(record: RunRecord, event: CheckpointRestored) -> RunRecord:
-    record = _with_rank(record, _heard(record.ranks[event.rank], event.time))
+def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
     if not record.attempts or record.attempts[-1].restored:
         return record
     now = record.attempts[-1]._replace(restored=event.time, checkpoint=event.name, step=event.step)
@@ -445,6 +386,11 @@ def _heard(rank: RankRecord, time: float) -> RankRecord:
     return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
+def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
+    """The record after a sign of life from the event's rank, with these changes of the rank."""
+    return _with_rank(record, replace(_heard(record.ranks[event.rank], event.time), **changes))
+
+
 def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
     ranks = (*record.ranks[: changed.rank], changed, *record.ranks[changed.rank + 1 :])
     return replace(record, ranks=ranks)
@@ -452,19 +398,15 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
     """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
-    rank = replace(
-        rank,
-        tail=(*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:],
-        line_count=rank.line_count + count,
-    )
-    record = _with_rank(record, rank)
+    tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
+    record = _with_rank(record, replace(rank, tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
         lines = [line for line in lines if line.stream == "message"]
         count = len(lines)
     return replace(record, recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
 
 
-def _printed(record: RunRecord, event: Output) -> RunRecord:
+def _printed(record: RunRecord, event: events.Output) -> RunRecord:
     rank = record.ranks[event.rank]
     partial = rank.partial_stdout if event.stream == "stdout" else rank.partial_stderr
     data = partial + event.data
@@ -485,7 +427,7 @@ def _printed(record: RunRecord, event: Output) -> RunRecord:
     return _with_lines(record, rank, lines, count)
 
 
-def bounded(record: RunRecord, event: Displayed) -> Displayed:
+def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
     """The display as the record will keep it: without its data if the rank has reached its limits."""
     event = replace(event, attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
@@ -493,47 +435,32 @@ def bounded(record: RunRecord, event: Displayed) -> Displayed:
     return replace(event, data=b"") if full else event
 
 
-def _takes_place(new: Displayed, old: Displayed) -> bool:
+def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
     same_rank = (old.rank, old.attempt) == (new.rank, new.attempt)
     return same_rank and (new.clears or old.number == new.number)
 
 
-def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
+def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
     """Add the display, or replace the one that it updates; count it as left out if it has no data."""
-    rank = _heard(record.ranks[event.rank], event.time)
     if not event.data:
-        return _with_rank(record, replace(rank, displays_left_out=rank.displays_left_out + 1))
+        return _told(record, event, displays_left_out=record.ranks[event.rank].displays_left_out + 1)
     at = next((at for at, each in enumerate(record.displays) if not event.clears and _takes_place(event, each)), None)
     if at is not None:
         displays = (*record.displays[:at], event, *record.displays[at + 1 :])
     else:
         displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
-    return replace(_with_rank(record, rank), displays=displays)
+    return replace(_told(record, event), displays=displays)
 
 
-def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
+def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
     """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
-    readings = tuple(
-        each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
-    )
-    told = sorted((each.plan.time, each.plan.reader) for each in readings if each.plan is not None)
+    found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
+    told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
     gone = {reader for _, reader in told[:-PLANS_KEPT]}
-    return replace(
-        rank, readings=tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in readings)
-    )
+    return tuple(each._replace(plan=None) if each.opened.reader in gone else each for each in found)
 
 
-def _has_read(rank: RankRecord, event: DataRead) -> RankRecord:
-    def after(reading: Reading) -> Reading:
-        if reading.opened.reader != event.reader:
-            return reading
-        ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
-        return reading._replace(now=event, ended=ended)
-
-    return replace(rank, readings=tuple(after(reading) for reading in rank.readings))
-
-
-def _exited(record: RunRecord, event: RankExited) -> RunRecord:
+def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
     rank = record.ranks[event.rank]
     stopped = rank.state in ("starting", "running", "idle")
     rank = replace(rank, state="stopped" if stopped else rank.state, last_heard=event.time)

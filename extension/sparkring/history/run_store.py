@@ -14,6 +14,7 @@ The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import secrets
@@ -22,28 +23,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from sparkring.errors import LaunchError, OptionsError
-from sparkring.history.events import (
-    AttemptStarted,
-    DataOpened,
-    DataPlanned,
-    DataRead,
-    Displayed,
-    DisplayType,
-    Event,
-    GpuUsed,
-    Metrics,
-    Notice,
-    Output,
-    RunFinished,
-    RunStarted,
-    TimelinePart,
-    TimelineSaved,
-    from_json,
-    to_json,
-)
+from sparkring.history import events
+from sparkring.history.events import Notice, RunStarted, TimelineSaved
 from sparkring.history.horovod_timeline import Arriving
 from sparkring.history.record import RunRecord, replay
 
@@ -54,16 +38,7 @@ SLACK = 20  # so that not every cell lists and removes: on a warm gang that woul
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES: dict[DisplayType, str] = {
-    "image/png": "png",
-    "image/jpeg": "jpg",
-    "image/gif": "gif",
-    "image/webp": "webp",
-    "image/svg+xml": "svg",
-    "text/html": "html",
-    "text/markdown": "md",
-    "text/latex": "tex",
-}
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # of types that have another one
 LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
@@ -73,8 +48,11 @@ def home() -> Path:
     """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
     import platformdirs  # which executors, where this module is imported with the runner, need not have
 
-    root = os.environ.get("SPARKRING_HOME")
-    return (Path(root) if root else platformdirs.user_data_path("sparkring", appauthor=False)) / "runs"
+    root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
+    return Path(root, "runs")
+
+
+Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
@@ -83,7 +61,7 @@ class RunFolder:
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
         try:
-            home().mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.mkdir(mode=0o700)
             self._events = (self.path / EVENTS).open("a", encoding="utf-8")
         except OSError as error:
@@ -93,13 +71,13 @@ class RunFolder:
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
-        self._later: dict[tuple[object, ...], Event] = {}  # of what soon changes, the last that was heard
+        self._later: dict[tuple[object, ...], events.Event] = {}  # of what soon changes, the last that was heard
         self._due = 0.0
         self._timeline: tuple[int, Arriving] | None = None  # of which attempt
         self._broken: str | None = None
         self._told = False
 
-    def write(self, event: Event) -> Notice | None:
+    def write(self, event: events.Event) -> Notice | None:
         """Save one event; a Notice when saving has just had to end."""
         if self._broken is None:
             try:
@@ -135,7 +113,7 @@ class RunFolder:
             except OSError:
                 pass  # told by write() or flush()
 
-    def take_timeline(self, part: TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
+    def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
         """Save a piece of an attempt's timeline, and say when it was the last, or cannot be kept."""
         found: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
@@ -167,18 +145,18 @@ class RunFolder:
     def _files(self) -> list[IO[Any]]:
         return [*self._logs.values(), self._events]
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: events.Event) -> None:
         match event:
-            case DataRead(done=True):
-                self._later.pop((DataRead, event.rank, event.reader), None)
+            case events.DataRead(done=True):
+                self._later.pop((events.DataRead, event.rank, event.reader), None)
                 self._append(event)
-            case DataRead():
-                self._later[DataRead, event.rank, event.reader] = event
-            case DataPlanned():
-                self._later[DataPlanned, event.rank, event.reader] = event
-            case GpuUsed():
-                self._later[GpuUsed, event.rank, event.address] = event
-            case RunFinished():
+            case events.DataRead():
+                self._later[events.DataRead, event.rank, event.reader] = event
+            case events.DataPlanned():
+                self._later[events.DataPlanned, event.rank, event.reader] = event
+            case events.GpuUsed():
+                self._later[events.GpuUsed, event.rank, event.address] = event
+            case events.RunFinished():
                 self._catch_up()
                 self._append(event)
             case _:
@@ -192,21 +170,21 @@ class RunFolder:
             self._append(event)
         self._later.clear()
 
-    def _append(self, event: Event) -> None:
-        found = to_json(event)
-        if isinstance(event, Output):
+    def _append(self, event: events.Event) -> None:
+        more: dict[str, Any] = {}
+        if isinstance(event, events.Output):
             log = self._logs.get(event.rank)
             if log is None:
                 log = self._logs[event.rank] = (self.path / log_name(event.rank)).open("ab")
             start = self._sizes.get(event.rank, 0)
             log.write(event.data)
             self._sizes[event.rank] = start + len(event.data)
-            found["start"], found["size"] = start, len(event.data)
-        if isinstance(event, Displayed) and event.data:
-            found["file"] = display_name(event)
+            more = {"start": start, "size": len(event.data)}
+        if isinstance(event, events.Displayed) and event.data:
+            more = {"file": display_name(event)}
             (self.path / DISPLAYS).mkdir(exist_ok=True, mode=0o700)
-            (self.path / DISPLAYS / found["file"]).write_bytes(event.data)
-        self._events.write(json.dumps(found) + "\n")
+            (self.path / DISPLAYS / more["file"]).write_bytes(event.data)
+        self._events.write(events.to_json(event, **more) + "\n")
 
 
 def new_id() -> str:
@@ -224,10 +202,11 @@ def log_name(rank: int) -> str:
     return f"rank-{rank}.log"
 
 
-def display_name(display: Displayed) -> str:
+def display_name(display: events.Displayed) -> str:
     """The name of a display's file in the folder DISPLAYS of a run."""
     attempt = f"attempt-{display.attempt}-" if display.attempt > 1 else ""
-    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES[display.mime_type]}"
+    kind = display.mime_type.partition("/")[2]
+    return f"{attempt}rank-{display.rank}-{display.number}.{_SUFFIXES.get(kind, kind)}"
 
 
 def timeline_name(attempt: int) -> str:
@@ -287,7 +266,7 @@ def load(path: Path) -> RunRecord:
     return replace(replay(_events(path)), log_folder=str(path))
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _events(path: Path) -> Iterator[events.Event]:
     logs: dict[int, IO[bytes]] = {}
     try:
         for found in _lines(path):
@@ -298,10 +277,10 @@ def _events(path: Path) -> Iterator[Event]:
                     logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # the disk was full
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
-            if found["type"] == Displayed.__name__:
+            if found["type"] == events.Displayed.__name__:
                 shown = path / DISPLAYS / Path(found.get("file", "")).name
                 found["data"] = shown.read_bytes() if shown.is_file() else b""
-            yield from_json(found)
+            yield events.from_json(found)
     finally:
         for file in logs.values():
             file.close()
@@ -317,48 +296,29 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def restarts(path: Path) -> list[float]:
-    """When the attempts of a saved run began after the first."""
-    began = (from_json(found) for found in _lines(path) if found["type"] == AttemptStarted.__name__)
-    return [event.time for event in began][1:]
-
-
-def measured(path: Path) -> Iterator[Metrics]:
-    """All that the ranks of a saved run reported, in order of arrival."""
+def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
+    """All events of one kind of a saved run, in order of arrival."""
     for found in _lines(path):
-        if found["type"] == Metrics.__name__:
-            event = from_json(found)
-            assert isinstance(event, Metrics)
+        if found["type"] == kind.__name__ and isinstance(event := events.from_json(found), kind):
             yield event
 
 
 def first(path: Path) -> RunStarted:
     """How a saved run began."""
-    for found in _lines(path):
-        event = from_json(found)
-        if isinstance(event, RunStarted):
-            return event
-        break
-    return RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
+    event = next(map(events.from_json, _lines(path)), None)
+    return event if isinstance(event, RunStarted) else RunStarted(0.0, path.name, "?", "", 0, "?", "?", "all")
 
 
 def data(path: Path) -> list[str]:
     """What data a saved run has read, by the names under which it was opened; a long run's beginning is looked at."""
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
-    begin = f'{{"type": "{DataOpened.__name__}",'.encode()
-    found: dict[str, None] = {}
-    at = seen.find(begin)
-    for _ in range(DATA_LINES):
-        end = seen.find(b"\n", at)
-        if at < 0 or end < 0:
-            break
-        found[json.loads(seen[at:end])["name"]] = None
-        at = seen.find(begin, end)
-    return list(found)
+    begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
+    opened = (line for line in seen.split(b"\n")[:-1] if line.startswith(begin))
+    return list({json.loads(line)["name"]: None for line in itertools.islice(opened, DATA_LINES)})
 
 
-def last(path: Path) -> RunFinished | None:
+def last(path: Path) -> events.RunFinished | None:
     """How a saved run ended; None while it runs, or when its driver was killed."""
     with (path / EVENTS).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
@@ -366,12 +326,12 @@ def last(path: Path) -> RunFinished | None:
     for line in reversed(tail[-2:]):
         try:
             found = json.loads(line)
-            if found["type"] != RunFinished.__name__:
+            if found["type"] != events.RunFinished.__name__:
                 return None
-            event = from_json(found)
+            event = events.from_json(found)
         except (ValueError, KeyError, TypeError):
             continue  # cut off, or of another version
-        return event if isinstance(event, RunFinished) else None
+        return event if isinstance(event, events.RunFinished) else None
     return None
 
 
@@ -387,8 +347,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    quick = [path for path in oldest_first if _was_quick(path)]
-    for path in (*quick, *(path for path in oldest_first if path not in quick)):
+    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily: it looks into few of them
         if left <= keep:
             return
         try:

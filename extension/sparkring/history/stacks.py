@@ -59,6 +59,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # on executors the path begins so
 
 
 class Frame(NamedTuple):
@@ -103,6 +104,12 @@ def innermost(text: str) -> str:
     file, line, function = frames[0]
     short, in_library = _LIBRARIES.subn("", file)
     return f"{short if in_library else file.rpartition('/')[2]}:{line} {function}"
+
+
+def waits_for_cell(text: str) -> bool:
+    """Whether the main thread is where a rank of a warm gang waits for its next cell."""
+    file, function = _WAITS_FOR_CELL
+    return any(frame.function == function and frame.file.endswith(file) for frame in _main_thread(text)[:1])
 
 
 def collective(text: str) -> str:

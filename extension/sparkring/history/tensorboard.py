@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sparkring.errors import DataError, OptionsError
 from sparkring.history import run_store
-from sparkring.history.events import Metrics
+from sparkring.history.events import AttemptStarted, Metrics
 from sparkring.history.metrics import placed
 
 FOLDER = "tensorboard"
@@ -79,7 +79,8 @@ def write_event_files(run: Path) -> Path:
         raise OptionsError(
             f"TensorBoard cannot be imported ({error}). Install it where this notebook runs: %pip install tensorboard"
         ) from error
-    found = scalars(run_store.measured(run), run_store.restarts(run))
+    began = [attempt.time for attempt in run_store.told(run, AttemptStarted)]
+    found = scalars(run_store.told(run, Metrics), began[1:])
     if not found:
         raise DataError(
             f"run {run.name} has no metrics: Keras' fit reports them automatically, other code with "

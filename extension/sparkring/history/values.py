@@ -25,7 +25,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
         if values[rank] is not None:
             by_text.setdefault(_written(values[rank], write), []).append(rank)
     entries = list(by_text.items())
-    shown = [_entry(text, ranks) for text, ranks in entries[:ENTRIES]]
+    shown = [rank_list(ranks) + (":\n" if "\n" in text else ": ") + text for text, ranks in entries[:ENTRIES]]
     rest = [rank for _, ranks in entries[ENTRIES:] for rank in ranks]
     if rest:
         shown.append(f"… and {len(entries) - ENTRIES:,} more values ({rank_list(rest)})")
@@ -52,10 +52,6 @@ def like(printer: Any) -> Write:
         return stream.getvalue()
 
     return write
-
-
-def _entry(text: str, ranks: list[int]) -> str:
-    return f"{rank_list(ranks)}:" + ("\n" if "\n" in text else " ") + text
 
 
 def _written(value: object, write: Write) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from sparkring.checkpointing.retention import Mode
 from sparkring.errors import OptionsError
-from sparkring.history import run_store
 from sparkring.notebook.magic import Magic
-from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
 _HELP = """Show the checkpoints in a directory, and which one a run would go on from.
@@ -40,7 +38,7 @@ def _suggest(current: str) -> Iterable[str]:
 
 OPTIONS = OptionsTable(
     "%checkpoints",
-    option(
+    Option(
         "source",
         nargs="?",
         default="",
@@ -48,47 +46,37 @@ OPTIONS = OptionsTable(
         help="a path, a URL, or a variable with one or with checkpoints(…); default: the last run's --checkpoint-dir",
         suggest=_suggest,
     ),
-    option("--check", action="store_true", help="read every byte and compare it with what was saved"),
-    option("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric"),
-    option("--mode", choices=get_args(Mode), help="which value is the best: the least (default) or the greatest"),
+    Option("--check", action="store_true", help="read every byte and compare it with what was saved"),
+    Option("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric"),
+    Option("--mode", choices=get_args(Mode), help="which value is the best: the least (default) or the greatest"),
 )
 
 
-@dataclass(frozen=True)
-class CheckpointsRequest:
-    """What `%checkpoints` is asked for; `source` is a directory or a variable's name, '' the last run's directory.
-
-    `check`: read every byte. `metric` and `mode` say which one is the best; '' and None leave that to the source.
-    """
-
-    source: str = ""
-    check: bool = False
-    metric: str = ""
-    mode: Mode | None = None
-
-
-def parse(line: str) -> CheckpointsRequest:
-    """What a `%checkpoints` line asks for. OptionsError says what is wrong with it."""
-    request = CheckpointsRequest(**OPTIONS.parse(line))
-    if request.mode and not request.metric:
+def parse(line: str) -> dict[str, Any]:
+    """The options on a `%checkpoints` line. OptionsError says what is wrong with it."""
+    given = OPTIONS.parse(line)
+    mode = given["mode"]
+    if mode and not given["metric"]:
         raise OptionsError(
-            f"%checkpoints: --mode {request.mode} says which value is the best one; of what, says --metric: "
-            f"--metric val_loss --mode {request.mode}."
+            f"%checkpoints: --mode {mode} says which value is the best one; of what, says --metric: "
+            f"--metric val_loss --mode {mode}."
         )
-    return request
+    return given
 
 
 def _checkpoints(shell: Any, line: str) -> None:
     from sparkring.checkpointing.inventory import directory_of, inventory
+    from sparkring.history import run_store
     from sparkring.views.checkpoints import CheckProgress, show_checkpoints
 
-    request = parse(line)
-    value = value_of(shell, request.source) if request.source else run_store.last_checkpoint_dir()
-    location = directory_of(value, request.source)
-    metric = request.metric or getattr(value, "metric", None) or ""
-    mode = request.mode or (getattr(value, "mode", None) if not request.metric else None) or "min"
+    given = parse(line)
+    source, metric, mode = given["source"], given["metric"], given["mode"]
+    value = value_of(shell, source) if source else run_store.last_checkpoint_dir()
+    if not metric:  # then what checkpoints(…) was given counts
+        metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
-        found = inventory(location, check=request.check, metric=metric, mode=mode, say=progress.tell)
+        location = directory_of(value, source)
+        found = inventory(location, check=given["check"], metric=metric, mode=mode or "min", say=progress.tell)
     show_checkpoints(found)
 
 

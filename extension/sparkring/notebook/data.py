@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sparkring.engine import gang_selection
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import columns, number_of_ranks, positive_count
-from sparkring.notebook.options_table import OptionsTable, option
+from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
-
-if TYPE_CHECKING:
-    from sparkring.data.plan import Remainder
 
 _HELP = """Show which rank reads which rows of a data set, before anything is launched.
 
@@ -41,13 +36,13 @@ def _suggest(current: str) -> Iterable[str]:
 
 OPTIONS = OptionsTable(
     "%shards",
-    option(
+    Option(
         "source",
         metavar="PATH|DF",
         help="Parquet files: a path, a folder, a glob, a URL; or a variable of the notebook",
         suggest=_suggest,
     ),
-    option(
+    Option(
         "-n",
         "--np",
         type=number_of_ranks,
@@ -56,15 +51,15 @@ OPTIONS = OptionsTable(
         default=0,
         help="ranks; default: the warm gang's, or one",
     ),
-    option("--batch-size", type=positive_count, metavar="B", help="rows in a rank's batch; default 32"),
-    option("--columns", type=columns, metavar="A,B,…", help="the columns that will be read; default: all"),
-    option("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"'),
-    option(
+    Option("--batch-size", type=positive_count, metavar="B", help="rows in a rank's batch; default 32"),
+    Option("--columns", type=columns, metavar="A,B,…", help="the columns that will be read; default: all"),
+    Option("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"'),
+    Option(
         "--remainder",
         choices=("drop", "pad", "join"),  # not imported from data.plan, which would bring NumPy along
         help="rows that fill no batch on every rank: left out (drop), padded, or in smaller batches (join)",
     ),
-    option(
+    Option(
         "--epochs",
         type=positive_count,
         metavar="E",
@@ -74,45 +69,14 @@ OPTIONS = OptionsTable(
 )
 
 
-@dataclass(frozen=True)
-class ShardsRequest:
-    """What `%shards` is asked for; `source` is a path or a variable's name, size 0 the warm gang's or one rank.
-
-    `columns` None are all; of `batch_size` and `remainder`, None is what the source has, or a default.
-    """
-
-    source: str
-    size: int = 0
-    batch_size: int | None = None
-    columns: tuple[str, ...] | None = None
-    where: str = ""
-    remainder: Remainder | None = None
-    epochs: int = 1
-
-
-def parse(line: str) -> ShardsRequest:
-    """What a `%shards` line asks for. OptionsError says what is wrong with it."""
-    given = OPTIONS.parse(line)
-    return ShardsRequest(**given | {"size": abs(given["size"])})
-
-
 def _shards(shell: Any, line: str) -> None:
     from sparkring.data.preview import preview
+    from sparkring.engine import gang_selection
     from sparkring.views.shards import show_shards
 
-    request = parse(line)
-    show_shards(
-        preview(
-            value_of(shell, request.source),
-            request.source,
-            request.size or abs(gang_selection.default_np()),
-            columns=request.columns,
-            where=request.where,
-            batch_size=request.batch_size,
-            remainder=request.remainder,
-            epochs=request.epochs,
-        )
-    )
+    given = OPTIONS.parse(line)
+    source, size = given.pop("source"), given.pop("size") or gang_selection.default_np()
+    show_shards(preview(value_of(shell, source), source, abs(size), **given))
 
 
 MAGICS = (Magic("shards", "line", _HELP.format(options=OPTIONS.help()), _shards, OPTIONS.complete),)

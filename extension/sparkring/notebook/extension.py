@@ -1,4 +1,7 @@
-"""`%load_ext sparkring`: registers the magics and their completion, and takes them away again."""
+"""`%load_ext sparkring`: registers the magics and their completion, and takes them away again.
+
+The modules of this package import what runs a cell, or shows it, when a magic is called: so it loads quickly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from sparkring.engine import background, warm_gang
 from sparkring.notebook import checkpoints, data, gang, history, launch
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import asks_for_help
@@ -30,11 +32,12 @@ def load(shell: Any) -> None:
     quiet.silence_when_imported()
     if _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
-    shell.events.register("post_run_cell", gang.stop_after_reset)
 
 
 def unload(shell: Any) -> None:
     """Take the magics away, and end the runs and gangs that they have started."""
+    from sparkring.engine import background, warm_gang
+
     background.stop_all()
     warm_gang.stop()
     with contextlib.suppress(ValueError):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.getipython import get_ipython
 
-from sparkring.engine import gang_selection, warm_gang
 from sparkring.engine.options import GangOptions
 from sparkring.errors import OptionsError
-from sparkring.history import describe
+from sparkring.frameworks import FRAMEWORKS
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import assignment, count, minutes, number_of_ranks
-from sparkring.notebook.options_table import OptionsTable, option, split_line
+from sparkring.notebook.options_table import Option, OptionsTable, split_line
 from sparkring.runtime.kernel import tell
-from sparkring.views.tables import show_table
+
+if TYPE_CHECKING:
+    from sparkring.engine.warm_gang import WarmGang
 
 _HELP = """Ranks that stay up between cells.
 
@@ -37,16 +38,16 @@ _SLOTS_HELP = "Show where ranks can run: this machine's cores, and Spark's task 
 
 _START = OptionsTable(
     "%gang start",
-    option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
-    option(
+    Option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
+    Option(
         "--framework",
-        choices=gang_selection.GANG_FRAMEWORKS,
+        choices=[name for name, framework in FRAMEWORKS.items() if framework.by_node],
         default="horovod",
         help="what %%ranks cells are given (default horovod); cells of other magics bring their own",
     ),
-    option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
-    option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
-    option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
+    Option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
+    Option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
+    Option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
 )
 _PLACES = ("local", "spark")
 # In the notebook's namespace from the start of a gang until %reset.
@@ -105,6 +106,10 @@ def complete(line: str) -> list[str]:
 
 
 def _gang(shell: Any, line: str) -> None:
+    from sparkring.engine import gang_selection, warm_gang
+    from sparkring.history import describe
+    from sparkring.views.tables import show_table
+
     request = parse(line)
     if request.start is not None:
         _start(shell, request.start)
@@ -120,14 +125,20 @@ def _gang(shell: Any, line: str) -> None:
 
 
 def _start(shell: Any, options: GangOptions) -> None:
+    from sparkring.engine import warm_gang
+    from sparkring.history import describe
+
     started = time.monotonic()
     gang = warm_gang.start(options, tell, tell)
+    shell.events.register("post_run_cell", stop_after_reset)
     shell.user_ns[_MARK] = True
     print(f"{gang.describe()}: up after {describe.duration(time.monotonic() - started)}; %gang stop ends it")
 
 
-def _row(gang: warm_gang.WarmGang) -> tuple[str, ...]:
+def _row(gang: WarmGang) -> tuple[str, ...]:
     """One gang in the table of `%gang`."""
+    from sparkring.history import describe
+
     now = time.time()
     state = gang.ended or ("busy" if gang.busy else f"idle for {describe.duration(int(now - gang.used))}")
     up = describe.duration(int(now - gang.started))
@@ -137,6 +148,8 @@ def _row(gang: warm_gang.WarmGang) -> tuple[str, ...]:
 
 def stop_after_reset(result: Any) -> None:
     """Stop the gangs if the cell that has just run was a %reset: it empties the notebook's names, so the ranks' go."""
+    from sparkring.engine import warm_gang
+
     shell = get_ipython()
     if warm_gang.every() and shell is not None and _MARK not in shell.user_ns:
         warm_gang.stop()
@@ -144,6 +157,7 @@ def stop_after_reset(result: Any) -> None:
 
 def _slots(shell: Any, line: str) -> None:
     from sparkring.launchers import slots_table
+    from sparkring.views.tables import show_table
 
     show_table(("where", "slots", "busy", "details"), slots_table(), empty="")
 

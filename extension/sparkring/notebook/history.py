@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkring.engine import background
 from sparkring.errors import OptionsError
-from sparkring.history import describe, reading, run_store
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
-from sparkring.notebook.options_table import OptionsTable, option
-from sparkring.views import show_run
-from sparkring.views.tables import show_table
+from sparkring.notebook.options_table import Option, OptionsTable
 
 _RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
 
@@ -39,14 +35,16 @@ Options:
 
 
 def _runs_to_stop(current: str) -> Iterator[str]:
+    from sparkring.engine import background
+
     return (shlex.quote(run.run_id) for run in background.going())
 
 
 _RUNS = OptionsTable(
     "%runs",
-    option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
-    option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
-    option(
+    Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
+    Option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
+    Option(
         "--stop",
         action="store_true",
         help="end RUN, which is running in the background of this notebook",
@@ -54,11 +52,11 @@ _RUNS = OptionsTable(
         alone=True,
     ),
 )
-_LOGS = OptionsTable(
+LOGS = OptionsTable(
     "%logs",
-    option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
-    option("--rank", type=count, metavar="R", help="only what this rank wrote"),
-    option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
+    Option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
+    Option("--rank", type=count, metavar="R", help="only what this rank wrote"),
+    Option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
 )
 
 
@@ -70,15 +68,6 @@ class RunsRequest:
     run: str = ""
     tensorboard: bool = False
     stop: bool = False
-
-
-@dataclass(frozen=True)
-class LogsRequest:
-    """What `%logs` is asked for; run '' is the last one, rank None all of them, tail None everything."""
-
-    run: str
-    rank: int | None
-    tail: int | None
 
 
 def parse_runs(line: str) -> RunsRequest:
@@ -96,12 +85,11 @@ def parse_runs(line: str) -> RunsRequest:
     return RunsRequest(run=run, tensorboard=tensorboard, stop=stop)
 
 
-def parse_logs(line: str) -> LogsRequest:
-    """What a `%logs` line asks for. OptionsError says what is wrong with it."""
-    return LogsRequest(**_LOGS.parse(line))
-
-
 def _runs(shell: Any, line: str) -> None:
+    from sparkring.engine import background
+    from sparkring.history import describe, run_store
+    from sparkring.views.tables import show_table
+
     request = parse_runs(line)
     if request.tensorboard:
         _show_in_tensorboard(shell, request.run)
@@ -118,6 +106,9 @@ def _runs(shell: Any, line: str) -> None:
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
     """The newest saved runs, as many as `most`, for the table of `%runs`."""
+    from sparkring.engine import background
+    from sparkring.history import describe, reading, run_store
+
     in_background = {run.run_id for run in background.going()}
     for path in run_store.saved()[:most]:
         try:
@@ -141,6 +132,10 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
 
 def _show(name: str) -> None:
     """Show a run: its live panel if it goes on in the background, else its saved view."""
+    from sparkring.engine import background
+    from sparkring.history import run_store
+    from sparkring.views import show_run
+
     run = background.find(name)
     if run is not None:
         run.show()
@@ -150,6 +145,7 @@ def _show(name: str) -> None:
 
 def _show_in_tensorboard(shell: Any, name: str) -> None:
     """Show a run's metrics in TensorBoard: below the cell in a notebook; elsewhere print the command."""
+    from sparkring.history import run_store
     from sparkring.history.tensorboard import environment_set, shell_command, write_event_files
     from sparkring.runtime.kernel import in_notebook
 
@@ -165,22 +161,25 @@ def _show_in_tensorboard(shell: Any, name: str) -> None:
 
 
 def _logs(shell: Any, line: str) -> None:
-    request = parse_logs(line)
-    path = run_store.find_saved(request.run)
+    from sparkring.history import run_store
+
+    given = LOGS.parse(line)
+    only, tail = given["rank"], given["tail"]
+    path = run_store.find_saved(given["run"])
     ranks = range(run_store.first(path).size)
-    if request.rank is not None and request.rank not in ranks:
-        raise OptionsError(f"run {path.name} has no rank {request.rank}: it had ranks 0 to {len(ranks) - 1}.")
-    for rank in ranks if request.rank is None else [request.rank]:
+    if only is not None and only not in ranks:
+        raise OptionsError(f"run {path.name} has no rank {only}: it had ranks 0 to {len(ranks) - 1}.")
+    for rank in ranks if only is None else [only]:
         text = run_store.log(path, rank)
-        if request.tail is not None:
+        if tail is not None:
             lines = text.splitlines(keepends=True)
-            text = "".join(lines[max(0, len(lines) - request.tail) :])
-        if request.rank is None:
+            text = "".join(lines[max(0, len(lines) - tail) :])
+        if only is None:
             print(f"── rank {rank} ── {path / run_store.log_name(rank)}")
         print(text, end="" if text.endswith("\n") else "\n")
 
 
 MAGICS = (
     Magic("runs", "line", _RUNS_HELP.format(options=_RUNS.help()), _runs, _RUNS.complete),
-    Magic("logs", "line", _LOGS_HELP.format(options=_LOGS.help()), _logs, _LOGS.complete),
+    Magic("logs", "line", _LOGS_HELP.format(options=LOGS.help()), _logs, LOGS.complete),
 )

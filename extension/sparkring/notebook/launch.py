@@ -7,11 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from sparkring.engine import gang_selection
 from sparkring.engine.options import LOGS, Options, checked, restarts, timeline
 from sparkring.errors import OptionsError
 from sparkring.frameworks import FRAMEWORKS
-from sparkring.notebook.cell import find_scripts, python_source, title_of
 from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import (
     assignment,
@@ -22,8 +20,7 @@ from sparkring.notebook.option_types import (
     variable,
     variables,
 )
-from sparkring.notebook.options_table import Option, OptionsTable, option
-from sparkring.views.tables import show_captured
+from sparkring.notebook.options_table import Option, OptionsTable
 
 _HELP = """Run the cell on {what}.
 
@@ -56,7 +53,7 @@ What earlier cells bound on these ranks is there, and what this one binds stays.
 take part are in the result's .values; --pull brings names of the first of them.
 """
 
-_RANKS = option(
+_RANKS = Option(
     "-n",
     "--np",
     type=number_of_ranks,
@@ -64,47 +61,47 @@ _RANKS = option(
     help="ranks: -2 two processes here, 2 two Spark barrier tasks; default -1, or the warm gang",
 )
 _OPTIONS = (
-    option(
+    Option(
         "--timeout",
         type=seconds,
         metavar="S",
         dest="timeout_s",
         help="end the run after S seconds, and say where each rank was",
     ),
-    option(
+    Option(
         "--push",
         type=variables,
         metavar="NAME,…",
         action="append",
         help="notebook variables to take along although the cell does not name them",
     ),
-    option(
+    Option(
         "--pull",
         type=variables,
         metavar="NAME,…",
         action="append",
         help="variables of rank 0 to bring back into the notebook",
     ),
-    option(
+    Option(
         "--env",
         type=assignment,
         metavar="K=V",
         action="append",
         help="an environment variable for the ranks; may be repeated",
     ),
-    option(
+    Option(
         "--gpus",
         type=count,
         metavar="K",
         help="GPUs for each rank, which sees those of all ranks on its node by local rank; 0 hides them",
     ),
-    option(
+    Option(
         "--logs",
         choices=LOGS,
         default="all",
         help="what to show: every rank's output, rank 0's, or only what callbacks send",
     ),
-    option(
+    Option(
         "--stall-after",
         type=seconds,
         metavar="S",
@@ -112,19 +109,19 @@ _OPTIONS = (
         default=Options.stall_s,
         help="say where every rank is when some have long been elsewhere; default 30",
     ),
-    option(
+    Option(
         "--checkpoint-dir",
         default="",
         metavar="PATH",
         help="where checkpoints() saves on the ranks; the run continues from the last one found there (dbfs:, any URL)",
     ),
-    option(
+    Option(
         "--max-restarts",
         type=count,
         metavar="K",
         help="start all ranks again, up to K times, when one is lost; default 3 with --checkpoint-dir, else 0",
     ),
-    option(
+    Option(
         "--min-np",
         type=positive_count,
         metavar="K",
@@ -132,36 +129,36 @@ _OPTIONS = (
         default=0,
         help="go on with as few as K ranks when Spark has no slots for more, and with all again when it has",
     ),
-    option("--fresh", action="store_true", help="begin anew; the checkpoints that are there stay"),
-    option("--resume", action="store_true", help="go on from a checkpoint although the cell or its data have changed"),
-    option(
+    Option("--fresh", action="store_true", help="begin anew; the checkpoints that are there stay"),
+    Option("--resume", action="store_true", help="go on from a checkpoint although the cell or its data have changed"),
+    Option(
         "--timeline",
         action="store_true",
         help="have Horovod record where its time goes, and which ranks the others wait for; kept with the run",
     ),
-    option(
+    Option(
         "--no-autolog",
         action="store_false",
         dest="autolog",
         help="do not add a metrics callback to Keras' fit",
     ),
-    option("--name", default="", metavar="NAME", help="what to call the run in %runs"),
-    option(
+    Option("--name", default="", metavar="NAME", help="what to call the run in %runs"),
+    Option(
         "--background",
         action="store_true",
         help="leave the notebook free: the cell returns at once, with a BackgroundRun; never on the warm gang",
     ),
-    option("--dry-run", action="store_true", help="show what would travel to the ranks, and start nothing"),
-    option("--quiet", action="store_true", help="show nothing but errors"),
+    Option("--dry-run", action="store_true", help="show what would travel to the ranks, and start nothing"),
+    Option("--quiet", action="store_true", help="show nothing but errors"),
 )
-_BARRIER_RANKS = option(
+_BARRIER_RANKS = Option(
     "-n",
     "--np",
     type=number_of_ranks,
     metavar="N",
     help="ranks, each a Spark barrier task; default: as many as the DataFrame has partitions",
 )
-_BARRIER_DATA = option(
+_BARRIER_DATA = Option(
     "--data",
     type=variable,
     metavar="DF",
@@ -240,6 +237,8 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
 
 def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
     """`%%ranks`: the cell on some ranks of the gang that was started last."""
+    from sparkring.engine import gang_selection
+
     warm = gang_selection.latest_gang("%%ranks")
     ranks, rest = parse_ranks(line, warm.gang.size)
     return _run_cell(shell, rest, cell, magic="ranks", framework=warm.wanted.framework, ranks=ranks)
@@ -247,9 +246,11 @@ def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
 
 def _run_cell(shell: Any, line: str, cell: str, *, magic: str, framework: str, ranks: tuple[int, ...] = ()) -> Any:
     """Run the cell as its line says, on `ranks` of the warm gang if any are named."""
-    from sparkring.engine import api
+    from sparkring.engine import api, gang_selection
     from sparkring.engine.prepare import capture_cell
     from sparkring.engine.spec import Cell, RunSpec
+    from sparkring.notebook.cell import find_scripts, python_source, title_of
+    from sparkring.views.tables import show_captured
 
     options = parse(magic, line, gang_selection.default_np())
     if ranks:

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
-def _nothing(line: str) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Magic:
     """One magic. Its module lists it in MAGICS, and extension.py registers it.
@@ -23,4 +19,4 @@ class Magic:
     kind: Literal["line", "cell"]
     help: str
     run: Callable[..., Any]
-    complete: Callable[[str], list[str]] = _nothing
+    complete: Callable[[str], list[str]] = lambda line: []

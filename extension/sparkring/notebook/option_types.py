@@ -72,15 +72,13 @@ def assignment(text: str) -> tuple[str, str]:
     return key, value
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 0) -> int:
     """A whole number, 0 or more."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text!r} is not a number from {least} on")
     return int(text)
 
 
 def positive_count(text: str) -> int:
     """A whole number, 1 or more."""
-    if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
+    return count(text, least=1)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from sparkring.errors import OptionsError
 
 
-@dataclass(frozen=True)
 class Option:
     """One row of the table: an option with its flags, or an argument, which has a name and no dash.
 
@@ -20,11 +18,15 @@ class Option:
     flag, when it is called with the word at the cursor. An option that is `alone` goes with no other.
     """
 
-    names: tuple[str, ...]
-    help: str
-    settings: Mapping[str, Any]
-    suggest: Callable[[str], Iterable[str]] | None = None
-    alone: bool = False
+    def __init__(
+        self,
+        *names: str,
+        help: str,
+        suggest: Callable[[str], Iterable[str]] | None = None,
+        alone: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.names, self.help, self.settings, self.suggest, self.alone = names, help, settings, suggest, alone
 
     @property
     def is_argument(self) -> bool:
@@ -57,17 +59,6 @@ class Option:
         """What the word at the cursor, which begins with `current`, may be."""
         offered = self.suggest(current) if self.suggest is not None else self.settings.get("choices", ())
         return [word for word in offered if word.startswith(current)]
-
-
-def option(
-    *names: str,
-    help: str,
-    suggest: Callable[[str], Iterable[str]] | None = None,
-    alone: bool = False,
-    **settings: Any,
-) -> Option:
-    """A row of the table, written as argparse's add_argument() takes it."""
-    return Option(names, help, settings, suggest, alone)
 
 
 class OptionsTable:

@@ -14,7 +14,6 @@ REASON_CHARACTERS = 300
 class Chapter(NamedTuple):
     """One attempt in words; `state` is that of its end, `last_lines` what the rank that ended it printed last."""
 
-    number: int
     state: Literal["ended", "running", "finished", "failed", "cut"]
     line: str
     failed_rank: int | None = None
@@ -81,9 +80,7 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
         took = duration(max(0.0, record.ended - attempt.started))
         words.append(f"{record.outcome} after {took}")
         state = record.outcome if record.outcome in ("finished", "failed") else "cut"
-    return Chapter(
-        attempt.number, state, " · ".join(word for word in words if word), attempt.failed_rank, _last_lines(attempt)
-    )
+    return Chapter(state, " · ".join(word for word in words if word), attempt.failed_rank, _last_lines(attempt))
 
 
 def _ranks(attempt: Attempt, before: Attempt | None) -> str:

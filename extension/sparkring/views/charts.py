@@ -50,14 +50,13 @@ def _chart(curves: Sequence[Curve], axis: str) -> dict[str, Any]:
             "colour": colour,
             "dashed": curve.name.startswith("val_"),
             "mean": _column(xs, _means(curve.points)),
-            "ranks": {line.rank: _column(xs, line.points) for line in curve.ranks},
+            "ranks": {rank: _column(xs, points) for rank, points in curve.ranks.items()},
             "undone": [_column(xs, _means(points)) for points in curve.undone],
         }
         if has_band(curve):
-            told["low"] = _column(xs, ((point.x, point.value.low) for point in curve.points))
-            told["high"] = _column(xs, ((point.x, point.value.high) for point in curve.points))
-            told["lowest"] = _column(xs, ((point.x, point.lowest) for point in curve.points))
-            told["highest"] = _column(xs, ((point.x, point.highest) for point in curve.points))
+            bounds = [(point.value.low, point.value.high, point.lowest, point.highest) for point in curve.points]
+            for name, values in zip(("low", "high", "lowest", "highest"), zip(*bounds, strict=True), strict=True):
+                told[name] = _column(xs, zip((point.x for point in curve.points), values, strict=True))
         drawn.append(told)
     return {"words": plain(words(curves, axis)), "x": xs, "curves": drawn}
 

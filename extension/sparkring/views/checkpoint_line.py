@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe import counted, duration, first_line, number, size
-from sparkring.views.markup import AMBER, BLUE, GREEN, RED, text, tint
+from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
@@ -120,19 +120,18 @@ def picture(series: Series, now: float) -> str:
     lines = _labels(series, places, now)
     base = _TOP + tall + 24
     whole = base + _LINE * (max(len(line) for _, line in lines) - 1) + 4
+    edges = f"M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}"
+    ground = f'<path d="{edges}" stroke="currentColor" stroke-opacity=".2"/>'
     parts = [
         *_stretches(series, xs, _TOP + tall + 8),
-        *(_axis(low, high, tall) if metric else _ground(xs, tall)),
+        *(_axis(low, high, tall) if metric else [ground]),
         _curve([places[at] for at in shown if math.isfinite(series.marks[at].metrics.get(metric, math.nan))]),
         *(_shape(series, series.marks[at], *places[at], now, crowded=len(shown) > CROWD) for at in shown),
         *_callouts(series, places),
         *(_label(x, base, line) for x, line in lines),
     ]
-    svg = (
-        f'<svg width="{WIDTH}" height="{whole}" viewBox="0 0 {WIDTH} {whole}" role="img" '
-        f'aria-label="{text(_spoken(series))}" font-size="10.5" fill="currentColor">{"".join(parts)}</svg>'
-    )
-    return f'<figure class="sr-saved">{_caption(series, metric)}{svg}{_legend(series, len(shown))}</figure>'
+    drawn = svg(WIDTH, whole, _spoken(series), parts, 10.5)
+    return f'<figure class="sr-saved">{_caption(series, metric)}{drawn}{_legend(series, len(shown))}</figure>'
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
@@ -191,10 +190,6 @@ def _axis(low: float, high: float, tall: int) -> list[str]:
                 f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">{number(tick)}</text>'
             )
     return parts
-
-
-def _ground(xs: Sequence[float], tall: int) -> list[str]:
-    return [f'<path d="M{xs[0] - 12:.1f} {_TOP + tall}H{xs[-1] + 12:.1f}" stroke="currentColor" stroke-opacity=".2"/>']
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.history.describe import counted, duration, first_line, number, rank_count, size
+from sparkring.history.describe import counted, duration, first_line, named, number, rank_count, size
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
@@ -25,14 +25,13 @@ from sparkring.views.checkpoint_line import (
     state_words,
     when,
 )
-from sparkring.views.markup import AMBER, enclosed, text, tint
-from sparkring.views.tables import bare_table, table_text
+from sparkring.views.markup import advised, enclosed, text
+from sparkring.views.tables import bare_table, show, table_text
 
-ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
+ROWS_LISTED = 200
 OTHERS_LISTED = 50
-SERIES_SHOWN = 3  # directories that one run saves to
-PANEL_BYTES = 60_000  # in a run's panel
 DAMAGED_NAMED = 3
+METRICS_LISTED = 8
 QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5  # of a check
 
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
@@ -51,7 +50,10 @@ def recorded(record: RunRecord) -> list[Series]:
 
 def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRecord) -> Series:
     newest = max((at for at, each in enumerate(found) if each.state == "committed"), default=-1)
-    several = len(record.attempts) > 1
+
+    def of_attempt(found: Checkpoint, joint: str = "") -> str:
+        return f"{joint}attempt {found.attempt}" if len(record.attempts) > 1 and found.attempt else ""
+
     marks = tuple(
         Mark(
             each.saved.step,
@@ -59,8 +61,8 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
             0.0 if _earlier(each) else each.saved.time,  # else it would be when the damage was found
             each.saved.size_bytes or None,
             each.saved.metrics,
-            ("an earlier run" if _earlier(each) else _saved_by(each, several),),
-            f"attempt {each.attempt}" if several and each.attempt else "",
+            ("an earlier run" if _earlier(each) else f"rank {each.saved.rank}" + of_attempt(each, " in "),),
+            of_attempt(each),
             each.reason,
             each.saved.best,
             at == newest and kind == "sparkring",
@@ -70,10 +72,6 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
     return Series(
         folder, marks, ("saved by",), _noun(kind), _WRITERS.get(kind, ""), began=record.started if record.ended else 0.0
     )
-
-
-def _saved_by(found: Checkpoint, several: bool) -> str:
-    return f"rank {found.saved.rank}" + (f" in attempt {found.attempt}" if several else "")
 
 
 def _earlier(found: Checkpoint) -> bool:
@@ -205,7 +203,7 @@ def advice(found: Inventory) -> list[str]:
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
-        have = f"the metrics are {_named(there)}" if there else "none was saved with metrics"
+        have = f"the metrics are {named(there, METRICS_LISTED)}" if there else "none was saved with metrics"
         told.append(f"No checkpoint has a value of {first_line(found.metric, NAME_CHARACTERS)}: {have}.")
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
@@ -223,11 +221,6 @@ def _steps(entries: Sequence[Entry]) -> str:
     return f"{'Step' if len(steps) == 1 else 'Steps'} {more}{shown}"
 
 
-def _named(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(first_line(name, NAME_CHARACTERS) for name in names[:most]) + more
-
-
 def empty_words(found: Inventory) -> str:
     """A sentence on a directory in which nothing is; '' if there is something."""
     if found.entries or found.others:
@@ -235,7 +228,7 @@ def empty_words(found: Inventory) -> str:
     where = first_line(found.directory, 300)
     if not found.exists:
         return f"{where}: this folder does not exist."
-    return f"{where}has no checkpoints."
+    return f"{where} has no checkpoints."
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -289,16 +282,11 @@ def _others_note(found: Inventory) -> str:
 
 
 def show_checkpoints(found: Inventory) -> None:
-    """Show what lies in a directory of checkpoints: HTML in a notebook, else text; one sentence if nothing does."""
-    from sparkring.runtime.kernel import in_notebook
-
-    shown = checkpoints_text(found)
-    if empty_words(found) or not in_notebook():
-        sys.stdout.write(shown + "\n")
-        return
-    from IPython.display import display
-
-    display({"text/html": checkpoints_html(found), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
+    """Show what lies in a directory of checkpoints; one sentence if nothing does."""
+    if empty := empty_words(found):
+        sys.stdout.write(f"{empty}\n")
+    else:
+        show(checkpoints_text(found), lambda: checkpoints_html(found))
 
 
 def checkpoints_html(found: Inventory) -> str:
@@ -310,15 +298,12 @@ def checkpoints_html(found: Inventory) -> str:
         parts += [picture(series, found.time), table_html(series, found.time, ROWS_LISTED)]
     if found.others:
         parts.append(bare_table(OTHERS_HEADERS, others_rows(found), _others_note(found)))
-    told = "".join(f"<li>{text(line)}</li>" for line in advice(found))
-    parts.append(f'<ul class="sr-advice">{told}</ul>' if told else "")
+    parts.append(advised(advice(found)))
     return enclosed("".join(parts))
 
 
 def checkpoints_text(found: Inventory) -> str:
     """The same for a terminal."""
-    if empty := empty_words(found):
-        return empty
     parts = [first_line(found.directory, 200)]
     if found.entries:
         parts.append("\n".join(map(plain, folder_words(found))))
@@ -357,33 +342,7 @@ class CheckProgress:
         self._width = len(said)
 
 
-# ── In a run's panel ──────────────────────────────────────────────────────────
-
-
-def saved_html(record: RunRecord, now: float, final: bool) -> str:
-    """What a run has saved to each of its directories, the last ones of many; what is too large is a line only."""
-
-    def last(series: Series) -> float:
-        return max(mark.time for mark in series.marks)
-
-    parts: list[str] = []
-    for series in sorted(recorded(record), key=last)[: -SERIES_SHOWN - 1 : -1]:
-        line, whole = _saved(record, series, now, final)
-        parts.insert(0, line if sum(map(len, parts)) + len(line + whole) > PANEL_BYTES else line + whole)
-    return "".join(parts)
-
-
-def _saved(record: RunRecord, series: Series, now: float, final: bool) -> tuple[str, str]:
-    """A line on what was saved; and the picture, what is damaged, and of a run that is over the table, folded."""
-    damage = damage_words(series)
-    wrong = f'<div><b style="{tint(AMBER)}">⚠ {text(damage)}</b></div>' if damage else ""
-    table = ""
-    if final:
-        title = counted(len(series.marks), "checkpoint").capitalize()
-        shown = table_html(series, now, ROWS_SHOWN)
-        table = f"<details><summary>{title}</summary>{shown}</details>"
-    line = f"<div><small>{text(saved_words(record, series, now))}</small></div>"
-    return line, f"{picture(series, now)}{wrong}{table}"
+# ── What a terminal says of a run ─────────────────────────────────────────────
 
 
 def progress_words(record: RunRecord) -> str:
@@ -394,12 +353,12 @@ def progress_words(record: RunRecord) -> str:
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
     """A line for each checkpoint that has been found damaged since they were `before`."""
-    known = {(each.saved.folder, each.saved.name) for each in before if each.state == "damaged"}
+    known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"
         + (f": {first_line(each.reason, REASON_CHARACTERS)}" if each.reason else "")
         for each in record.checkpoints
-        if each.state == "damaged" and (each.saved.folder, each.saved.name) not in known
+        if each.state == "damaged" and each.place not in known
     ]
 
 

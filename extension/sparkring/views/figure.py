@@ -127,8 +127,8 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
             axes.axvline(mark.x, ymax=0.05, color=GREEN, linewidth=1.2)
     for curve, colour in zip(curves, COLOURS, strict=False):
         style: Any = (0, (4, 2)) if curve.name.startswith("val_") else "-"
-        for rank in curve.ranks:
-            axes.plot(*zip(*rank.points, strict=True), color=_rank_colour(rank.rank), lw=0.7, ls=style, alpha=0.8)
+        for rank, points in curve.ranks.items():
+            axes.plot(*zip(*points, strict=True), color=_rank_colour(rank), lw=0.7, ls=style, alpha=0.8)
         for undone in curve.undone:
             axes.plot(*_means(undone), color=colour, lw=0.9, ls=(0, (1, 1.5)))
         if has_band(curve):
@@ -147,7 +147,7 @@ def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
     """Say at its end which rank a line is, if it ends well apart from the mean."""
     low, high = axes.get_ylim()
     for curve in curves:
-        ends = sorted((rank.points[-1][1], rank.rank, rank.points[-1][0]) for rank in curve.ranks)
+        ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in curve.ranks.items())
         for value, rank, x in {ends[0], ends[-1]} if ends else ():
             if abs(value - curve.points[-1].value.mean) > _RANK_APART * (high - low):
                 axes.annotate(

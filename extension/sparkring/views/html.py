@@ -14,7 +14,7 @@ from sparkring.history import describe, lines, reading
 from sparkring.history.record import RunRecord
 from sparkring.views import attempts, timelines
 from sparkring.views.displays import Bundle, DisplaysView
-from sparkring.views.markup import enclosed, text
+from sparkring.views.markup import enclosed, note
 from sparkring.views.sections import Form, checkpoints, code, log, metrics, ranks, restarts, shards, state, timeline
 
 PAUSE_S = 0.2
@@ -114,13 +114,12 @@ def _quick(record: RunRecord) -> str:
         found = found[len(found) // 2 :]
     cut = len(found) < len(every) or len(record.recent) < record.recent_count
     parts = [
-        f"<div><small>earlier lines: {text(describe.log_path(record))}</small></div>" if cut else "",
+        note(f"earlier lines: {describe.log_path(record)}") if cut else "",
         log.box(said, final=True) if said else "",
         state.notices_html(record, "final"),
         log.noise_html(seen),
     ]
-    ended = f"<div><small>{text(describe.closing(record, record.ended))}</small></div>"
-    return enclosed("".join(parts) or ended, record.run_id)
+    return enclosed("".join(parts) or note(describe.closing(record, record.ended)), record.run_id)
 
 
 def panel(record: RunRecord, *, now: float, final: bool) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import re
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
-
-import css_inline
 
 from sparkring.history.lines import coloured, plain
 
@@ -17,9 +17,6 @@ RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", 
 
 # The colour of pictures without a text colour to follow: readable on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
-
-_CSS = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-_INLINER = css_inline.CSSInliner(inline_style_tags=False, load_remote_stylesheets=False, minify_css=True)
 
 
 def text(value: str) -> str:
@@ -36,7 +33,17 @@ def enclosed(body: str, run_id: str = "") -> str:
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
     body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
-    return _INLINER.inline_fragment(f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{body}</div>', _CSS)
+    return _inliner()(f'<div class="sr-run mathjax_ignore tex2jax_ignore"{mark}>{body}</div>')
+
+
+@functools.cache
+def _inliner() -> Callable[[str], str]:
+    """Gives each element its rules of style.css. Made when a run is shown first, since it takes long to import."""
+    import css_inline
+
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    inliner = css_inline.CSSInliner(inline_style_tags=False, load_remote_stylesheets=False, minify_css=True)
+    return lambda html: inliner.inline_fragment(html, style)
 
 
 _DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
@@ -54,16 +61,20 @@ def _image(svg: str) -> str:
     inside = re.sub(r"<title>.*?</title>", "", inside, flags=re.DOTALL)
     inside = re.sub("[\ufffe\uffff]", "\ufffd", inside)  # not allowed in XML
     drawn = f'<svg xmlns="http://www.w3.org/2000/svg"{kept}>{_SVG_STYLE}{inside}'
-    return image(drawn, looks.get("aria-label", ""), f' width="{looks["width"]}" height="{looks["height"]}"')
+    data = base64.b64encode(drawn.encode()).decode()
+    place = f'width="{looks["width"]}" height="{looks["height"]}"'
+    return f'<img alt="{looks.get("aria-label", "")}" {place} src="data:image/svg+xml;base64,{data}">'
 
 
 _SVG_ATTRIBUTES = ("width", "height", "viewBox", "font-size", "fill")
 
 
-def image(svg: str, words: str, attributes: str = "") -> str:
-    """A self-contained <img>; `words` is its text alternative, already escaped."""
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{words}"{attributes} src="data:image/svg+xml;base64,{data}">'
+def svg(width: float, height: float, words: str, parts: Iterable[str], font_size: float = 11) -> str:
+    """A drawing in the colour of the text around it; `words` say what it shows."""
+    return (
+        f'<svg width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{text(words)}" font-size="{font_size:g}" fill="currentColor">{"".join(parts)}</svg>'
+    )
 
 
 def tint(colour: str) -> str:
@@ -75,6 +86,22 @@ def tint(colour: str) -> str:
 
 
 TINT = "65%"
+
+
+def note(said: str) -> str:
+    """A line in small letters; '' if there is nothing to say."""
+    return f"<div><small>{text(said)}</small></div>" if said else ""
+
+
+def warning(said: str) -> str:
+    """A line that something is wrong; '' if nothing is."""
+    return f'<div><b style="{tint(AMBER)}">⚠ {text(said)}</b></div>' if said else ""
+
+
+def advised(lines: Iterable[str]) -> str:
+    """What to do, as a list; '' if there is nothing."""
+    told = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<ul class="sr-advice">{told}</ul>' if told else ""
 
 
 def scrolled(body: str, words: str) -> str:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook, Share
-from sparkring.history.describe import counted, duration, first_line, rank_count, rank_list, rank_numbers, size
+from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
+from sparkring.history.describe import (
+    counted,
+    duration,
+    first_line,
+    named,
+    rank_count,
+    rank_list,
+    rank_numbers,
+    size,
+    span,
+)
 from sparkring.history.lines import plain
-from sparkring.views.markup import RANK_COLOURS, enclosed, text
-from sparkring.views.tables import bare_table, table_text
+from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
+from sparkring.views.tables import bare_table, show, table_text
 
 ROWS_SHOWN = 32  # ranks beyond that are shown in blocks of neighbours
 BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pixels
 CELLS = 32  # of a band, in characters
 FILES_MARKED = 64
+COLUMNS_NAMED = 8
 SHADES = 20
 _EVEN, _IN_TURN = "shards(): even split", "Petastorm: row groups in turn"
 
@@ -28,29 +38,20 @@ UNEVEN = 1.1  # the most rows of a rank over the fewest
 
 
 def show_shards(found: Outlook) -> None:
-    """Show what each rank reads: HTML in a notebook, text elsewhere."""
-    from sparkring.runtime.kernel import in_notebook
-
-    shown = shards_text(found)
-    if not in_notebook():
-        sys.stdout.write(shown + "\n")
-        return
-    from IPython.display import display
-
-    display({"text/html": shards_html(found), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
+    """Show what each rank reads."""
+    show(shards_text(found), lambda: shards_html(found))
 
 
 def shards_html(found: Outlook) -> str:
     """The picture, the table and the advice as one block of HTML."""
     counts = [f"<div>{text(line)}</div>" for line in (epoch_words(found), *request_words(found)) if line]
-    advised = "".join(f"<li>{text(line)}</li>" for line in advice(found))
     parts = [
         f'<div class="sr-head"><span class="sr-title">{text(first_line(found.dataset.name, 120))}</span> '
         f"<small>{text(data_words(found))}</small></div>",
         *counts,
         f'<div class="sr-charts">{"".join(_picture(found, each) for each in _layouts(found))}</div>',
         bare_table(HEADERS, table_rows(found)),
-        f'<ul class="sr-advice">{advised}</ul>' if advised else "",
+        advised(advice(found)),
     ]
     return enclosed("".join(parts))
 
@@ -77,17 +78,11 @@ def data_words(found: Outlook) -> str:
     words = [
         f"{counted(data.rows, 'row')} in {counted(len(data.files), 'file')}, "
         f"{counted(data.row_groups, 'row group')}, {size(data.size_bytes)}",
-        "" if whole else f"columns {named(data.columns)}",
+        "" if whole else f"columns {named(data.columns, COLUMNS_NAMED)}",
         f"where {data.where}" if data.where else "",
         f"version {data.version}" if data.version else "",
     ]
     return " · ".join(word for word in words if word)
-
-
-def named(columns: Sequence[str], most: int = 8) -> str:
-    """`a, b, c`, or the first of them and how many more."""
-    more = f" and {len(columns) - most} more" if len(columns) > most else ""
-    return ", ".join(first_line(column, 40) for column in columns[:most]) + more
 
 
 def epoch_words(found: Outlook) -> str:
@@ -163,7 +158,7 @@ def _few_groups(found: Outlook) -> str:
 
 def _uneven(found: Outlook) -> str:
     shares = found.petastorms
-    least, most = min(shares, key=_rows), max(shares, key=_rows)
+    least, most = (pick(shares, key=lambda share: share.rows) for pick in (min, max))
     if not least.rows:
         filtered = [rank for rank, share in enumerate(shares) if share.row_groups and not share.rows]
         if not filtered:
@@ -186,10 +181,6 @@ def _uneven(found: Outlook) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 1.2 else 2}f}"
-
-
-def _rows(share: Share) -> int:
-    return share.rows
 
 
 def _large_groups(found: Outlook) -> str:
@@ -238,6 +229,8 @@ def _selective(found: Outlook) -> str:
 # ── The table ─────────────────────────────────────────────────────────────────
 
 HEADERS = ("rank", "rows", "bytes", "files", "row groups", "steps", "Petastorm: rows", "row groups ", "steps ")
+_OURS, _PETASTORMS = ("rows", "size_bytes", "files", "row_groups", "steps"), ("rows", "row_groups", "steps")
+_WRITE: dict[str, Callable[[int], str]] = {"size_bytes": size}
 
 
 def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
@@ -250,28 +243,12 @@ def table_rows(found: Outlook) -> list[tuple[str, ...]]:
     """A row of HEADERS for each rank or block of ranks; what its ranks have lies between two numbers there."""
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
-        ours = [found.ours[rank] for rank in ranks]
-        others = [found.petastorms[rank] for rank in ranks]
-        rows.append(
-            (
-                rank_numbers(ranks),
-                _span(share.rows for share in ours),
-                _span((share.size_bytes for share in ours), size),
-                _span(share.files for share in ours),
-                _span(share.row_groups for share in ours),
-                _span(share.steps for share in ours),
-                _span(share.rows for share in others),
-                _span(share.row_groups for share in others),
-                _span(share.steps for share in others),
-            )
-        )
+        cells = [rank_numbers(ranks)]
+        for split, columns in ((found.ours, _OURS), (found.petastorms, _PETASTORMS)):
+            for name in columns:
+                cells.append(span([getattr(split[rank], name) for rank in ranks], _WRITE.get(name, "{:,}".format)))
+        rows.append(tuple(cells))
     return rows
-
-
-def _span(values: Iterable[int], write: Callable[[int], str] = "{:,}".format) -> str:
-    found = list(values)
-    low, high = write(min(found)), write(max(found))
-    return low if low == high else f"{low}–{high}"
 
 
 # ── The picture ───────────────────────────────────────────────────────────────
@@ -332,11 +309,8 @@ def _picture(found: Outlook, layout: Layout) -> str:
     words = f"{layout.title}: " + ", ".join(
         f"{rank_list(ranks)} {rows:,} rows" for ranks, rows in zip(shown, layout.rows, strict=True)
     )
-    return (
-        f'<figure><figcaption style="padding-left:{LABEL}px"><b>{text(layout.title)}</b></figcaption>'
-        f'<svg width="{wide}" height="{tall}" viewBox="0 0 {wide} {tall}" role="img" aria-label="{text(words)}" '
-        f'font-size="11" fill="currentColor">{"".join(parts)}</svg></figure>'
-    )
+    caption = f'<figcaption style="padding-left:{LABEL}px"><b>{text(layout.title)}</b></figcaption>'
+    return f"<figure>{caption}{svg(wide, tall, words, parts)}</figure>"
 
 
 def _y(line: int) -> int:

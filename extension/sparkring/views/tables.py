@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkring.history.describe import size
 from sparkring.history.lines import plain
+from sparkring.runtime.kernel import in_notebook
 from sparkring.views.markup import enclosed, text
 
 if TYPE_CHECKING:
@@ -21,16 +22,21 @@ CELL_CHARACTERS = 300  # a longer text is cut
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """Show `rows` under `headers`, or the sentence `empty` if there are none: HTML in a notebook, text elsewhere."""
-    from sparkring.runtime.kernel import in_notebook
+    """Show `rows` under `headers`, or the sentence `empty` if there are none."""
+    if rows:
+        show(table_text(headers, rows), lambda: table_html(headers, rows))
+    else:
+        sys.stdout.write(f"{plain(empty)}\n")
 
-    shown = table_text(headers, rows) if rows else plain(empty)
-    if not (rows and in_notebook()):
-        sys.stdout.write(shown + "\n")
+
+def show(said: str, html: Callable[[], str]) -> None:
+    """Show what a magic was asked for: HTML in a notebook, the text elsewhere."""
+    if not in_notebook():
+        sys.stdout.write(f"{said}\n")
         return
     from IPython.display import display
 
-    display({"text/html": table_html(headers, rows), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
+    display({"text/html": html(), "text/plain": said}, raw=True)  # type: ignore[no-untyped-call]
 
 
 CAPTURED = ("name", "type", "size", "travels", "")

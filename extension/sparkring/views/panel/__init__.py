@@ -8,6 +8,7 @@ it the static view, which the script hides meanwhile. What is saved, exported or
 from __future__ import annotations
 
 import contextvars
+import json
 import os
 import queue
 import secrets
@@ -27,7 +28,6 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from sparkring.history import describe
-from sparkring.history.metrics import CURVE_POINTS
 from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
@@ -41,8 +41,6 @@ KEPT = 20  # runs that are over, for a page that is loaded again
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
-# About what a line takes beside its text, a rank in a state, and a value of a curve.
-_LINE_BYTES, _COLUMN_BYTES, _VALUE_BYTES = 40, 60, 9
 
 Stop = Callable[[], None]
 
@@ -266,7 +264,7 @@ class PanelView:
                 self._foreground = _Foreground()
         news = self._feed.news(record, time.time())
         self._page.tell(record, news)
-        return sum(map(_about_bytes, news))
+        return sum(len(json.dumps(each)) for each in news)
 
 
 def _display_place(page: Page, run: str) -> Any:
@@ -290,15 +288,3 @@ def _needs_a_view() -> bool:
     """
     names = getattr(get_ipython(), "user_ns", {})
     return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules
-
-
-def _about_bytes(message: Message) -> int:
-    match message["kind"]:
-        case "lines":
-            return sum(map(len, message["text"])) + _LINE_BYTES * len(message["text"]) + len(str(message["html"]))
-        case "sections":
-            return sum(map(len, message["html"].values()))
-        case "charts":
-            columns = sum(3 + len(curve["ranks"]) for chart in message["charts"] for curve in chart["curves"])
-            return _VALUE_BYTES * CURVE_POINTS * columns
-    return _COLUMN_BYTES * len(message["ranks"]["pid"])

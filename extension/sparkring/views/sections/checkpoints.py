@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from sparkring.history.describe import counted
 from sparkring.history.record import RunRecord
-from sparkring.views.checkpoints import saved_html
+from sparkring.views.checkpoint_line import Series, picture
+from sparkring.views.checkpoints import damage_words, recorded, saved_words, table_html
+from sparkring.views.markup import details, note, warning
 from sparkring.views.sections import Form
+
+ROWS_SHOWN = 12
+SERIES_SHOWN = 3  # directories that one run saves to
+PANEL_BYTES = 60_000
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """A picture for each directory; where there is room, a table as well."""
-    return saved_html(record, record.ended or now, form != "stacked")
+    """What a run has saved to each of its directories, the last ones of many; what is too large is a line only."""
+    now = record.ended or now
+    parts: list[str] = []
+    for series in sorted(recorded(record), key=_last)[: -SERIES_SHOWN - 1 : -1]:
+        line = note(saved_words(record, series, now))
+        whole = line + picture(series, now) + warning(damage_words(series))
+        if form != "stacked":
+            whole += details(counted(len(series.marks), "checkpoint"), table_html(series, now, ROWS_SHOWN))
+        parts.insert(0, line if sum(map(len, parts)) + len(whole) > PANEL_BYTES else whole)
+    return "".join(parts)
+
+
+def _last(series: Series) -> float:
+    return max(mark.time for mark in series.marks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkring.history.describe import counted
 from sparkring.history.record import RunRecord
 from sparkring.views import attempts
-from sparkring.views.markup import details, text
+from sparkring.views.markup import details, note, text
 from sparkring.views.sections import Form
 from sparkring.views.sections.log import block, line_html
 
@@ -36,5 +36,5 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             budget -= len(fold)
         parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
     if len(told) > len(shown):
-        parts.insert(0, f"<div><small>{counted(len(told) - len(shown), 'attempt')} before these</small></div>")
+        parts.insert(0, note(f"{counted(len(told) - len(shown), 'attempt')} before these"))
     return f'<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparkring.history import reading
-from sparkring.history.describe import counted
+from sparkring.history.describe import counted, rank_numbers
 from sparkring.history.reading import Block, DataSet, Mark, Strip
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import AMBER, BLUE, GREEN, details, text, tint
+from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
 from sparkring.views.sections import Form
 
 WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels, and the room above it for the mark of where a rank is
@@ -27,15 +27,13 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:
-        parts.append(f"<div><small>{counted(len(found) - reading.NAMED, 'data set')} before these</small></div>")
+        parts.append(note(f"{counted(len(found) - reading.NAMED, 'data set')} before these"))
     shown = found[-reading.NAMED :]
     for each in shown:
         table = _tables(each, form, len(shown), record.outcome is not None)
-        said = f"<small>{'read' if form == 'final' else 'reads'} {text(reading.data_words(each))}</small>"
-        balance = reading.balance_words(each) if form != "stacked" and table else ""
-        said = f"<div>{said}</div>" + (f"<div><small>{text(balance)}</small></div>" if balance else "")
-        notes = reading.notes(each)
-        wrong = f'<div><b style="{tint(AMBER)}">⚠ {text(notes)}</b></div>' if notes else ""
+        said = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(each)}")
+        said += note(reading.balance_words(each)) if form != "stacked" and table else ""
+        wrong = warning(reading.notes(each))
         if form == "final" and table:  # what is wrong stays in the open, the rest is for those who look for it
             parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
         else:  # below, so that the table stays where it is
@@ -51,8 +49,8 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
     parts = [_read_table(told, strips)] if told else []
     if strips and not any(len(line.ranks) == 1 for line in told):
         some = [replace(found, ranks=(each,)) for each in found.ranks if each.rank in strips]
-        note = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: first those with a warning, then the slowest"
-        parts += [f"<div><small>{note}</small></div>", _read_table([reading.line(each) for each in some], strips)]
+        which = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: first those with a warning, then the slowest"
+        parts += [note(which), _read_table([reading.line(each) for each in some], strips)]
     return "".join(parts) + (_legend(over) if strips else "")
 
 
@@ -84,7 +82,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
     numbers = (line.rows, line.rows_per_s, line.bytes_per_s, line.waiting)
     sign = f'<b style="{tint(AMBER)}" title="{text(line.notes)}">⚠</b> ' if line.notes else ""
     return (
-        f"<tr><td{_RIGHT}>{reading.label(line)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
+        f"<tr><td{_RIGHT}>{rank_numbers(line.ranks)}</td><td{_RIGHT}>{line.epoch}</td><td>{bar}</td>"
         + "".join(f"<td{_RIGHT}>{text(value)}</td>" for value in numbers)
         + f"<td>{sign}{text(line.place)}</td></tr>"
     )

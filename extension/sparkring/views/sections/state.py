@@ -6,7 +6,7 @@ import time
 
 from sparkring.history import describe, metrics
 from sparkring.history.record import RunRecord
-from sparkring.views.markup import text
+from sparkring.views.markup import note, text
 from sparkring.views.sections import Form
 
 
@@ -15,9 +15,10 @@ def head_html(record: RunRecord, now: float) -> str:
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     facts = [*describe.facts(record), describe.took(record, now)]
-    facts.append(
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)) if record.ended else describe.as_of(now)
-    )
+    if record.ended:
+        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started)))
+    else:
+        facts.append(time.strftime("as of %Y-%m-%d %H:%M:%S", time.localtime(now)))
     said = text(" · ".join(facts))
     return (
         f'<div class="sr-head"><b class="sr-state{f" sr-{look}" if look else ""}">{text(state)}</b> '
@@ -44,7 +45,7 @@ def waiting_html(record: RunRecord) -> str:
 def notices_html(record: RunRecord, form: Form) -> str:
     """The last notices."""
     told = record.notices[-3 if form == "stacked" else -10 :]
-    return "".join(f"<div><small>⚑ {text(describe.first_line(notice.text, 600))}</small></div>" for notice in told)
+    return "".join(note(f"⚑ {describe.first_line(notice.text, 600)}") for notice in told)
 
 
 def progress_html(record: RunRecord, now: float) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sparkring.history.describe import counted, duration, first_line, size
 from sparkring.history.events import TensorTimes, TimelineSaved
 from sparkring.history.record import RunRecord
 from sparkring.views import timelines
-from sparkring.views.markup import AMBER, details, text, tint
+from sparkring.views.markup import AMBER, details, note, svg, text, warning
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
@@ -24,16 +24,13 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
     head = f"<div><b>Horovod’s timeline</b> <small>{text(timelines.head_words(record, saved))}</small></div>"
-    problem = f'<div><b style="{tint(AMBER)}">⚠ {text(first_line(saved.problem))}</b></div>' if saved.problem else ""
+    problem = warning(first_line(saved.problem))
     late = timelines.late_words(record, saved)
     said = f"<div>{text(late)}</div>" if late else ""
     tensors = _tensors(saved)
     if form == "final":
         tensors = details("Slowest tensors", tensors)
-    where = (
-        f"<div><small>{text(timelines.path(record, saved))} ({size(saved.size_bytes)}): "
-        f"{text(timelines.how_to_open())}</small></div>"
-    )
+    where = note(f"{timelines.path(record, saved)} ({size(saved.size_bytes)}): {timelines.how_to_open()}")
     return f'<div class="sr-timeline">{head}{problem}{_whole(saved)}{said}{_late(saved)}{tensors}{where}</div>'
 
 
@@ -56,7 +53,7 @@ def _whole(saved: TimelineSaved) -> str:
             f"{duration(share.seconds)} ({share.part:.0%})</span> "
         )
         x += share.part * _WIDTH
-    drawn = _svg(16, f"where the time went: {timelines.share_words(saved)}", bars)
+    drawn = svg(_WIDTH, 16, f"where the time went: {timelines.share_words(saved)}", bars)
     return f'<figure>{drawn}<div class="sr-legend">{"".join(legend)}</div></figure>'
 
 
@@ -78,16 +75,9 @@ def _late(saved: TimelineSaved) -> str:
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
-    note = f" <small>and almost none for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
-    drawn = _svg(len(shown) * _ROW + 4, f"how long the others waited for each rank: {spoken}", bars)
-    return f"<figure><div><small>how long the others waited for</small>{note}</div>{drawn}</figure>"
-
-
-def _svg(tall: float, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg width="{_WIDTH}" height="{tall:.0f}" viewBox="0 0 {_WIDTH} {tall:.0f}" role="img" '
-        f'style="max-width:100%" aria-label="{text(label)}" font-size="11" fill="currentColor">{"".join(parts)}</svg>'
-    )
+    others = f" <small>and almost none for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
+    drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the others waited for each rank: {spoken}", bars)
+    return f"<figure><div><small>how long the others waited for</small>{others}</div>{drawn}</figure>"
 
 
 def _tensors(saved: TimelineSaved) -> str:
@@ -105,8 +95,8 @@ def _tensors(saved: TimelineSaved) -> str:
         (_short(each.name), f"{each.count:,}", *(duration(float(value(each))) for _, value in columns))
         for each in shown
     ]
-    note = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
-    return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, note)
+    some = f"the slowest {len(shown)} of {counted(saved.tensors, 'tensor')}" if len(shown) < saved.tensors else ""
+    return bare_table(("tensor", "operations", *(header for header, _ in columns)), rows, some)
 
 
 _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
