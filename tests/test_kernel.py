@@ -1051,7 +1051,7 @@ def complaint(kernel: Kernel, code: str) -> str:
 @pytest.fixture
 def gang(kernel: Kernel) -> Iterator[Kernel]:
     """The shared kernel with two warm ranks."""
-    assert "up after" in kernel.run("%gang start -n -2 --framework plain").done().printed
+    assert "started in" in kernel.run("%gang start -n -2 --framework plain").done().printed
     yield kernel
     kernel.run("%gang stop").done()
 

@@ -234,8 +234,8 @@ def test_gang_lines(line, expected):
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("start", "takes a number of ranks"),
-        ("start -n 0", "takes a number of ranks"),
+        ("start", "needs a number of ranks"),
+        ("start -n 0", "needs a number of ranks"),
         ("start -n two", "'two' is not a whole number"),
         ("start -n -2 --idle 0", "above 0"),
         ("start -n -2 --idle never", "not a time"),

@@ -97,10 +97,10 @@ def shards(
         number columns, which become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
     transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
-    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its rows.
+    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
     seed: the seed of that order, the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
-        the batch with rows that the rank has already read, "join" returns a smaller batch; ranks may differ by one.
+        the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: the replacement for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types
         have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
     raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
@@ -282,7 +282,7 @@ class Shards:
 
         Its batches are dicts of tensors [rows, …], or tuples of the named tensors. Strings are lists; dates are int64
         nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises DataError.
-        `workers` is the number of processes that read and transform, one buffer each in turn.
+        `workers` is the number of processes that read and transform rows; each takes one buffer at a time.
         """
         from sparkring.data.torch_dataset import as_torch
 
@@ -307,7 +307,7 @@ class Shards:
         return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
-        """The same data from a position() on, for the present number of ranks; `position` may be a list from JSON."""
+        """Return the same data from `position` on, for the current number of ranks. A list from JSON is accepted."""
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
 
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:

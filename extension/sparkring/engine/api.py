@@ -150,7 +150,7 @@ def run(
     A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
     with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
 
-    Errors as for a launch magic; OptionsError.
+    Raises the errors of a launch magic. OptionsError: an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)

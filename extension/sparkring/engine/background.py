@@ -28,7 +28,7 @@ class BackgroundRun:
 
     `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
     stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
-    cell, shows its panel again. `record`: the present RunRecord. `run_id`: its name in %runs and %logs.
+    cell, shows its panel again. `record`: the current RunRecord. `run_id`: its name in %runs and %logs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BackgroundRun:
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> RunResult:
-        """Wait for the run; return its result or raise its error. StillRunning: not ended after `timeout_s`."""
+        """Wait for the run; return its result or raise its error. StillRunning: `timeout_s` seconds have passed."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)

@@ -16,7 +16,7 @@ class TensorFlow(Framework):
 
     lesson = Lesson(
         "tensorflow",
-        "the workers of one TensorFlow cluster, each with its TF_CONFIG",
+        "the workers of a TensorFlow cluster; TF_CONFIG is set on each rank",
         """
         import tensorflow as tf
         strategy = tf.distribute.MultiWorkerMirroredStrategy()

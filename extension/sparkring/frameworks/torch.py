@@ -15,7 +15,7 @@ class Torch(Framework):
 
     lesson = Lesson(
         "torchrun",
-        "ranks that torch.distributed can join, with the environment that torchrun gives",
+        "ranks for torch.distributed, with the environment variables that torchrun sets",
         """
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
