@@ -413,7 +413,10 @@ def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None
         ("%shards", "OptionsError: %shards: the following arguments are required: PATH|DF"),
         ("%shards nowhere -n 2", "OptionsError: %shards nowhere: there is neither a variable nor a file"),
         ("%shards ./nowhere -n 2", "DataError: ./nowhere does not exist"),
-        ("%shards number", "OptionsError: %shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave"),
+        (
+            "%shards number",
+            "OptionsError: %shards takes a path, a Spark DataFrame or the result of sparkring.shards(…)",
+        ),
         ("%shards path --columns z", "has no column `z`"),
         ("%shards dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
     ],
@@ -470,7 +473,7 @@ def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None
     """A path, a URL or a variable: a picture, a table, and what a resume takes; nothing is changed."""
     cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
-    assert "A resume uses step 20" in shown["text/plain"]
+    assert "The resume point is step 20" in shown["text/plain"]
     assert "Step 30 has no commit" in shown["text/plain"]
     assert re.search(r"best.keras +Keras model", shown["text/plain"])
     assert ("The best by loss (max) is step 10: 0.1." in shown["text/plain"]) == ("--metric" in source)
@@ -492,7 +495,7 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
         found.close()
     """).done()
     try:
-        assert "A resume uses step 20" in kernel.run("%checkpoints").done().displayed
+        assert "The resume point is step 20" in kernel.run("%checkpoints").done().displayed
     finally:
         kernel.run("import shutil\nshutil.rmtree(found.path)").done()
 
@@ -501,18 +504,18 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
     """A byte is enough."""
     kernel.run("file = path / str(Name(20, 1_795_294_802_123, 20)) / 'rank-0.safetensors'").done()
     kernel.run("file.write_bytes(bytes(999) + b'1')").done()
-    assert "A resume uses step 20" in kernel.run("%checkpoints path").done().displayed
+    assert "The resume point is step 20" in kernel.run("%checkpoints path").done().displayed
     told = kernel.run("%checkpoints path --check").done().displayed
-    assert "A resume uses step 10" in told
+    assert "The resume point is step 10" in told
     assert "1 checkpoint is damaged: step 20 (" in told
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: say where to look"),
+        ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: name a directory"),
         ("%checkpoints nowhere", "OptionsError: %checkpoints nowhere: there is neither a variable nor a folder"),
-        ("%checkpoints number", "OptionsError: %checkpoints takes a path, or what sparkring.checkpoints(…) gave"),
+        ("%checkpoints number", "OptionsError: %checkpoints takes a path or the result of sparkring.checkpoints(…)"),
         ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
         ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max says which value is the best one"),
     ],

@@ -52,7 +52,8 @@ def directory_of(value: Any, name: str) -> Location:
     written = getattr(value, "directory", value)
     if not isinstance(written, str | os.PathLike):
         raise OptionsError(
-            f"%checkpoints takes a path, or what sparkring.checkpoints(…) gave, and {name} is {type(value).__name__}."
+            f"%checkpoints takes a path or the result of sparkring.checkpoints(…), but {name} is of type "
+            f"{type(value).__name__}."
         )
     if value is name and name.isidentifier() and not os.path.exists(name):
         raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")

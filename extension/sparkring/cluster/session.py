@@ -102,7 +102,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .getOrCreate()
     )
     _own = session.sparkContext
-    say(f"SparkSession local[{slots}] is up after {time.monotonic() - started:.1f} s; it stays for later cells")
+    say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return session
 
 

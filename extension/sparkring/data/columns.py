@@ -124,8 +124,8 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
     """The message for nulls in a column whose dtype was decided without them."""
     return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), and the footers of its files do not say so: replace "
-        f"them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
+        f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
     )
 
 
@@ -208,7 +208,7 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
     if len(odd):
         raise DataError(
             f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, but column `{name}` "
-            f"has one of {odd[0]:,}."
+            f"has a row of {odd[0]:,}."
         )
     found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
     return found.reshape(len(array), *shape)

@@ -114,19 +114,22 @@ class Layout:
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
         """DataError unless a batch holds what the first rows held."""
-        who = "column" if self.transform is None else "transform returned"
+        who = "column" if self.transform is None else "the transform's"
         if batch.keys() != self.spec.keys():
             odd = sorted(batch.keys() ^ self.spec.keys())[0]
-            had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
-            raise DataError(f"transform: the first rows {had} `{odd}`, and those of {where} {has}.")
+            first, later = ("a", "no") if odd in self.spec else ("no", "a")
+            raise DataError(
+                f"the transform returned {first} column `{odd}` for the first rows, but {later} column `{odd}` in "
+                f"{where}: every batch must have the same columns."
+            )
         for name, array in batch.items():
             spec = self.spec[name]
             if array.ndim == 0 or len(array) != rows:
                 raise _miscounted(name, array, rows, where)
             if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
                 raise DataError(
-                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as {_words(*spec)} in "
-                    f"the first rows of {self.data}: every row must have the same shape and type."
+                    f"{who} `{name}` is {_words(array.shape[1:], array.dtype)} in {where}, but {_words(*spec)} in the "
+                    f"first rows of {self.data}: every row must have the same shape and type."
                 )
 
 
@@ -160,8 +163,8 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
-        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as "
-        "many. Filter rows with where=…."
+        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return "
+        "the same number. Filter rows with where=…."
     )
 
 

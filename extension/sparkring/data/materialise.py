@@ -311,8 +311,8 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
 
 def _own_disks(who: str, home: Location) -> DataError:
     return DataError(
-        f"{home.written} is on this machine only: {who} has another disk there. Set a folder that all of Spark's "
-        f"machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
+        f"{home.written} is on this machine only: {who} has another disk at this path. Set a folder that all of "
+        f"Spark's machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
     )
 
 

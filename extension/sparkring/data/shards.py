@@ -365,8 +365,8 @@ class Shards:
             if self.layout.transform is not None:
                 if name in self.layout.objects:
                     raise DataError(
-                        f"transform gave `{name}` as `{self.layout.objects[name]}` objects, which no tensor can hold: "
-                        "let it give numbers, str or bytes, or leave them out."
+                        f"transform returned `{name}` as `{self.layout.objects[name]}` objects, which no tensor can "
+                        "hold: return numbers, str or bytes, or leave it out."
                     )
                 continue
             member, *others = self.layout.groups[name]

@@ -73,7 +73,7 @@ def checked(who: str, found: Options) -> Options:
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
-        raise OptionsError(f"{who}: --dry-run starts nothing that could run in the --background: choose one.")
+        raise OptionsError(f"{who}: --dry-run starts nothing, but --background starts a run: choose one.")
     if found.fresh and found.resume:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
     if found.least and not found.max_restarts:
@@ -81,7 +81,7 @@ def checked(who: str, found: Options) -> Options:
     if found.least > found.size > 0:
         raise OptionsError(f"{who}: --min-np {found.least} is more than the {found.size} ranks of -n {found.np}.")
     if found.least and found.data:
-        raise OptionsError(f"{who}: --min-np and --data do not go together: each partition needs its rank.")
+        raise OptionsError(f"{who}: --min-np and --data cannot be combined: each partition needs a rank.")
     return found
 
 

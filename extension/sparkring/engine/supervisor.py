@@ -282,7 +282,7 @@ class Supervisor:
         if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:
             self._told = where
             silence = describe.duration(round(time.time() - heard))
-            self.recorder.notice(f"nothing heard for {silence}: {where}", until="heard")
+            self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:

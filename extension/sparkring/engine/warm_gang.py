@@ -112,7 +112,7 @@ class WarmGang:
                     )
                     self.ended = self.ended or describe.deaths(self.gang.deaths) or late
                 elif stuck:
-                    self._end("its last cell was cut off")
+                    self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
                     self.held.bound(execution.request.sent, execution.loaded)
                     self.held.bound(execution.names, execution.ranks)
@@ -289,7 +289,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         try:
             fresh = start(found.wanted, say, found._tell)
         except LaunchError as error:
-            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which has ended.)") from error
+            raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
         _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
         fresh.news.append(

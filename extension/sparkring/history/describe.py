@@ -434,7 +434,7 @@ def gang_kept(*, released: bool) -> str:
     """That a warm gang outlives the end of a run; `released` if the collectives of its ranks were ended."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
-        kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
+        kept += " To interrupt them, their collectives were ended: call hvd.init() or init_process_group() again."
     return kept
 
 
@@ -444,7 +444,7 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
         why = f"{rank_list(dead)} died"
     else:
         why = f"{rank_list(stuck)} did not respond" if stuck else "it could not continue"
-    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a fresh one."
+    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a new one."
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:
@@ -458,10 +458,7 @@ def deaths(failures: Mapping[int, Failure]) -> str:
 
 def large_value(name: str, size_bytes: int) -> str:
     """A notice about a value that is sent to every rank."""
-    return (
-        f"`{name}` ({size(size_bytes)}) travels to every rank; let ranks load or make large data themselves where they "
-        "can"
-    )
+    return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
 # ── Where every rank is ───────────────────────────────────────────────────────

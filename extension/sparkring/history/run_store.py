@@ -271,9 +271,7 @@ def last_checkpoint_dir() -> str:
     directories = (first(path).checkpoint_dir for path in saved())
     directory = next(filter(None, directories), "")
     if not directory:
-        raise OptionsError(
-            "no saved run had a --checkpoint-dir: say where to look, as in `%checkpoints dbfs:/ml/run1`."
-        )
+        raise OptionsError("no saved run had a --checkpoint-dir: name a directory, as in `%checkpoints dbfs:/ml/run1`.")
     return directory
 
 

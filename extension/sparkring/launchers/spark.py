@@ -127,7 +127,7 @@ class SparkLauncher(Launcher):
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
-                f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
+                f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "
                 f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or another "
                 "number of ranks with -n, which repartitions it."
             )

@@ -73,8 +73,8 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
             raise _error_at(
                 node,
                 where,
-                f"{mark}{name} needs the notebook's IPython, which is not there on the ranks. Run it in a cell of its "
-                f"own; on ranks there are !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
+                f"{mark}{name} needs the notebook's IPython, which ranks do not have. Run it in a separate cell. "
+                f"Ranks have !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
             )
 
 

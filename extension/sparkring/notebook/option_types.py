@@ -75,12 +75,12 @@ def assignment(text: str) -> tuple[str, str]:
 def count(text: str) -> int:
     """A whole number, 0 or more."""
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
 def positive_count(text: str) -> int:
     """A whole number, 1 or more."""
     if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -82,9 +82,9 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """`committed, best; a resume uses it`, `damaged: rank-0.safetensors is cut`."""
+    """`committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
-    words += "; a resume uses it" if mark.resumes else ""
+    words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
 
 
@@ -341,7 +341,7 @@ def _legend(series: Series, drawn: int) -> str:
         count = sum(mark.state == state for mark in series.marks)
         told += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
     if any(mark.resumes for mark in series.marks):
-        told.append((_SHAPES["committed"] + _RING, "a resume uses it"))
+        told.append((_SHAPES["committed"] + _RING, "resume point"))
     keys = "".join(
         '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
         f"{shape}</svg>{said}</span> "
@@ -353,7 +353,7 @@ def _legend(series: Series, drawn: int) -> str:
 
 
 def _spoken(series: Series) -> str:
-    resumed = next((f"; a resume uses step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
     return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
 
 

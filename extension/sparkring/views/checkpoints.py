@@ -146,7 +146,8 @@ def damage_words(series: Series) -> str:
     ]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. A resume skips {them}."
+    skipped = f"A run that continues skips {them}."
+    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. {skipped}"
 
 
 def folder_words(found: Inventory) -> list[str]:
@@ -166,7 +167,7 @@ def folder_words(found: Inventory) -> list[str]:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         told.append(
-            f"A resume uses step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
+            f"The resume point is step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
             f"{rank_count(commit.size)}."
         )
     best = found.best
@@ -187,7 +188,7 @@ def advice(found: Inventory) -> list[str]:
     """What stands out and what to do about it, the gravest first."""
     told = []
     if found.entries and found.newest is None:
-        told.append("No checkpoint here is complete: a resume starts from the beginning.")
+        told.append("No checkpoint here is complete: a run starts from the beginning.")
     told += [words] if (words := damage_words(listed(found))) else []
     partial = _unwhole(found)["not committed"]
     newest = found.newest
@@ -196,12 +197,12 @@ def advice(found: Inventory) -> list[str]:
     if going_on:
         told.append(
             f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is writing it now, or "
-            "ended while it saved. A resume skips checkpoints without a commit."
+            "ended while it saved. Runs that continue skip checkpoints without a commit."
         )
     if left:
         told.append(
             f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer ones: a later "
-            "attempt removes uncommitted checkpoints after an hour, or you can."
+            "attempt removes uncommitted checkpoints after an hour, or you can remove them yourself."
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
@@ -210,8 +211,8 @@ def advice(found: Inventory) -> list[str]:
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
         told.append(
-            f"{counted(len(lineages), 'training')} saved here, each from its own beginning; a directory for each "
-            "keeps them apart."
+            f"{counted(len(lineages), 'training')} have saved to this directory, each from its own beginning. Use a "
+            "separate directory for each training."
         )
     return told
 
@@ -268,7 +269,7 @@ def table_html(series: Series, now: float, most: int) -> str:
     return bare_table(*table_rows(series, now, most), note)
 
 
-OTHERS_HEADERS = ("written by others", "kind", "saved", "size", "")
+OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 
 
 def others_rows(found: Inventory) -> list[tuple[str, ...]]:

@@ -206,7 +206,7 @@ def _large_groups(found: Outlook) -> str:
     where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
         f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
-        f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or "
+        f"in memory once per worker. Write {size(GROUP_BYTES)} with .option('parquet.block.size', {GROUP_BYTES}), or "
         "use shards(), which reads ranges of rows in bounded memory."
     )
 

@@ -122,7 +122,7 @@ class Connection:
             if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != body_bytes:
                 raise ProtocolError("a frame's parts do not add up to its body")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ProtocolError(f"a frame's header is no message's: {raw[:60]!r}") from error
+            raise ProtocolError(f"a frame's header is not that of a message: {raw[:60]!r}") from error
         return Head(kind, fields, sizes, bytes(prefix) + raw)
 
     def receive_body(self, head: Head) -> Message:

@@ -121,9 +121,9 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
         raise DataError(f"{name}: the transform fails on {what}: {type(error).__name__}"
                         f"{': ' + text[0] if text else ''}{where}.") from error  # fmt: skip
     if (batched and not hasattr(result, "columns")) or (not batched and not isinstance(result, dict)):
-        kind = "a pandas DataFrame, as make_batch_reader" if batched else "a dict, as make_reader"
-        raise DataError(f"{name}: the transform returned {type(result).__name__}; it gets {kind} has it, and must "
-                        "return one.")  # fmt: skip
+        kind, reader = ("a pandas DataFrame", "make_batch_reader") if batched else ("a dict", "make_reader")
+        raise DataError(f"{name}: the transform returned {type(result).__name__}. With {reader}, its function gets "
+                        f"{kind} and must return {kind}.")  # fmt: skip
     return result
 
 

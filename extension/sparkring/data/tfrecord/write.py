@@ -70,7 +70,8 @@ def write_tfrecord(
             raise OptionsError(f"{option}={value}: expected at least 1.")
     if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
         raise OptionsError(
-            f"prefixes={prefixes}, compression={compression!r}: 0 to {MOST_PREFIXES:,}; None, 'GZIP' or 'ZLIB'."
+            f"prefixes={prefixes}, compression={compression!r}: prefixes must be from 0 to {MOST_PREFIXES:,}, and "
+            "compression None, 'GZIP' or 'ZLIB'."
         )
     tensorflow()
     target = locate(path)

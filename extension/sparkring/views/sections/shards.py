@@ -141,5 +141,5 @@ def _legend(over: bool) -> str:
     )
     return (
         f'<div class="sr-legend">{keys}<span>▾ so far</span> '
-        "<span>as wide as there are rows; neighbours are one box where there are many</span></div>"
+        "<span>the width shows the number of rows; a box can stand for several row groups</span></div>"
     )

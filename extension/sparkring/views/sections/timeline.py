@@ -79,8 +79,8 @@ def _late(saved: TimelineSaved) -> str:
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
     note = f" <small>and almost none for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
-    drawn = _svg(len(shown) * _ROW + 4, f"how long the others waited for each rank: {spoken}", bars)
-    return f"<figure><div><small>how long the others waited for</small>{note}</div>{drawn}</figure>"
+    drawn = _svg(len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
+    return f"<figure><div><small>how long the other ranks waited for each rank</small>{note}</div>{drawn}</figure>"
 
 
 def _svg(tall: float, label: str, parts: Sequence[str]) -> str:

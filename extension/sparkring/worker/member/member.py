@@ -229,7 +229,7 @@ class Member:
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
         except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
-            self.tell(Output("stderr", f"sparkring: what this rank sent is no message: {error}\n".encode()))
+            self.tell(Output("stderr", f"sparkring: this rank did not send a valid message: {error}\n".encode()))
             raise
         except ChannelClosed:
             for selector in self.selectors:

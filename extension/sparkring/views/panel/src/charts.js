@@ -16,7 +16,7 @@ export class ChartsView {
     this.charts = [];
     this.log = false;
     this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
-      title: "logarithmic scale, in charts that have positive values only", onclick: () => this.setLog(!this.log) }, "log scale");
+      title: "logarithmic scale, for charts with only positive values", onclick: () => this.setLog(!this.log) }, "log scale");
     this.wholeButton = make("button", { type: "button", class: "sr-tool", hidden: true, title: "show all steps again",
       onclick: () => this.showWhole() }, "reset zoom");
     this.hint = make("small", {}, "drag to zoom");
