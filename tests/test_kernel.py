@@ -517,7 +517,7 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
         ("%checkpoints nowhere", "OptionsError: %checkpoints nowhere: there is neither a variable nor a folder"),
         ("%checkpoints number", "OptionsError: %checkpoints takes a path or the result of sparkring.checkpoints(…)"),
         ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
-        ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max says which value is the best one"),
+        ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max needs a metric"),
     ],
 )
 def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str, said: str) -> None:

@@ -624,11 +624,11 @@ def changing(batch):
     [
         (
             changing,
-            r"returned `z` as float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), and as .* \[3\] in",
+            r"`z` is float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), but .* \[3\] in",
         ),
         (
             lambda b: {"z": b["x"] if b["x"].max() < 500 else b["x"] * 0.5},
-            "as float64 in .* and as int64 in the first rows",
+            "is float64 in .* but int64 in the first rows",
         ),
         (
             lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]},
@@ -651,7 +651,7 @@ def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
 
 def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Its error comes through torch as it is."""
-    with pytest.raises(DataError, match="transform returned `z`"):
+    with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
 
 
