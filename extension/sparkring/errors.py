@@ -8,8 +8,8 @@
     │   └── MemberLost       … because a member died or stopped responding before its rank was up
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
-    │   └── ResultError      … because a value could not be brought back
-    ├── StillRunning         a background run has not ended in the time that was given (also a TimeoutError)
+    │   └── ResultError      … because a value could not be returned
+    ├── StillRunning         a background run has not ended within the given time (also a TimeoutError)
     ├── PathError            a path is invalid
     ├── DataError            the data cannot be read or divided
     └── CheckpointError      a checkpoint cannot be written or read
