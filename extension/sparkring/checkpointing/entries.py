@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, as plain data.
+"""The entries of a directory of checkpoints, as plain data.
 
     DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; its number in it, from 0
         rank-0.safetensors              what a rank wrote, in one go; without sharding there is only that of rank 0

@@ -45,7 +45,7 @@ class Folder(NamedTuple):
 
 
 def listing(directory: Location) -> list[Entry]:
-    """The checkpoints in `directory`, newest first; what else lies there is passed over.
+    """The checkpoints in `directory`, newest first; other files are skipped.
 
     Commits are read, and sizes compared; what is in the files is for check() to say. On a mount, what another machine
     has just written may not be there yet. CheckpointError if the directory cannot be read; a missing one is empty.
@@ -83,7 +83,7 @@ def folders(directory: Location) -> dict[str, Folder]:
             if Name.of(parts[0]) is None or len(parts) > 2:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
-                continue  # a file that is called like a checkpoint is none of ours
+                continue  # a file with the name of a checkpoint is not one
             folder = found.get(parts[0], Folder({}, None, 0.0))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
@@ -99,7 +99,7 @@ def unfinished(directory: Location) -> dict[str, float]:
 
 
 def look(directory: Location, name: str) -> Entry | None:
-    """The checkpoint of this name, asked for without a listing; None if there is none."""
+    """The checkpoint of this name, found without a listing; None if it does not exist."""
     commit = None
     try:
         commit = read_commit(directory, name)
@@ -131,7 +131,7 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """What commit.json says. FileNotFoundError if there is none, CheckpointDamagedError if it is not whole."""
+    """The contents of commit.json. FileNotFoundError: there is none. CheckpointDamagedError: it is damaged."""
     path = (directory / name / COMMIT).path
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         data = directory.fs.cat_file(path)
@@ -199,7 +199,7 @@ def part(rank: int) -> str:
 
 
 def remove(directory: Location, entry: Entry) -> None:
-    """Remove a checkpoint, its commit first: what is left of it, if anything, is none. OSError as it comes."""
+    """Remove a checkpoint, its commit first, so that a remainder is not taken for a checkpoint. Raises OSError."""
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]

@@ -1,4 +1,4 @@
-"""Everything that lies in a directory of checkpoints at one moment, ours and others', for `%checkpoints`."""
+"""All checkpoints in a directory at one moment, sparkring's and those of other tools, for `%checkpoints`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def inventory(
     mode: Literal["min", "max"] = "min",
     say: Callable[[int, int, int, int], None] = lambda *_: None,
 ) -> Inventory:
-    """What lies in a directory now; runs may write there meanwhile.
+    """The checkpoints that are in a directory now; runs may write to it at the same time.
 
     With `check` all bytes are read and compared with their digests; before each checkpoint and after the last, `say` is
     told how many are done, of how many, and the same in bytes. CheckpointError if the directory cannot be listed.

@@ -84,7 +84,7 @@ def resume(store: Keeps, model: Any, data: Shards | None = None, every: str | in
         state["data"] = data
     step = store.restore(state)
     if data is not None and data.start.legs and not data.steps:
-        data.ended(data.epoch)  # what is left of the epoch fills no batch on so many ranks
+        data.ended(data.epoch)  # the rest of the epoch fills no batch on this number of ranks
         state.update(epoch=state["epoch"] + 1, batch=0)
     return _callback(store, model, data, every, step, state)
 
@@ -115,7 +115,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
                     self.params["steps"] = _whole(data)
                     self._end_epoch_in_time()
             if self._first and getattr(self.model, "_training_state", None) is None:
-                self.model._training_state = self  # whom Keras asks where to begin
+                self.model._training_state = self  # Keras asks this object where to begin
             self._epoch, self._batch = -1, 0
 
         def maybe_load_initial_counters_from_ckpt(

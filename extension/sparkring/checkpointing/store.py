@@ -288,7 +288,7 @@ class Store:
     # ── inside ────────────────────────────────────────────────────────────────
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """The arrays of a state and of the random states, as they lie in memory; and all else."""
+        """The arrays of a state and of the random states, not copied, and everything else."""
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
@@ -501,7 +501,7 @@ def _check_state(state: Any) -> None:
 
 
 def _whole(value: Any, least: int) -> int | None:
-    """A whole number from `least` on; None if it is none."""
+    """The value as a whole number of at least `least`, otherwise None."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         return number if number >= least and not isinstance(value, bool) else None

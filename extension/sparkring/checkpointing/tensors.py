@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
-    """Where each of `leaves` is to lie."""
+    """The place of each of `leaves` in the file."""
     found, start = [], 0
     # Those with large elements first: then each begins where its dtype may, for readers that map the file.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
@@ -92,7 +92,7 @@ def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
 
 
 def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
-    """Copy `leaves` to the beginning of `arena`, as they are to lie in the file; returns that part of it."""
+    """Copy `leaves` to the beginning of `arena`, in the layout of the file; returns that part of `arena`."""
     pairs = iter([pair for lies in layout.arrays for pair in _pairs(arena[lies.start : lies.stop], leaves[lies.name])])
 
     def copy() -> None:
@@ -186,7 +186,7 @@ def check_size(file: Location, written: File) -> None:
 
 
 def other_size(written: File, size: int) -> str:
-    """What is wrong with a file that has so many bytes now."""
+    """What is wrong with a file that now has this size."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
@@ -345,7 +345,7 @@ def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if nobody knows."""
+    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if it is unknown."""
     if min(lies.shape, default=0) < 0:
         raise ValueError(lies.name)
     if lies.dtype.startswith("raw:"):

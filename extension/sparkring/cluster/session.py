@@ -93,7 +93,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     session = (
         SparkSession.builder.master(f"local[{slots}]")
         .appName("sparkring")
-        # Nothing off loopback for a session that nobody asked to be reachable.
+        # Only loopback, because the user did not ask for a session that other machines can reach.
         .config("spark.driver.host", LOOPBACK)
         .config("spark.driver.bindAddress", LOOPBACK)
         .config("spark.ui.enabled", "false")

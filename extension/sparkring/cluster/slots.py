@@ -21,7 +21,7 @@ SETTLE_S = 1.2
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once, and how many run now; `holders` says for whom.
+    """How many tasks Spark can run at once, and how many run now; `holders` says what they run for.
 
     The GPUs are those that Spark itself hands out; tasks that share one have a fraction of it.
     """

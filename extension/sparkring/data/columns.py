@@ -190,7 +190,7 @@ def _same(value: Any) -> Any:
 
 
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
-    """The bytes of all rows as they lie in memory, with nothing made of each row by itself."""
+    """The bytes of all rows, taken from memory without a Python object for each row."""
     dtype, shape = raw
     wanted = dtype.itemsize * math.prod(shape)
     types, kind = pa.types, array.type

@@ -41,7 +41,7 @@ LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # of a row group that is not held in memory as it is stored
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-# What Arrow raises for bytes that are no Parquet, for compressed data that is none, and what file systems raise.
+# What Arrow raises for bytes that are not Parquet and for damaged compressed data, and what file systems raise.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
@@ -111,7 +111,7 @@ class Dataset:
 
     @property
     def local(self) -> bool:
-        """Do its files lie where this machine's file system reaches them?"""
+        """Whether its files are in this machine's file system."""
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:

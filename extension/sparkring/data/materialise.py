@@ -118,7 +118,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 
 
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
-    """Remove the copies in `cache` that nobody has asked for in `keep_days` days, and what was never finished.
+    """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
     Only whole folders that materialise() has made, and none that a live process is writing. Returns their paths.
     DataError if the cache cannot be read.
@@ -154,7 +154,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # it is in nobody's way
+            with contextlib.suppress(OSError):  # it does no harm
                 _remove(copy)
             continue
         with contextlib.suppress(OSError):  # a cache that can only be read serves as well
@@ -359,7 +359,7 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Will nobody finish this copy? On this host that is known; elsewhere a day has to pass."""
+    """Whether this copy was abandoned. This is known on the same host; for another host, a day has to pass."""
     owner = _read(copy / OWNER)
     ended = owners.has_ended(owner) if owner else None
     if ended is not None:

@@ -13,7 +13,7 @@ def me() -> dict[str, Any]:
 
 
 def has_ended(owner: dict[str, Any]) -> bool | None:
-    """Whether the process that me() told of is gone; None if it ran on another host, where nobody can see it."""
+    """Whether the process that me() described has ended; None if it ran on another host and this is unknown."""
     if owner["host"] != socket.gethostname():
         return None
     return bool(owner["started"] != _started(owner["pid"]))
@@ -36,5 +36,5 @@ def _answers(pid: int) -> str:
     except ProcessLookupError:
         return ""
     except OSError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     return "running"

@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> Position:
-        """The position that was kept as JSON. DataError if it is none."""
+        """The position that was saved as JSON. DataError if it is not a position."""
         try:
             epoch, seed, legs = found
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
@@ -121,7 +121,7 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Where the ranks began to read as they do now, and how many rows each has had since.
 
-    As many ranks as before go on each in its own stretch, as if nothing had been; others share out anew what is left.
+    The same number of ranks continue, each in its own range. Another number of ranks divide the remaining rows again.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):

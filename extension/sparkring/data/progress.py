@@ -23,7 +23,7 @@ _numbers = itertools.count()
 class Route(NamedTuple):
     """What a rank reads in an epoch, in its order: `pieces` as events.DataPlanned says; `named` tells a file's path.
 
-    The pieces are asked for once, and only where somebody hears of them.
+    The pieces are asked for once, and only if progress is reported.
     """
 
     pieces: Iterable[Piece]
@@ -68,7 +68,7 @@ class Progress:
         report.tell(opened)
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
-        """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""
+        """An epoch begins (epochs count from 1); the numbers are this rank's rows and batches, if they are known."""
         if route is not None and report.connected():
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
@@ -124,7 +124,7 @@ def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def at_most(most: int, pieces: Iterable[Piece]) -> list[Piece]:
-    """At most so many, for which as many neighbours as it takes become one."""
+    """At most this number of pieces; if there are more, neighbours are merged."""
     found = list(pieces)
     length = -(-len(found) // most)
     if length <= 1:

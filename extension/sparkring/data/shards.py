@@ -37,7 +37,7 @@ READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
 
-_AHEAD = -1  # nobody knows how much of what was read has been used
+_AHEAD = -1  # it is not known how much of what was read has been used
 
 Held = TypeVar("Held")
 
@@ -423,7 +423,7 @@ class Shards:
             self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
-        """One epoch of this rank, or every so many-th buffer of it, in the thread or process that calls.
+        """One epoch of this rank, or every n-th buffer of it, in the thread or process that calls.
 
         A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
         """

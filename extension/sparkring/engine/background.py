@@ -125,7 +125,7 @@ class BackgroundRun:
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Have the error and those before it hold nothing: in their frames lies all that was sent to the ranks."""
+    """Clear the frames of the error and its causes, which refer to everything that was sent to the ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__

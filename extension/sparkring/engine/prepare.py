@@ -38,7 +38,7 @@ PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run of which nothing is known that is wrong, and which has not started.
+    """A validated run that has not started.
 
     `launch` is what a launcher is to start if the run has ranks of its own; else it runs on `ranks` of `gang`.
     `directory` is where checkpoints go, None for nowhere. `started` begins its record, and `notices` come next.
@@ -216,7 +216,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Let each value say what is wrong with it for so many ranks, and for what the cell calls on it."""
+    """Ask each value what is wrong with it for this number of ranks and for the cell's calls on it."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:

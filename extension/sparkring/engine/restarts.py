@@ -39,9 +39,9 @@ INTERRUPTED = Outcome("interrupted", "between two attempts")
 
 
 class Restarts:
-    """Runs a request on one gang after another until it ends well, or there is no use in going on.
+    """Runs a request on one gang after another, until it succeeds or another attempt would be useless.
 
-    `directory` is where checkpoints go; without one, each attempt begins anew.
+    `directory` is the directory of checkpoints; without it, each attempt starts from the beginning.
     """
 
     def __init__(self, run: LiveRun, request: Request, launch: LaunchRequest, directory: Directory | None) -> None:

@@ -77,7 +77,7 @@ def _close(recorder: Recorder, outcome: Outcome) -> RunRecord:
 
 
 def _error(outcome: Outcome, record: RunRecord) -> BaseException:
-    """What the user is told of a run that did not end well."""
+    """The user's error for a run that did not succeed."""
     if outcome.error is not None:
         return outcome.error
     if outcome.ending == "interrupted":

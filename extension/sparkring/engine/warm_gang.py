@@ -275,12 +275,12 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
 
 
 def default_np() -> int | None:
-    """What a cell without -n means: the np of the gang that was started last; None if there is none."""
+    """The np of a cell without -n: that of the gang that was started last; None if there is no gang."""
     return _gangs[-1].wanted.np if _gangs else None
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
-    """The warm gang for a cell with this `np`; one that was lost is replaced by a fresh one. None if there is none."""
+    """The warm gang for a cell with this `np`, or None. A gang that was lost is replaced by a new one."""
     found = _at(np)
     if found is None or found.wanted.np != np or found.busy:
         return None

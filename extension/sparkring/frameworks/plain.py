@@ -7,7 +7,7 @@ from sparkring.runtime.world import World
 
 
 class Plain(Framework):
-    """Ranks that talk to nobody, or arrange it among themselves."""
+    """Ranks that are not connected, or that connect themselves."""
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         return {"SPARKRING_RANK": str(world.rank), "SPARKRING_SIZE": str(world.size)}

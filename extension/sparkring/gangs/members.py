@@ -69,7 +69,7 @@ class Members:
             self.endpoints.append(Endpoint(hello.host, hello.address, hello.interface, peer, hello.port))
 
     def entries(self, *, pins_gpus: bool) -> Iterator[tuple[int, EnterWorld]]:
-        """What each member is told of its rank; with `pins_gpus`, ranks see the GPUs of their node's ranks only."""
+        """The message to each member about its rank. With `pins_gpus`, ranks see only GPUs of their node's ranks."""
         gpus = gpu_environments(self.worlds) if pins_gpus else {}
         for member, world in enumerate(self.worlds):
             yield member, EnterWorld(world, self._hellos[member].address, gpus.get(world.node, {}))
@@ -134,7 +134,7 @@ class Members:
         return rank in self._exited
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """The rank's process has ended; `failure` says why if nobody asked for it."""
+        """The rank's process has ended; `failure` says why, unless it was asked to end."""
         self._exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure

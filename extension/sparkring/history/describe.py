@@ -237,7 +237,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """Where the whole log lies: that of `rank`, or the pattern for all."""
+    """The path of the whole log of `rank`, or a pattern for those of all ranks."""
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
@@ -398,7 +398,7 @@ class NoRestart(NamedTuple):
 
 
 def no_restart(found: NoRestart) -> str:
-    """Why a run was not started again, in one sentence; '' if nobody asked for that."""
+    """Why a run was not restarted, in one sentence; '' if no restart was requested."""
     match found.why:
         case "not asked for":
             return ""
@@ -495,7 +495,7 @@ def explain_where(record: RunRecord) -> str:
     """
     if record.outcome is not None or not record.running_since:
         return outcome(record)
-    # First those that have left the cell: it is they whom others may wait for.
+    # Ranks that have left the cell come first: the others may be waiting for them.
     groups = sorted(_standings(record), key=lambda group: group[0].state not in ("finished", "failed", "stopped"))
     told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
     rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]

@@ -115,7 +115,7 @@ class RunStarted:
 class AttemptStarted:
     """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
 
-    `checkpoint` names what it goes on from and `step` is its step; '' and 0 for a run that begins anew.
+    `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
     """
 
     time: float

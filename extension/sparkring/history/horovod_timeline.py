@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, NoReturn
 from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
 EVENT_CHARACTERS = 64 * 1024  # a longer one is no event of Horovod's
-BROKEN_PLACES = 1_000  # after so many the rest is not looked at
+BROKEN_PLACES = 1_000  # after this number, the rest is not read
 TENSORS = 20_000  # whose times are told apart
 RANKS = 1_024
 DEPTH = 16

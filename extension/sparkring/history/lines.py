@@ -81,7 +81,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: LogLine) -> bool:
-    """Is it one of the lines with which TensorFlow greets everybody?"""
+    """Whether it is one of TensorFlow's start-up messages."""
     return line.stream == "stderr" and _NOISE.match(line.text) is not None
 
 

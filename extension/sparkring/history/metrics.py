@@ -173,7 +173,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Remember what was made last of these fields of a record: parts of a view ask anew, and often nothing is new."""
+    """Cache the last result for these fields of a record: parts of a view ask again, often without any change."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -267,7 +267,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         if place is None:
             place = places[metrics.rank] = _Place()
         attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
-        if attempt != place.attempt:  # all ranks begin anew together, those as well that had not come so far
+        if attempt != place.attempt:  # all ranks start over together, also those that had not come this far
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
         step = place.reports if metrics.step is None else metrics.step
@@ -295,7 +295,7 @@ def last(record: RunRecord) -> dict[str, Spread]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean of some values and what they lie between; not a number if one of them is not."""
+    """The mean, minimum and maximum of some values; not a number if one of them is not."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])

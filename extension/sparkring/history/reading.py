@@ -19,7 +19,7 @@ STARVED = 0.5  # of its time a rank waits for data
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 JUDGED_AFTER_S = 1.0  # of an epoch: the first batch always has to be waited for
 EARLY_S = 2.0  # before the others: less is only that some have been heard of and others not yet
-RANKS_ALONE, BLOCKS = 32, 16  # more ranks are shown in so many blocks of neighbours
+RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
 UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
 _NAME_CHARACTERS = 40  # of a file, in a picture
@@ -74,7 +74,7 @@ class RankReading(NamedTuple):
         """How far it is in the epoch that its plan is of; None if nothing of that has been told yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
-        return self.read if self.read.time >= self.plan.time else None  # an epoch can be begun anew
+        return self.read if self.read.time >= self.plan.time else None  # an epoch can be started again
 
     @property
     def begun(self) -> int:
@@ -331,7 +331,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
 
 
 def line(found: DataSet) -> Line:
-    """All ranks in one line: what they have read and how fast together, and what their waiting lies between."""
+    """All ranks in one line: what they have read, how fast together, and the range of their waiting times."""
     ranks = found.ranks
     reads = [each.read for each in ranks if each.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
@@ -396,7 +396,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """A rank's epoch in about so many blocks at most; None where it is not known what it reads.
+    """A rank's epoch in at most about this number of blocks; None if it is not known what the rank reads.
 
     `over`: the run has ended, and what was to come does not come.
     """

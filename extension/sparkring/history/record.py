@@ -340,7 +340,7 @@ def _thinned(metrics: tuple[Metrics, ...]) -> tuple[Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Where the halves meet, some ranks' reports of a step may lie in the newer one, and stay.
+    # Where the halves meet, some ranks' reports of a step may be in the newer half, and are kept.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     kept = (
         each
@@ -377,7 +377,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
-    """New ranks, on whom nothing of the last ones lies but how much they printed."""
+    """New ranks, which take over from the previous ones only how much they printed."""
     ranks = tuple(
         replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])

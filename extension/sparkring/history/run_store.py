@@ -281,7 +281,7 @@ def is_named(name: str, run_id: str) -> bool:
 
 
 def load(path: Path) -> RunRecord:
-    """The whole record of a saved run; what was cut off at its end is passed over."""
+    """The whole record of a saved run; an incomplete event at its end is skipped."""
     return replace(replay(_events(path)), log_folder=str(path))
 
 

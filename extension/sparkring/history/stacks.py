@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
-EARLIER_CELL = "<earlier cell>"  # what the driver is told of the names of those before it
+EARLIER_CELL = "<earlier cell>"  # stands for all earlier cells in what the driver gets
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
@@ -115,7 +115,7 @@ def collective(text: str) -> str:
     graph = False
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
-            break  # what lies further out waits for the cell's own code
+            break  # the outer frames only wait for the cell's code
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):

@@ -234,7 +234,7 @@ def _archive(with_nvml: bool) -> bytes:
 def _task(
     ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
 ) -> Callable[..., Any]:
-    """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
+    """The task's function, made so that it is pickled by value: its module cannot be imported."""
     source = pkgutil.get_data("sparkring.worker", "spark_task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}

@@ -1,4 +1,4 @@
-"""`%checkpoints`: what lies in a directory of checkpoints."""
+"""`%checkpoints`: the checkpoints in a directory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def connected() -> bool:
 
 
 def tell(message: Told) -> None:
-    """Tell the driver something; where there is no driver, nobody."""
+    """Send a report to the driver. Without a driver, do nothing."""
     if _tell is not None:
         _tell(message)
 

@@ -315,7 +315,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> None:
         if answer.returncode:
             progress.close()
             reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
-            raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it anew with --force --install.")
+            raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it again with --force --install.")
         progress.done()
 
 

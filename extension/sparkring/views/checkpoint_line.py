@@ -358,7 +358,7 @@ def _spoken(series: Series) -> str:
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that lie between `low` and `high`; at least one."""
+    """Round numbers (1, 2 or 5 times a power of ten) between `low` and `high`; at least one."""
     span = high - low
     if span <= abs(high) * 1e-9 or not math.isfinite(span):
         return [low]

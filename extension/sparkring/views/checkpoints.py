@@ -28,7 +28,7 @@ from sparkring.views.checkpoint_line import (
 from sparkring.views.markup import AMBER, enclosed, text, tint
 from sparkring.views.tables import bare_table, table_text
 
-ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and where somebody asks for them
+ROWS_SHOWN, ROWS_LISTED = 12, 200  # in a run's panel, and in %checkpoints
 OTHERS_LISTED = 50
 SERIES_SHOWN = 3  # directories that one run saves to
 PANEL_BYTES = 60_000  # in a run's panel
@@ -82,7 +82,7 @@ def _earlier(found: Checkpoint) -> bool:
 
 
 def listed(found: Inventory) -> Series:
-    """The checkpoints of ours that lie in a directory."""
+    """sparkring's own checkpoints in a directory."""
     best, newest = found.best, found.newest
     marks = tuple(
         _listed(entry, best=entry is best, resumes=entry is newest)
@@ -273,7 +273,7 @@ OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 
 
 def others_rows(found: Inventory) -> list[tuple[str, ...]]:
-    """A row of OTHERS_HEADERS for each checkpoint of somebody else's."""
+    """A row of OTHERS_HEADERS for each checkpoint that another tool wrote."""
     return [
         (each.name, each.kind, age(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
         for each in found.others[:OTHERS_LISTED]
@@ -290,7 +290,7 @@ def _others_note(found: Inventory) -> str:
 
 
 def show_checkpoints(found: Inventory) -> None:
-    """Show what lies in a directory of checkpoints: HTML in a notebook, else text; one sentence if nothing does."""
+    """Show a directory of checkpoints, as HTML in a notebook, else as text; one sentence if it is empty."""
     from sparkring.runtime.kernel import in_notebook
 
     shown = checkpoints_text(found)
@@ -347,7 +347,7 @@ class CheckProgress:
             self._write("")
 
     def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
-        """Say that so many checkpoints, and so many bytes, have been read of all."""
+        """Say how many of the checkpoints, and of their bytes, have been read."""
         if self._clock() >= self._due:
             self._due = self._clock() + PROGRESS_EVERY_S
             self._write(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")

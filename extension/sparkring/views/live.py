@@ -4,7 +4,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed: `start` is the number of the first among all lines of the run, `count` how many there
               are; columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start), `text`; `html` for those with
-              colours, by place; `noise`, the places of what TensorFlow greets everybody with; `pending`, lines whose
+              colours, by place; `noise`, the places of TensorFlow's start-up messages; `pending`, lines whose
               end is still to come
     state     how the run stands, and a column of each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name

@@ -11,7 +11,7 @@ fields, and the parts' `sizes`) and a binary body in parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
 
-A frame that is no message ends the connection: what follows it cannot be trusted either.
+A frame that is not a message ends the connection: the bytes after it cannot be trusted either.
 
 Nothing but fixed-size bytes is read from a peer before it has proved that it holds the gang's
 secret. The proof authenticates the connection; it does not encrypt what follows.
@@ -52,7 +52,7 @@ class ChannelClosed(ConnectionError):
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is no message, or none for this end; nothing more is taken from it."""
+    """The peer sent something that is not a message, or not one for this end; nothing more is read from it."""
 
 
 class Head(NamedTuple):
@@ -106,7 +106,7 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError for what is none."""
+        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError if it is not a message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:

@@ -50,7 +50,7 @@ PathKind = Literal["", "stdlib", "site"]
 
 
 class MalformedMessage(ValueError):
-    """A frame that is none of the messages below."""
+    """A frame that is not one of the messages below."""
 
 
 # ── From the driver to a member ───────────────────────────────────────────────────────────────────────────────────────
@@ -280,7 +280,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A value that comes back: it is in so many of the message's `parts`, or `error` says why it cannot be packed."""
+    """A returned value: `parts` is its number of parts in the message, or `error` says why it cannot be packed."""
 
     name: str
     type_name: str

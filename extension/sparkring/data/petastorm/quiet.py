@@ -51,7 +51,7 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """A dataset that is still there when Python ends needs modules that are not, for a count that nobody reads."""
+    """A dataset that still exists when Python ends needs modules that do not, for a count that is not read."""
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__

@@ -106,8 +106,8 @@ class Tally:
         self._progress.begin(self._epoch, rows, steps, _route(self._plan))
 
     def add(self, item: Any, waited_s: float) -> None:
-        """One result, a row or a batch, for which somebody has waited so long."""
-        # In a thread of TensorFlow's nobody waits who would otherwise compute.
+        """One result, a row or a batch, and how long the caller has waited for it."""
+        # A wait in a thread of TensorFlow does not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)

@@ -72,7 +72,7 @@ def _words(column: Column | None) -> str:
 
 
 def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
-    """The source's rows, so many at a time as it gives."""
+    """The source's rows, in the chunks in which it yields them."""
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()

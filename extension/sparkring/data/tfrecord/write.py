@@ -22,7 +22,7 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # where nobody says for how many ranks: even for 1, 2, 4, 8 and 16
+FILES = 16  # if the number of ranks is not given: even for 1, 2, 4, 8 and 16
 MOST_PREFIXES = 4_096
 FIRST_WORD_S = 2.0
 
@@ -182,7 +182,7 @@ def _new(target: Location) -> Iterator[None]:
     try:
         yield
     except BaseException:  # an interrupt as well
-        with contextlib.suppress(OSError):  # without a schema nobody takes it for whole
+        with contextlib.suppress(OSError):  # without a schema, it is not read as complete
             for made in fs.ls(path, detail=False, refresh=True) if there else [path]:
                 fs.rm(made, recursive=True)
         raise
