@@ -1,4 +1,4 @@
-"""What can travel to the ranks and what cannot, and the way from a name to the object at fault."""
+"""What can be sent to the ranks and what cannot, and the path from a name to the object at fault."""
 
 from __future__ import annotations
 

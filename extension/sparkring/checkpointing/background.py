@@ -1,4 +1,4 @@
-"""Saves that are on their way while the training goes on.
+"""Saves that run in the background while the training continues.
 
 Kept apart from the store, so that a rank can wait for them at the end of its cell without importing more than this.
 """

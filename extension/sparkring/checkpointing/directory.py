@@ -1,4 +1,4 @@
-"""The directory of checkpoints of a run, as the driver sees it: it decides what the ranks go on from."""
+"""The directory of checkpoints of a run, as the driver sees it. The driver chooses where the ranks continue."""
 
 from __future__ import annotations
 

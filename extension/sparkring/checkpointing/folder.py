@@ -1,7 +1,7 @@
-"""A directory of checkpoints in storage: what is there, whether it is whole, how one is committed and removed.
+"""A directory of checkpoints in storage: lists, checks, commits and removes them.
 
-A checkpoint is its commit.json: written last, in one go, with the digests of all files and one of itself. It never
-changes, so what was read once is remembered.
+A checkpoint exists when it has a commit.json, which is written last, in one go, with the digests of all files and of
+itself. It never changes, so what was read once is cached.
 """
 
 from __future__ import annotations

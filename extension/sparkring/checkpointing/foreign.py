@@ -1,4 +1,4 @@
-"""Checkpoints that others have written: recognised by their names alone, so whether one is whole is not known."""
+"""Checkpoints of other tools. They are recognised only by their names, so it is unknown whether one is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Store.keras(…)`: a callback that goes back to a checkpoint, says where fit() has to begin, and saves on the way.
+"""`Store.keras(…)`: a callback that restores a checkpoint, says where fit() has to begin, and saves checkpoints.
 
 resume = store.keras(model, data=data, every=100)
 model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])

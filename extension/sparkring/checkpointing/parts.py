@@ -1,8 +1,8 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
-A state is what a training needs in order to go on: dicts, lists and tuples of models, optimizers, data, numbers. Its
-tree is the same with each object replaced by a dict of what is kept of it, marked with its kind. Trees hold nothing but
-what `tree.flatten()` takes; what comes back from a file is checked against the objects that are there.
+A state is what a training needs in order to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
+tree is the same, with each object replaced by a dict of what is saved of it, marked with its kind. Trees contain only
+what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checkpoints may go when a new one is there. Nothing here touches storage."""
+"""Which checkpoints may be removed after a new one is saved. Nothing here accesses storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New random states for a rank that a checkpoint holds none of."""
+"""New random states for a rank that has none in the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoints(…)`: where a training keeps what it is made of, and finds it again."""
+"""`checkpoints(…)`: saves the state of a training, and restores it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a checkpoint takes of TensorFlow's and Keras' objects, and gives back to them.
+"""Saves the state of TensorFlow's and Keras' objects to a checkpoint's tree, and restores it.
 
 Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
-variables and tensors. Nothing here imports TensorFlow: who has such an object has done so.
+variables and tensors. Nothing here imports TensorFlow: a process that has such an object has imported it.
 """
 
 from __future__ import annotations

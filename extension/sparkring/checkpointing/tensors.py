@@ -4,8 +4,8 @@
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
     the rest    the arrays' bytes in C order, one after another, without gaps
 
-A mount of an object store takes no more than that: no seek, no append, no rename. The digest is made on the way, in
-both directions. dtypes that the format lacks travel as bytes, with what they are in the metadata.
+A mount of an object store supports only this: no seek, no append, no rename. The digest is computed while the file is
+written or read. dtypes that the format lacks are stored as bytes, with the dtype in the metadata.
 https://github.com/huggingface/safetensors
 """
 

@@ -1,4 +1,4 @@
-"""What a checkpoint takes of torch's tensors, and gives back to them."""
+"""Saves the state of torch's tensors to a checkpoint's tree, and restores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One save, from bytes to a checkpoint: the files, the commit, and room for the next ones."""
+"""One save: writes the files and the commit, then removes old checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook's DataFrame, of which each rank is given one partition."""
+"""A DataFrame of the notebook; each rank is given one of its partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays: what a model takes in, with the shape of a row the same for all rows.
+"""Arrow columns as NumPy arrays, as models need them: all rows of a column have the same shape.
 
 numbers, booleans        [rows]                 as stored; with nulls float64 with NaN, and objects with None
 strings, binary          [rows] of object       str or bytes
@@ -6,7 +6,7 @@ dates and times          [rows] datetime64      with NaT for nulls
 decimals                 [rows] of object       decimal.Decimal
 lists, tensors           [rows, …]              all rows of one length
 Spark ML's vectors       [rows, length]         float64, sparse ones filled up
-rows, maps, lists of     [rows] of object       as toPandas() gives them; dicts, where no DataFrame stands behind it
+rows, maps, lists of     [rows] of object       as from toPandas(); dicts if the source is not a DataFrame
 """
 
 from __future__ import annotations

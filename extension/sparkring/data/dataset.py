@@ -1,4 +1,4 @@
-"""A Parquet data set as its footers tell it: files, row groups, rows, columns; nothing else of it is read."""
+"""A Parquet data set as described by its footers: files, row groups, rows, columns. Nothing else is read."""
 
 from __future__ import annotations
 

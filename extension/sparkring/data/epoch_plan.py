@@ -1,4 +1,4 @@
-"""What an epoch of a data set will be for each rank, known from its files' footers before anything is launched."""
+"""What each rank will read in an epoch of a data set, computed from the footers before a launch."""
 
 from __future__ import annotations
 

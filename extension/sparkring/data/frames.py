@@ -1,9 +1,9 @@
-"""Spark DataFrames: whether one can be used, and whether two stand for the same rows.
+"""Spark DataFrames: whether one can be used, and whether two have the same rows.
 
-A version is made of the plan, where the plan tells the data: expressions of Spark's own over files, whose sizes and
-times of change count as well. Where it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
-the time of day), of the rows themselves, in one pass of Spark: their number and two sums of 64-bit hashes, which do
-not depend on the order. What is not known for sure to be told counts as not told.
+A version is computed from the plan if the plan determines the data: Spark's own expressions over files, with the sizes
+and modification times of the files. If it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
+the time of day), it is computed from the rows, in one pass of Spark: their number and two sums of 64-bit hashes, which
+do not depend on the order. In case of doubt, the rows are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a batch holds, and how it is made of stored rows."""
+"""The contents of a batch, and how a batch is made from stored rows."""
 
 from __future__ import annotations
 

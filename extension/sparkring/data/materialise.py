@@ -1,14 +1,14 @@
-"""A Spark DataFrame written once, as Parquet, and read by every later run that needs the same rows.
+"""Writes a Spark DataFrame once as Parquet, for every later run that needs the same rows.
 
     CACHE/<key>/<random>/
-        _owner.json         who writes it; from the first moment on
+        _owner.json         the process that writes the folder; written first
         part-*.parquet      what Spark writes
-        _sparkring.json     the files, their rows and sizes; written last, and without it a folder is no copy
-        _used               when it was last asked for
+        _sparkring.json     the files, their rows and sizes; written last; a folder without it is not a copy
+        _used               when the copy was last used
 
-The key is made of the DataFrame's version (frames.py) and of how it is written. Nothing is renamed, since not every
-mount can. Whoever writes first removes what killed kernels have left half-written, and copies that nobody has asked for
-in a month.
+The key is computed from the DataFrame's version (frames.py) and from how it is written. Nothing is renamed, because not
+every mount supports this. The first process to write removes incomplete copies of killed kernels, and copies that have
+not been used for a month.
 """
 
 from __future__ import annotations

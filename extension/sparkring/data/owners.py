@@ -1,4 +1,4 @@
-"""Whose a folder is: which process, on which host, and whether it still runs."""
+"""The owner of a folder: which process, on which host, and whether it still runs."""
 
 from __future__ import annotations
 

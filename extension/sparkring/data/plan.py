@@ -1,8 +1,8 @@
 """Which rank reads which rows: pure functions of the row groups' sizes, the ranks, a seed and a position.
 
-An epoch's rows are the row groups one after another, in an order of their own for every epoch; each rank reads one
-stretch of that line. So every row is read once, ranks differ by one row at most, and a row group lies with one
-rank or with neighbours. Within its stretch a rank shuffles windows of rows, which bounds the memory.
+An epoch is one sequence of all row groups, in its own order. Each rank reads one contiguous part of this sequence. So
+every row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
+Within its part, a rank shuffles windows of rows, which limits the memory.
 """
 
 from __future__ import annotations

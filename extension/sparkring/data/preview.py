@@ -1,4 +1,4 @@
-"""The data set that `%shards` shows before a launch, whatever it is given as."""
+"""The data set that `%shards` shows before a launch, from a path, a DataFrame or shards(…)."""
 
 from __future__ import annotations
 

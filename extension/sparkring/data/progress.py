@@ -1,4 +1,4 @@
-"""What a rank tells the notebook of its reading: what data, and how far it is."""
+"""What a rank reports about its reading: which data it reads, and its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a shard: windows of its rows as Arrow tables, a few ahead, in a thread of their own."""
+"""Reads a shard as Arrow tables, one for each window of rows. A thread reads a few windows ahead."""
 
 from __future__ import annotations
 

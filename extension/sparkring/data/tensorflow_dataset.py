@@ -1,4 +1,4 @@
-"""A shard as a tf.data.Dataset. Of small batches TensorFlow gets several at a time, and takes them apart itself."""
+"""A shard as a tf.data.Dataset. TensorFlow gets several small batches at a time, and splits them itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the notebook and programs call: a spec is prepared, shown and carried out, and its result or error comes back.
+"""What the notebook and programs call: prepares, shows and executes a run, and returns its result or raises its error.
 
-Nothing else in the engine knows of views: here the one is opened that suits where Python runs.
+This is the only module of the engine that opens a view. It chooses the one for the place where Python runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs that the notebook does not wait for, each carried out in a thread of ours.
+"""Runs in the background, each in its own thread. The notebook does not wait for them.
 
-The kernel's interrupt belongs to the main thread: it ends what the notebook runs, and leaves these alone.
+The kernel's interrupt reaches only the main thread: it ends what the notebook runs, but not these runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run and a warm gang are asked to be: plain data, and the rules by which options go together."""
+"""The options of a run and of a warm gang as plain data, and the rules for combining them."""
 
 from __future__ import annotations
 

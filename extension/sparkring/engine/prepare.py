@@ -1,4 +1,4 @@
-"""Makes a run ready: looks up and checks all that can be wrong before anything is launched, and packs what travels."""
+"""Prepares a run: checks everything that can fail before the launch, and packs what is sent to the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches one execution of a request on a gang to its end, in whichever way it ends."""
+"""Watches one execution of a request on a gang until it ends, and returns its outcome."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Warm gangs: they stay up between cells. One at most on this machine, one at most on Spark.
 
-While no cell runs on it, a thread of its own listens to the gang: a rank that dies, a driver that goes idle for too
-long or a Spark job that starves behind it does not wait for the next cell to be noticed.
+While no cell runs on a gang, its thread listens to it. So a dead rank, the idle limit and a Spark job that waits for
+slots are noticed before the next cell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No framework: a rank gets its place in the environment, and nothing else."""
+"""No framework: only the rank and the size are set in the environment."""
 
 from __future__ import annotations
 

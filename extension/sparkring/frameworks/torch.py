@@ -1,7 +1,7 @@
-"""torch.distributed: the environment that torchrun gives, so that `init_process_group()` finds everything.
+"""torch.distributed: the environment variables of torchrun, so that `init_process_group()` needs no arguments.
 
 The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation. Libraries such
-as Lightning see from TORCHELASTIC_RUN_ID that the ranks are already started.
+as Lightning recognise by TORCHELASTIC_RUN_ID that the ranks have already been started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An execution: one request on some ranks of a gang, what came back of it, and who failed."""
+"""An execution: one request on some ranks of a gang, what they returned, and which ranks failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The members of a gang: who has come, where each is, which rank it has, and which are gone."""
+"""The members of a gang: which have connected, on which node, with which rank, and which have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on its way from the driver to the members."""
+"""Messages from the driver to the members, until they are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members and ranks report, as events of the run."""
+"""Translates the messages of members and ranks into events of the run."""
 
 from __future__ import annotations
 

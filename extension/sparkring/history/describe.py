@@ -1,4 +1,4 @@
-"""A run in words: the same ones in every view, in errors and in lists."""
+"""Describes a run in words. All views, errors and lists use these words."""
 
 from __future__ import annotations
 

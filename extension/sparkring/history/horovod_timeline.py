@@ -1,12 +1,12 @@
-"""Horovod's timeline: read as a stream, made whole, and summed up.
+"""Horovod's timeline: reads it as a stream, completes the file, and summarises it.
 
-It is a list of Chrome trace events. Each tensor is a process there, whose name an "M" event tells. What is done with
-it is a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
+It is a list of Chrome trace events. Each tensor is a process there, named by an "M" event. The operations on it
+are a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
 is ready; then ALLREDUCE, and in it WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like
 (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
-Where Horovod was killed the file has no end, and a rank may have written anything into it: what cannot be read is
-passed over, and what is kept in memory is bounded.
+If Horovod was killed, the file has no end, and a rank may have written anything into it: parts that cannot be read are
+skipped, and the memory is limited.
 """
 
 from __future__ import annotations

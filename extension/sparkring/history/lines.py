@@ -1,4 +1,4 @@
-"""What ranks print, made fit to be shown: control codes, start-up noise, and equal lines of several ranks."""
+"""Prepares what ranks print for display: control codes, start-up messages, and equal lines of several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks measured, as a table by epoch (or by step) and as curves, and how far they have come."""
+"""The metrics of ranks as a table by epoch (or by step) and as curves, and the progress of the ranks."""
 
 from __future__ import annotations
 

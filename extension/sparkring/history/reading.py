@@ -1,4 +1,4 @@
-"""What data the ranks read, how far they are in it, and which of them waits for it or is done before the others."""
+"""Which data the ranks read, their progress, and which ranks wait for data or finish before the others."""
 
 from __future__ import annotations
 

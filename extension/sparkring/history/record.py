@@ -1,8 +1,8 @@
 """A run's record: what is known of it so far, as a pure fold over its events.
 
-Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
-Its size is bounded. It keeps the last lines that ranks print, while the log files hold everything, and displays up to
-DISPLAYS_KEPT and DISPLAY_BYTES.
+Views are functions only of a RunRecord, so a saved run looks like a live one. The size of a record is limited. It keeps
+the last lines that ranks print, while the log files contain everything, and displays up to DISPLAYS_KEPT and
+DISPLAY_BYTES.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
-                     second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
-        rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        events.jsonl     every event. Output is stored as its place in the log. Of frequent events (the reading of a
+                         rank, the use of a GPU), the last one in every PROGRESS_EVERY_S is stored
+        rank-0.log …     everything that each rank wrote, both streams in order of arrival
         displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
-        tensorboard/     the metrics, once TensorBoard was asked for
+        tensorboard/     the metrics, after %runs RUN --tensorboard
 
-The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
+Only the user can read the folder (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a rank stands: its Python stack, taken without its cooperation.
+"""The Python stack of a rank, taken without its cooperation.
 
-faulthandler's signal handler is C code: it answers while the rank waits in an allreduce, holds the
-GIL, or sits in a system call; only a frozen process does not.
+faulthandler's signal handler is C code: it works while the rank waits in an allreduce, holds the
+GIL, or is in a system call, but not in a frozen process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What shows a run: views implement it, and the engine calls it."""
+"""The interface of a view of a run: views implement it, and the engine calls it."""
 
 from __future__ import annotations
 

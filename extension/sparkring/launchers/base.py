@@ -1,4 +1,4 @@
-"""What a launcher is: it starts members and makes sure that they end. It does not know what they do."""
+"""The interface of a launcher, which starts members and makes sure that they end. It does not know what they do."""
 
 from __future__ import annotations
 

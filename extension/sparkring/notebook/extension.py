@@ -1,4 +1,4 @@
-"""`%load_ext sparkring`: registers the magics and their completion, and takes them away again."""
+"""`%load_ext sparkring` registers the magics and their completion; `%unload_ext sparkring` removes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%runs` and `%logs`: what saved runs and runs in the background did, printed and measured."""
+"""`%runs` and `%logs`: show saved runs, runs in the background, and what their ranks printed."""
 
 from __future__ import annotations
 

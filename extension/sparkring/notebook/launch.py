@@ -1,4 +1,4 @@
-"""The magics that run their cell on ranks: one for each framework that has one, and `%%ranks`."""
+"""The magics that run their cell on ranks: those of the frameworks, and `%%ranks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel that Python runs in: whether a notebook's, which cell it runs, and text that belongs to no run."""
+"""The kernel that Python runs in: whether there is one, which cell it runs, and text that belongs to no run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run with --checkpoint-dir tells its ranks of checkpoints."""
+"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir."""
 
 from __future__ import annotations
 

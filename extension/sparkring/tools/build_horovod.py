@@ -1,8 +1,8 @@
 """Build a Horovod wheel for the TensorFlow and PyTorch of this environment, once.
 
-Horovod publishes no wheels, and its last release predates the compilers' standards that today's
-frameworks ask for. This command takes the source, brings it up to date, builds it with Gloo (no MPI) and
-keeps the wheel in the user's cache under the versions that it was built for.
+Horovod publishes no wheels, and its last release is older than the C++ standards that current
+frameworks need. This command downloads the source, updates it, builds it with Gloo (without MPI) and
+keeps the wheel in the user's cache, under the versions that it was built for.
 """
 
 from __future__ import annotations

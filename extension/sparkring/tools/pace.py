@@ -1,4 +1,4 @@
-"""Estimates which share of a build's time has passed when make prints a percentage.
+"""Estimates how much of a build's time has passed when make prints a percentage.
 
 make counts files, and the largest come last: at 99 %, a sixth of the time of Horovod's build is left.
 """

@@ -1,4 +1,4 @@
-"""Run a long command with its output in a log, show how far it is, and say why it failed.
+"""Run a long command with its output in a log, show its progress, and say why it failed.
 
 Also a script, `watch.py LOG TITLE COMMAND…`, which the Makefile uses before anything is installed: so this module
 imports nothing but the standard library.

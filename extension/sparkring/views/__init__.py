@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-Imported with the runner, on ranks too, so what draws is imported when something is to be drawn: executors need not
-have its libraries.
+This is imported with the runner, also on ranks, so the modules that draw are imported when they are used: executors
+need not have their libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attempts of a run that may lose ranks, a calm line each: what ended one, and where the next went on."""
+"""The attempts of a run that can restart, a line each: what ended one, and where the next one continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as a picture: in the order in which they were saved, with a metric as high as its value."""
+"""Checkpoints as a picture, in the order in which they were saved; the height shows the value of a metric."""
 
 from __future__ import annotations
 

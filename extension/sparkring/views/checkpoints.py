@@ -1,4 +1,4 @@
-"""Checkpoints: a picture of them in the order of time, a table, and which one a resume would take."""
+"""Checkpoints: a picture of them in order of time, a table, and the resume point."""
 
 from __future__ import annotations
 

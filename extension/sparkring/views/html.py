@@ -1,6 +1,6 @@
-"""A run as HTML in a notebook: a panel that is redrawn in place, and what stays of it for later readers.
+"""A run as HTML in a notebook: a panel that is redrawn in place, and the form of it that is saved.
 
-No scripts, nothing from elsewhere, and tags that still read well where styles are stripped.
+It has no scripts, loads nothing from other hosts, and is readable if a page removes styles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run as messages to a page: what is new in its record since the page was last told.
+"""A run as messages to a page: the changes of its record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 

@@ -1,4 +1,4 @@
-"""Who reads what of a data set: a picture, a table, and what to do about it, before anything is launched."""
+"""Which rank will read which part of a data set: a picture, a table and advice, before a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tables that line magics show: saved runs, slots, what a cell takes along."""
+"""Small tables that line magics show: saved runs, slots, the names that a cell needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every message between driver, member and rank: what it says, and how it becomes the header and the parts of a frame.
+"""Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Run, Release, Leave ──────── passed on ─────▶ rank

@@ -1,7 +1,7 @@
-"""The cache folders of converters: whose they are, and what killed kernels have left of them.
+"""The cache folders of converters: their owners, and those that killed kernels have left.
 
-Petastorm removes a converter's folder when the process that made it ends by itself. So that the next one can remove
-what a killed process has left, each folder says whose it is, in a file that Spark and Petastorm pass over.
+Petastorm removes a converter's folder when the process that made it ends normally. Each folder names its owner in a
+file that Spark and Petastorm ignore, so that the next process can remove the folders of killed ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Petastorm prints about the age of the libraries that it calls is kept out of the notebook.
+"""Hides warnings about deprecated functions that Petastorm calls, some forty lines for each reader.
 
-None of it is about the user's code, and there is nothing that they could do: some forty lines per reader.
-What Petastorm has to say of its own (a UserWarning) is left alone. Imports nothing that is not there anyway.
+They are not about the user's code, and the user cannot do anything about them. Petastorm's own warnings (UserWarning)
+are shown. Nothing is imported for this.
 """
 
 from __future__ import annotations

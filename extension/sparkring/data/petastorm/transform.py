@@ -1,7 +1,7 @@
-"""Whether a TransformSpec gives what it declares, seen on the first rows before a reader has a worker.
+"""Checks on the first rows that a TransformSpec returns what it declares, before a worker starts.
 
-Without it a wrong shape or dtype comes to light in a worker's thread, and under TensorFlow not always: there the
-values are cast to what was declared, and fractions are lost.
+Otherwise, a wrong shape or dtype raises an error in a worker's thread, and with TensorFlow not always: TensorFlow casts
+the values to the declared dtype, and fractions are lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A reader while it reads: how far it is, and whether its workers are still there.
+"""Watches a reader while it reads: its progress, and whether its workers are alive.
 
-Both stand where the reader's own iteration comes by, in attributes that Petastorm 0.12 does not promise to keep: that
-is why it is pinned.
+Both are found in attributes of the reader that are not part of Petastorm's API. This is why Petastorm 0.12 is pinned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is written: rows of any source as dicts of arrays that TFRecord files can hold, in batches of one size."""
+"""The batches to write: rows of any source as dicts of arrays that TFRecord files can hold, all of one size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline over TFRecord files tells of itself: that an epoch begins, and now and then how far it is."""
+"""What a pipeline over TFRecord files reports: the beginning of an epoch, and its progress."""
 
 from __future__ import annotations
 

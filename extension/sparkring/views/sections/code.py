@@ -1,4 +1,4 @@
-"""The cell, as it was run, and what it ran with."""
+"""The cell as it was run, its options, its environment, and the names that were sent with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured: numbers by step and by rank, and their curves."""
+"""The metrics: numbers by step and by rank, and their curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data is read, which row groups each rank has read, is reading and will read, and how fast."""
+"""The data that is read: which row groups each rank has read, is reading and will read, and how fast."""
 
 from __future__ import annotations
 

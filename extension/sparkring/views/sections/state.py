@@ -1,4 +1,4 @@
-"""How a run stands: its head, why it did not end well, what it waits for, what the user should know, how far it is."""
+"""The state of a run: its head, why it failed, what it waits for, its notices, and its progress."""
 
 from __future__ import annotations
 

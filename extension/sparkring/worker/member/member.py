@@ -1,13 +1,13 @@
-"""A member: the process that starts one rank, owns its output, and is the rank's way home.
+"""A member: the process that starts one rank, owns its output, and connects it to the driver.
 
     driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
                                                   ▲──── stdout, stderr (pipes) ────┘
 
-The member holds no thread and no lock: one loop over what can be read. It reads the rank's pipes at
-the file-descriptor level, so C++ output and a segfault's last words arrive; before it passes on that
-the rank has finished or failed, it empties those pipes, so the output comes first. Its own life hangs
-on its parent's: when the driver's end of stdin closes, the parent changes, or the connection breaks,
-the rank and everything that the rank started are killed.
+The member has no threads and no locks, only one loop over what can be read. It reads the rank's pipes at
+the file-descriptor level, so the output of C++ code and of a crash arrives. It empties these pipes before
+it reports that the rank has finished or failed, so the output comes first. A member does not outlive its
+parent: when the driver's end of stdin closes, the parent changes, or the connection breaks, the rank and
+everything that the rank started are killed.
 """
 
 from __future__ import annotations

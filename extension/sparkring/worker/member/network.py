@@ -1,4 +1,4 @@
-"""What a member tells of its place in the network, for frameworks whose ranks talk to one another."""
+"""What a member reports about its network, for frameworks whose ranks connect to each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A rank: runs what the driver sends, in this process's main thread and its `__main__`.
 
-A thread listens to the member meanwhile, so that the process can be told things while it computes.
-The loop takes one request after another, and what they bind stays; a run of one cell is a gang that gets one.
+A thread reads messages from the member at the same time, so they arrive while the rank computes.
+The loop runs one request after another, and their variables stay. A cold gang gets only one request.
 """
 
 from __future__ import annotations
