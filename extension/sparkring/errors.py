@@ -85,7 +85,7 @@ class ResultError(RunFailed):
 
 
 class StillRunning(SparkringError, TimeoutError):
-    """A background run has not ended in the time that its result was waited for; it goes on."""
+    """A background run has not ended within the time limit of result(). The run continues."""
 
 
 class PathError(SparkringError, ValueError):
@@ -105,4 +105,4 @@ class CheckpointStorageError(CheckpointError):
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint's files are not as they were written: torn, cut, changed or gone."""
+    """A checkpoint's files are not as they were written: incomplete, changed or missing."""

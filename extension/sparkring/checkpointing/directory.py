@@ -29,7 +29,7 @@ class Directory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """The newest checkpoint of this training that is whole, as far as is known, and told by listing or by ranks."""
+        """The newest checkpoint of this training that is known to be complete, from a listing or from the ranks."""
         gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
         known = {
             each.saved.name

@@ -30,7 +30,7 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Name | None:
-        """The name as it was made; None if `text` is not one of ours."""
+        """The parsed name; None if `text` is not the name of a checkpoint of sparkring."""
         found = _NAME.fullmatch(text)
         return cls(*map(int, found.groups())) if found else None
 
@@ -72,7 +72,7 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A folder of ours in a directory of checkpoints: whole (as far as its sizes tell), begun only, or damaged."""
+    """A checkpoint of sparkring in a directory: complete (judged by file sizes), incomplete, or damaged."""
 
     name: str
     state: State

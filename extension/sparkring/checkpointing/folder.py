@@ -147,7 +147,7 @@ def read_commit(directory: Location, name: str) -> Commit:
 
 
 def make(directory: Location, name: str) -> None:
-    """Make the folder of a checkpoint, and the directory if it is not there yet. OSError as it comes."""
+    """Make the folder of a checkpoint, and the directory if it does not exist. Raises OSError."""
     new = directory
     missing = []
     while directory.local and not new.fs.exists(new.path):
@@ -161,7 +161,7 @@ def make(directory: Location, name: str) -> None:
 
 
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
-    """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
+    """Make a checkpoint of a folder whose files are all written and closed. Raises OSError."""
     folder = directory / name
     sync_folder(folder)  # the files' names are there before what vouches for them
     _write_sealed(folder / COMMIT, content_of(commit))
@@ -170,13 +170,13 @@ def write_commit(directory: Location, name: str, commit: Commit) -> None:
 
 
 def write_part(directory: Location, name: str, rank: int, file: File) -> None:
-    """Tell rank 0 that this rank's file is written and closed. OSError as it comes."""
+    """Tell rank 0 that this rank's file is written and closed. Raises OSError."""
     sync_folder(directory / name)
     _write_sealed(directory / name / part(rank), {"layout": LAYOUT, "file": list(file)})
 
 
 def read_part(directory: Location, name: str, rank: int) -> File | None:
-    """What a rank has written; None if that is not there yet, or not whole yet. OSError as it comes."""
+    """What a rank has written; None if it does not exist or is not complete yet. Raises OSError."""
     path = (directory / name / part(rank)).path
     directory.fs.invalidate_cache(path)
     if not directory.fs.exists(path):
@@ -194,7 +194,7 @@ def data(rank: int) -> str:
 
 
 def part(rank: int) -> str:
-    """What the file is called in which a rank tells that its data are written."""
+    """The name of the file with which a rank reports that its data has been written."""
     return f"rank-{rank}.json"
 
 

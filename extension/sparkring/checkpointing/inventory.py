@@ -116,7 +116,7 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
 
 
 def _files(location: Location) -> list[Seen]:
-    """The files in the directory and some folders deep, but not in checkpoints of ours."""
+    """The files in the directory and some levels below, without those of sparkring's checkpoints."""
     found: list[Seen] = []
     folders = [("", 1)]
     for below, depth in folders:  # which grows as it goes

@@ -93,7 +93,7 @@ def _callback(store: Keeps, model: Any, data: Shards | None, every: str | int, s
     """The callback, of the Keras that the model belongs to."""
 
     class Resume(tensorflow_state.keras_of(model).callbacks.Callback):  # type: ignore[misc]
-        """Begins where the checkpoint was, and saves what is needed to go on."""
+        """Starts at the checkpoint's position, and saves what is needed to continue."""
 
         # Keras then hands over tensors as they are; they are read only when they are saved.
         _supports_tf_logs = True

@@ -119,7 +119,7 @@ def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]
 
 
 def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
-    """Write a header and then `buffers`, as they were laid out. `metadata` is JSON values. OSError as it comes."""
+    """Write a header and then `buffers`, in their layout. `metadata` has JSON values. Raises OSError."""
     digest = Digest()
     header = _header(layout, metadata)
     with file.fs.open(file.path, "wb") as out:
@@ -166,7 +166,7 @@ def read(
 
 
 def check_digest(file: Location, written: File) -> None:
-    """CheckpointDamagedError if a file's bytes are not those that were written. OSError as it comes."""
+    """CheckpointDamagedError if a file's bytes are not those that were written. Raises OSError."""
     digest, room = Digest(), _room(CHUNK_BYTES).data
     with file.fs.open(file.path, "rb") as source:
         while count := source.readinto(room):

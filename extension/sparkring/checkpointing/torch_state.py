@@ -53,7 +53,7 @@ def tensor(found: Any) -> Any:
 
 
 def put(value: Any, found: Any, path: str) -> Any:
-    """Copy a leaf into a tensor, whatever device that is on; what stands in its place where it does not fit."""
+    """Copy a leaf into a tensor on any device; if it does not fit, return its replacement."""
     import torch
 
     saved = tensor(found)

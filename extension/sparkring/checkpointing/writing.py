@@ -54,7 +54,7 @@ class There(NamedTuple):
 
 
 def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
-    """Write this rank's file; rank 0 then commits, tells and makes room. CheckpointError says why it could not."""
+    """Write this rank's file; rank 0 then commits, reports, and removes old checkpoints. Raises CheckpointError."""
     try:
         files = _written(save, buffers)
         if files is None:
@@ -79,7 +79,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
 
 
 def tell_restored(directory: Location, entry: Entry, took_s: float) -> None:
-    """Tell the driver that this rank has gone back to a checkpoint."""
+    """Report to the driver that this rank has restored a checkpoint."""
     report.tell(CheckpointRestored(directory.written, entry.name, entry.step, took_s))
 
 

@@ -398,7 +398,7 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """The columns that a filter reads: Arrow tells none, so each is tried on a table without it."""
+    """The columns that a filter reads. Arrow does not list them, so each is tried on a table without it."""
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
@@ -440,7 +440,7 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """What `work` makes of each item, several at a time; the first error ends it. What takes long is told."""
+    """The results of `work` for all items, several at a time; the first error ends it. Long work is reported."""
     found = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")

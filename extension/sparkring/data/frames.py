@@ -91,7 +91,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """The types of those of for_arrays()'s columns that hold rows or maps: Spark's values cannot be told without."""
+    """The types of for_arrays()'s columns that hold rows or maps, which are needed to make Spark's values."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -149,7 +149,7 @@ def _by_plan(frame: DataFrame) -> str:
 
 
 def _told(frame: DataFrame) -> list[str]:
-    """All that the rows follow from, in an order of its own; empty if the plan does not tell it all."""
+    """Everything that determines the rows, in a fixed order; empty if the plan does not determine them."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
     if "InMemoryRelation" in execution.withCachedData().toString():
         return []  # what is in the cache may be older than the files

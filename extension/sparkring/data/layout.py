@@ -91,7 +91,7 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """What the transform makes of a batch. DataError if it is not like what it made of the first rows."""
+        """The transformed batch. DataError if it differs in form from that of the first rows."""
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found
@@ -134,7 +134,7 @@ class Layout:
 
 
 def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
-    """What a batch is to hold, by name: the columns that stand side by side in it."""
+    """The arrays of a batch by name, each with the columns that it combines."""
     if columns is None:
         return None
     if isinstance(columns, str):

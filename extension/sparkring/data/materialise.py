@@ -377,7 +377,7 @@ def _modified(copy: Location) -> float:
 
 
 def _user(session: SparkSession | None) -> str:
-    """Who works here: on Databricks all notebooks belong to root, and only Spark knows."""
+    """The user: on Databricks, all notebooks run as root, and only Spark knows the user."""
     import getpass
 
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ def has_ended(owner: dict[str, Any]) -> bool | None:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks: a number that is used again has another. '' if it is gone."""
+    """When a process began, in the kernel's ticks, which differs if a pid is reused. '' if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()

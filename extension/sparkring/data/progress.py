@@ -33,7 +33,7 @@ class Route(NamedTuple):
 
 
 class Progress:
-    """One reader of this rank. It tells a few times a second at most, and always when an epoch has ended."""
+    """One reader of this rank. It reports at most a few times a second, and always when an epoch has ended."""
 
     def __init__(
         self,

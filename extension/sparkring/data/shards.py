@@ -220,7 +220,7 @@ class Shards:
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """What would be told on the ranks is told before they are started."""
+        """Raise the errors that ranks would raise before they are started."""
         self.plan(self.size if self.seat else size)
         for each in self.dataset.schema:
             count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
@@ -347,7 +347,7 @@ class Shards:
     # ── for the formats ───────────────────────────────────────────────────────
 
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
-        """What makes of a batch what was asked for: itself, the one column that is named, or a tuple of several."""
+        """A function that returns the requested part of a batch: all of it, one named column, or a tuple of several."""
         for name in names:
             if name not in self.spec:
                 raise DataError(f"a batch has no column `{name}`: {nearest(name, list(self.spec))}")

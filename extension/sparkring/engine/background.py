@@ -138,7 +138,7 @@ os.register_at_fork(after_in_child=_going.clear)
 
 
 def going() -> list[BackgroundRun]:
-    """The runs of this process that go on in the background, the last started first."""
+    """The runs of this process in the background, the last started first."""
     return list(_going.values())[::-1]
 
 
@@ -150,7 +150,7 @@ def find(name: str) -> BackgroundRun | None:
 
 
 def stop(name: str) -> BackgroundRun:
-    """End the one called `name`, and return it; OptionsError if none of that name goes on."""
+    """End the run called `name`, and return it. OptionsError if no such run is running."""
     found = find(name)
     if found is None:
         others = ", ".join(run.run_id for run in going())

@@ -52,7 +52,7 @@ class Options:
 
     @property
     def survives(self) -> bool:
-        """Whether the run keeps what it has reached, or starts again, and so needs ranks of its own."""
+        """Whether the run saves checkpoints or can restart, and so needs its own ranks."""
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
@@ -87,7 +87,7 @@ def checked(who: str, found: Options) -> Options:
 
 @dataclass(frozen=True)
 class GangOptions:
-    """What a warm gang is to be; `np` as in Options, `framework` is what %%ranks cells use."""
+    """The options of a warm gang; `np` as in Options, `framework` is that of %%ranks cells."""
 
     np: int
     framework: str

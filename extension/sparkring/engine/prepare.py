@@ -58,7 +58,7 @@ class PreparedRun:
 
 @dataclass(frozen=True)
 class _Packed:
-    """What a cell or a call comes to: the request, what it takes along, and how large the large parts of it are."""
+    """What a cell or a call needs: the request, the names that are sent, and the sizes of large values."""
 
     request: Request
     captured: tuple[events.CapturedName, ...]
@@ -227,7 +227,7 @@ def _validate(packed: _Packed, size: int) -> None:
 
 
 def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
-    """The directory of checkpoints, and what to go on from there. CheckpointError, PathError if that cannot work."""
+    """The directory of checkpoints, and the checkpoint to continue from. Raises CheckpointError, PathError."""
     if not options.checkpoint_dir:
         return None
     _refuse_shared(options.checkpoint_dir)

@@ -34,7 +34,7 @@ STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run while it goes on: its options, what records and shows it, and whether it is to be stopped."""
+    """A run while it runs: its options, its recorder and view, and whether to stop it."""
 
     options: Options
     recorder: Recorder
@@ -118,7 +118,7 @@ class Supervisor:
     # ── ends ──────────────────────────────────────────────────────────────────
 
     def _ended_early(self) -> Outcome | None:
-        """How the execution has ended before all ranks have run the request; None if it goes on."""
+        """How the execution has ended before all ranks have run the request; None if it has not."""
         if self.interrupts.seen:
             return self._interrupted()
         if self.execution.failed_rank is not None:
@@ -252,7 +252,7 @@ class Supervisor:
             self.recorder.notice(why_it_waits(self.gang, self.recorder.record.joined), until="up")
 
     def _ask_where(self) -> None:
-        """Have the record say where each rank stands."""
+        """Ask for the stack of each rank, for the record."""
         asked = time.time()
         self.gang.ask_for_stacks()
 

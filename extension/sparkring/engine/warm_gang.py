@@ -85,7 +85,7 @@ class WarmGang:
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
-        """The gang, for a cell; `recorder` is told what happened since the last one."""
+        """The gang, for a cell; `recorder` gets the events since the last cell."""
         self._resting.clear()
         self.gang.wake()
         with self._mine:
@@ -119,7 +119,7 @@ class WarmGang:
                 self._resting.set()
 
     def stacks(self) -> RunRecord:
-        """Where every rank stands now, as a record without a run."""
+        """The current stack of every rank, as a record without a run."""
         with Interrupts(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")

@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def serve(self) -> None:
-        """Take connections until told to close; serve_forever() would look for that only now and then."""
+        """Accept connections until close(); serve_forever() would notice close() only after its poll interval."""
         while not self.closing:
             self.handle_request()
 

@@ -12,7 +12,7 @@ from sparkring.runtime.world import World
 
 
 class TensorFlow(Framework):
-    """Ranks that are workers of one cluster, each with a server of its own on the port of its endpoint."""
+    """Ranks that are workers of one cluster, each with its own server on the port of its endpoint."""
 
     lesson = Lesson(
         "tensorflow",

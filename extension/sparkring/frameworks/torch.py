@@ -11,7 +11,7 @@ from sparkring.runtime.world import World
 
 
 class Torch(Framework):
-    """Ranks that meet at rank 0, whose process group keeps the store itself: nothing of ours stays open."""
+    """Ranks that connect through rank 0, whose process group runs the store; sparkring keeps nothing open."""
 
     lesson = Lesson(
         "torchrun",

@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 class Execution:
-    """One request on `ranks`. Made by Gang.submit(), which also tells it what happens."""
+    """One request on `ranks`. Gang.submit() makes it, and the gang then updates it."""
 
     def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
         self.request = request

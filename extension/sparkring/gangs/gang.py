@@ -305,7 +305,7 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """A member is gone without an Exited message: its host, its executor or its process was lost."""
+        """A member was lost without an Exited message: its host, its executor or its process has ended."""
         if not self.up:
             if self._stopping:
                 return []

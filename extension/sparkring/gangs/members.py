@@ -141,7 +141,7 @@ class Members:
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[str]:
-    """What tells the members' nodes apart: their hosts' names, with the address where two hosts share a name."""
+    """The names of the members' nodes: those of the hosts, with the address if two hosts have the same name."""
     addresses: dict[str, set[str]] = {}
     for hello in hellos:
         addresses.setdefault(hello.host, set()).add(hello.address)

@@ -50,7 +50,7 @@ def as_event(time: float, rank: int, report: Shown) -> Event:
 
 
 def as_failure(report: RankFailure) -> Failure:
-    """The failure that a rank has told of."""
+    """The failure that a rank has reported."""
     frames = tuple(
         CodeFrame(
             frame.filename, frame.line, frame.function, frame.in_cell, tuple(SourceLine(*line) for line in frame.source)

@@ -153,7 +153,7 @@ def took(record: RunRecord, now: float) -> str:
 
 
 def outcome(record: RunRecord) -> str:
-    """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    """The state or the outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
             whole = rank_count(record.size)
@@ -181,7 +181,7 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def short(record: RunRecord, now: float) -> str:
-    """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    """A run in a few lines of plain text: its state, and the last lines of its ranks."""
     return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
 
 

@@ -356,7 +356,7 @@ class CheckpointDamaged:
 
 @dataclass(frozen=True)
 class CheckpointRestored:
-    """A rank has gone back to what a checkpoint holds."""
+    """A rank has restored a checkpoint."""
 
     time: float
     rank: int
@@ -475,7 +475,7 @@ class RankStopped:
 
 @dataclass(frozen=True)
 class RankExited:
-    """A rank's process is gone, and its output complete."""
+    """A rank's process has ended, and its output is complete."""
 
     time: float
     rank: int

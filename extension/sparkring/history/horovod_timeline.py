@@ -247,7 +247,7 @@ class Tally:
             tensor.ready.setdefault(int(name), at)
 
     def _pass(self, at: float) -> None:
-        """Time goes on: what has come furthest meanwhile is what it went into."""
+        """Add the time that has passed to the operation that was furthest along."""
         if self._now is not None and at > self._now:
             phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
             self._wall[phase] += at - self._now
@@ -275,7 +275,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """All ranks are ready now: who came last, and how long had the others been ready?"""
+        """All ranks are ready now: find which came last, and how long the others had been ready."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))

@@ -130,7 +130,7 @@ class Curve:
 
 
 class Mark(NamedTuple):
-    """Something that happened at a place of the curves' horizontal axis."""
+    """Something that happened at a position of the curves' horizontal axis."""
 
     x: float
     kind: Literal["checkpoint", "restart"]
@@ -310,7 +310,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a place of the horizontal axis."""
+    """One metric at a position of the horizontal axis."""
 
     x: float
     by_rank: dict[int, float]
@@ -348,7 +348,7 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByNa
 
 
 def _xs(found: Table) -> list[int]:
-    """Where each row stands: at its epoch or step, or where these were counted several times, at its own number."""
+    """The position of each row: its epoch or step, or its own number if these were counted several times."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
 
 
@@ -401,7 +401,7 @@ _Lines = dict[int, list[tuple[float, float]]]
 
 
 def _rank_lines(by_rank: _Lines) -> tuple[RankLine, ...]:
-    """The ranks' lines, if they can be told apart: several, not too many, and not all the same."""
+    """The ranks' lines, if they can be distinguished: several, not too many, and not all the same."""
     if not 1 < len(by_rank) <= RANK_LINES:
         return ()
     at: dict[float, list[float]] = {}

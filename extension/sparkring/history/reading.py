@@ -71,7 +71,7 @@ class RankReading(NamedTuple):
 
     @property
     def read_of_plan(self) -> DataRead | None:
-        """How far it is in the epoch that its plan is of; None if nothing of that has been told yet."""
+        """Its progress in the epoch of its plan; None if nothing has been reported of this epoch yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
         return self.read if self.read.time >= self.plan.time else None  # an epoch can be started again
@@ -258,7 +258,7 @@ def closing_words(record: RunRecord, now: float) -> list[str]:
 
 
 def balance_words(found: DataSet) -> str:
-    """Who has more to read than others, who is slowest, and how much of it all has been read; or ''."""
+    """Which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
     return plain(" · ".join(filter(None, [_share_words(found), _pace_words(found), _amount_words(found)])))
 
 
@@ -431,7 +431,7 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
 
 
 def state_words(over: bool) -> dict[State, str]:
-    """What the states are called, while the run goes on and afterwards."""
+    """The names of the states, during the run and after it."""
     if over:
         return {"read": "read", "reading": "begun", "to come": "not read"}
     return {"read": "read", "reading": "being read", "to come": "to come"}

@@ -389,7 +389,7 @@ def _begun(record: RunRecord, event: AttemptStarted) -> RunRecord:
 
 
 def _lost(record: RunRecord, event: AttemptEnded) -> RunRecord:
-    """What ended the attempt that goes on now."""
+    """Record what ended the current attempt."""
     ended = record.attempts[-1]._replace(ended=event.time, reason=event.reason, failed_rank=event.failed_rank)
     if event.failed_rank is not None:
         rank = record.ranks[event.failed_rank]
@@ -440,7 +440,7 @@ def _restored(record: RunRecord, event: CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a sign of life; in a saved run how far it has read may stand later than it was told."""
+    """The rank after a message from it; a saved run may contain its reading later than it was reported."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
@@ -512,7 +512,7 @@ def _displayed(record: RunRecord, event: Displayed) -> RunRecord:
 
 
 def _planned(rank: RankRecord, event: DataPlanned) -> RankRecord:
-    """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
+    """With the plan of an epoch; if too many readers have one, the oldest is removed."""
     readings = tuple(
         each._replace(plan=event) if each.opened.reader == event.reader else each for each in rank.readings
     )

@@ -78,7 +78,7 @@ def home() -> Path:
 
 
 class RunFolder:
-    """Writes one run. A full disk ends the writing, not the run: the first write that fails is told once."""
+    """Writes one run. A full disk ends the writing, not the run; the first failed write is reported once."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -276,7 +276,7 @@ def last_checkpoint_dir() -> str:
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` stands for the run: its id, the beginning of it, or its end."""
+    """Whether `name` means the run: its id, or the beginning or the end of its id."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 

@@ -96,7 +96,7 @@ def cell_line(text: str) -> int:
 
 
 def innermost(text: str) -> str:
-    """The function in which the main thread stands, as `numpy/linalg.py:12 solve`; empty if unknown."""
+    """The function that the main thread runs, as `numpy/linalg.py:12 solve`; empty if unknown."""
     frames = _main_thread(text)
     if not frames:
         return ""

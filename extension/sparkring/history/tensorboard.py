@@ -23,7 +23,7 @@ FOLDER = "tensorboard"
 
 
 def environment() -> dict[str, str]:
-    """What TensorBoard's process needs to start: where it is, and what stands in for what it lacks."""
+    """What TensorBoard's process needs to start: its path, and a replacement for a module that it lacks."""
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
     if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH

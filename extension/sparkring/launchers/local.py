@@ -18,7 +18,7 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process in a session of its own, out of reach of the terminal's Ctrl-C."""
+    """Starts each member as a process in its own session, which the terminal's Ctrl-C does not reach."""
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment

@@ -54,7 +54,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """The call that IPython makes of a magic: the method's name, the magic's name, and the rest of the line."""
+    """The call into which IPython turns a magic: the method's name, the magic's name, and the rest of the line."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),

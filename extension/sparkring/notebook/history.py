@@ -142,7 +142,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
 
 
 def _show(name: str) -> None:
-    """Show a run: its live panel if it goes on in the background, else its saved view."""
+    """Show a run: its live panel if it is running in the background, otherwise its saved view."""
     run = background.find(name)
     if run is not None:
         run.show()

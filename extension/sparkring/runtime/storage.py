@@ -80,7 +80,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
 
 
 def dbfs_root() -> str:
-    """The folder that stands for dbfs:/ on this machine."""
+    """The folder that dbfs:/ refers to on this machine."""
     named = os.environ.get(DBFS_ROOT)
     if named:
         return os.path.abspath(os.path.expanduser(named))
@@ -118,7 +118,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A path's part as whoever takes it for a URL might read it."""
+    """A part of a path as it may be read if the path is taken for a URL."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

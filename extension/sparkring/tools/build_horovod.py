@@ -284,7 +284,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
 
 
 def _keep(made: Path, place: Path) -> Path:
-    """Put a file into the cache whole or not at all, whoever else is building there."""
+    """Put a file into the cache atomically, also if another build writes there."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".incoming-")
     os.close(handle)
     try:

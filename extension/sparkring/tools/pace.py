@@ -51,7 +51,7 @@ class Pace:
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
-    """The shares of the last build here and its seconds; the shares above and 0 if there was none."""
+    """The shares and the seconds of the last build here; if there was none, the shares above and 0."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         shares = {int(percent): float(share) for percent, share in found["shares"].items()}

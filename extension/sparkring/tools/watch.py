@@ -31,7 +31,7 @@ class Progress:
         self._show(f"{text} …")
 
     def tick(self, share: float | None = None) -> None:
-        """Show that the step goes on; `share` of its time has passed, if that is known."""
+        """Show that the step is running; `share` is the part of its time that has passed, if known."""
         now = self._clock()
         if self._rewrites or now - self._shown >= 10:
             self._shown = now

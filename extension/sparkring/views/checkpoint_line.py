@@ -156,7 +156,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
-    """Where each mark stands, in pixels from the left; those of removed ones closer together where there are many."""
+    """The position of each mark, in pixels from the left; if there are many, those of removed ones are closer."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0

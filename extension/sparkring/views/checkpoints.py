@@ -42,7 +42,7 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """The checkpoints that a run has saved or gone back to, by directory and by who wrote them."""
+    """The checkpoints that a run has saved or restored, by directory and by writer."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -185,7 +185,7 @@ def _unwhole(found: Inventory) -> dict[str, list[Entry]]:
 
 
 def advice(found: Inventory) -> list[str]:
-    """What stands out and what to do about it, the gravest first."""
+    """Problems and what to do about them, the most serious first."""
     told = []
     if found.entries and found.newest is None:
         told.append("No checkpoint here is complete: a run starts from the beginning.")

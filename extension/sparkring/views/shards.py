@@ -126,7 +126,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """What stands out and what to do about it, a sentence or two each, the gravest first."""
+    """Problems and what to do about them, a sentence or two each, the most serious first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 

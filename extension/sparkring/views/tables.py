@@ -37,12 +37,12 @@ CAPTURED = ("name", "type", "size", "travels", "")
 
 
 def show_captured(names: Iterable[CapturedName]) -> None:
-    """Show what a cell takes along."""
+    """Show the names that a cell needs."""
     show_table(CAPTURED, captured_rows(names), empty="the cell uses no names of the notebook")
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
-    """What a cell takes along: name, type, size, how it travels, and why it cannot."""
+    """The names that a cell needs: name, type, size, how it is sent, and why it cannot be sent."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name

@@ -48,7 +48,7 @@ PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may 
 
 
 class ChannelClosed(ConnectionError):
-    """The peer has gone, or did not prove itself."""
+    """The peer has closed the connection, or did not authenticate itself."""
 
 
 class ProtocolError(ChannelClosed):
@@ -82,7 +82,7 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Send one message; ChannelClosed if the peer has gone."""
+        """Send one message; ChannelClosed if the peer has closed the connection."""
         fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
@@ -161,7 +161,7 @@ class Connection:
         self._sock.close()
 
     def release(self) -> None:
-        """Close this process's descriptor only: another process, forked, goes on using the connection."""
+        """Close only this process's descriptor: a forked process continues to use the connection."""
         self._sock.close()
 
     def local_host(self) -> str:
@@ -295,7 +295,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Have whoever waits for a connection on this socket look up: connecting is what works everywhere."""
+    """Wake a thread that waits for a connection on this socket, by connecting, which works on every system."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:

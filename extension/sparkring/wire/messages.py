@@ -68,7 +68,7 @@ class Interrupt(NamedTuple):
 
 
 class TakeStack(NamedTuple):
-    """Answer with a Stack: where the rank stands."""
+    """Answer with a Stack, the rank's current stack."""
 
 
 class RecordTimeline(NamedTuple):
@@ -453,7 +453,7 @@ class CheckpointDamaged(NamedTuple):
 
 
 class CheckpointRestored(NamedTuple):
-    """The rank has gone back to what a checkpoint holds."""
+    """The rank has restored a checkpoint."""
 
     folder: str
     name: str

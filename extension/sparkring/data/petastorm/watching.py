@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 32  # to count is a fifth of what Petastorm takes for a row
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Put ourselves between the reader and its queue of results, where the reader's own iteration comes by."""
+    """Insert a watcher between the reader and its queue of results, which the reader's own iteration uses."""
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,

@@ -107,7 +107,7 @@ class Records:
         return self.steps
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """What would be told on the ranks is told before they are started."""
+        """Raise the errors that ranks would raise before they are started."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
     def __repr__(self) -> str:

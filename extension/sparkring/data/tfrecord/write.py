@@ -159,7 +159,7 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """The same batches. When they take long, `say` is told how many rows they were, ever more rarely."""
+    """The same batches. If they take long, `say` reports the number of rows, at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)

@@ -26,7 +26,7 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def why_html(record: RunRecord) -> str:
-    """One line on a run that did not end well; the exception below it tells the rest."""
+    """One line about a run that did not succeed; the exception below it has the details."""
     if record.outcome in (None, "finished"):
         return ""
     line = describe.failed_line(record)

@@ -108,7 +108,7 @@ class Member:
         )
 
     def run(self) -> None:
-        """Serve until the rank and everything it started are gone."""
+        """Serve until the rank and everything that it started have ended."""
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
@@ -311,7 +311,7 @@ class Member:
         _remove(self.cleanup)
 
     def finish(self) -> None:
-        """The rank is gone: end what it left behind, send its last output, and say how it ended."""
+        """The rank has ended: end the processes that it left, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -334,7 +334,7 @@ class Member:
         self.home.close()
 
     def take_stack(self) -> Stack:
-        """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
+        """Ask the rank's faulthandler for its stack; a frozen or dying rank does not answer."""
         state = process.state(self.rank_pid)
         if not state.startswith("frozen"):
             try:

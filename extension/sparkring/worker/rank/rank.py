@@ -54,7 +54,7 @@ def main(home: Connection, stack_fd: int, context: str = "", rows: int = -1) -> 
 
 
 class Rank:
-    """The rank's side of the protocol: takes one request after another, and tells how each has ended."""
+    """The rank's side of the protocol: runs one request after another, and reports how each has ended."""
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
@@ -254,7 +254,7 @@ def type_name(value: object) -> str:
 
 
 def short_repr(value: object, most: int = 200) -> str:
-    """A value's repr, cut to `most` characters; empty for None. A repr that raises is told as such."""
+    """A value's repr, cut to `most` characters; empty for None. If the repr raises, the text says so."""
     if value is None:
         return ""
     try:
