@@ -20,8 +20,8 @@ FOLDERS = 200  # of others', so that a directory with much else in it is listed 
 class Inventory(NamedTuple):
     """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
 
-    `entries` are ours, newest first; `others` are recognised by their names. `checked`: every byte of ours was read.
-    `metric` and `mode` say which of ours is the best, '' if nobody does. `exists` is false where no folder is.
+    `entries` are sparkring's checkpoints, newest first; `others` are recognised by their names. `checked`: every byte
+    of `entries` was read. `metric` and `mode` say which entry is the best; '' for none. `exists`: the folder exists.
     """
 
     directory: str

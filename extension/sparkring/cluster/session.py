@@ -25,9 +25,9 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it.
+    """The notebook's SparkSession, or a new local one with more slots than `size` ranks; `say` reports a new one.
 
-    `here`: processes on this machine would do as well.
+    `here`: whether processes on this machine would be an alternative, for advice in errors.
     """
     global _own
     try:

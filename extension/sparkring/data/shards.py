@@ -144,10 +144,10 @@ def shards(
 
 @dataclass
 class Shards:
-    """A data set shared out among the ranks. `len()` is the number of steps that this rank takes in an epoch.
+    """A data set that is divided among the ranks. `len()` is the number of steps of this rank in an epoch.
 
-    Iterating by one of the `as_…` methods reads one epoch, the next one each time; an epoch that was left early is
-    begun anew. `position()` says where it is, `resume()` goes on from there.
+    Iterating with one of the `as_…` methods reads one epoch, the next one each time. An epoch that ended early starts
+    from its beginning. `position()` returns the position, and `resume()` continues from it.
     """
 
     dataset: Dataset
@@ -425,7 +425,7 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """One epoch of this rank, or every n-th buffer of it, in the thread or process that calls.
 
-        A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
+        A chunk is a buffer. With a transform, it is a batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):

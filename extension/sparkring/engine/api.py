@@ -42,9 +42,9 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
 
 
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
-    """Carry out a run in a thread of its own; what can be wrong before the launch is raised at once.
+    """Execute a run in its own thread. Errors that can be found before the launch are raised at once.
 
-    The spec's options say that it goes on in the background. On a warm gang no run can.
+    The spec's options ask for a run in the background, which cannot use a warm gang.
     """
     run = _open(spec, view)
     directory = run.prepared.directory

@@ -16,12 +16,12 @@ RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
 class Options:
     """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
 
-    `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
-    `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
-    `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
-    although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
-    many. `background`: the notebook does not wait for it. `timeline`: have Horovod record what it does, from its start;
-    so the ranks are new ones.
+    `gpus`: the number for each rank; 0 hides all GPUs, None is the default of the place.
+    `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
+    `checkpoint_dir`: the directory of checkpoints, from which the run continues, unless `fresh`; with `resume`, also if
+    the cell or its data has changed. `max_restarts`: how often lost ranks are restarted, with `least` ranks or more.
+    `background`: the notebook does not wait for the run. `timeline`: Horovod records a timeline from its start, so the
+    ranks are new ones.
     """
 
     np: int = -1

@@ -234,8 +234,8 @@ os.register_at_fork(after_in_child=_gangs.clear)
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
-    `say` is told of what happens meanwhile, `tell` later of what happens between cells. LaunchError if it cannot be;
-    OptionsError if there is one at this place.
+    `say` reports what happens during the start, `tell` what happens later between cells. LaunchError: it cannot be
+    started. OptionsError: there is a gang at this place already.
     """
     there = _at(wanted.np)
     if there is not None and not there.ended:

@@ -11,7 +11,7 @@ from sparkring.wire.messages import Exited
 def cause_priority(failure: Failure) -> int:
     """Which of several failures is the cause, lowest first.
 
-    0 for what no other rank's end can bring about, 2 for what looks like a consequence of one, 1 in between.
+    0 for a failure that another rank's end cannot cause, 2 for one that looks like its consequence, 1 otherwise.
     """
     if failure.cause == "echo":
         return 2

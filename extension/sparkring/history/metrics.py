@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 class Row(NamedTuple):
     """An epoch or a step, as one `attempt` made it, which counts restarts.
 
-    `lap` counts from 1 how often the counting began anew within the attempt (several fits). `turn` counts from 1 how
+    `lap` counts from 1 how often counting has started over within the attempt (several fits). `turn` counts from 1 how
     often the epoch or step was made, 0 for one that was made once. `by_rank` has the values by name and rank, `time`
     is that of the last report.
     """
@@ -53,7 +53,7 @@ class Table:
     """The last value of each metric in each epoch, or step where no epochs were reported.
 
     It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
-    `laps`: the counting began anew without a restart. `reached` is the epoch or step of a rank's last report of
+    `laps`: counting has started over without a restart. `reached` is the epoch or step of a rank's last report of
     a metric, by attempt, lap, name and rank.
     """
 

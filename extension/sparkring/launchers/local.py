@@ -89,7 +89,7 @@ class LocalLauncher(Launcher):
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
     """The GPUs of each rank, of those that CUDA_VISIBLE_DEVICES=`visible` leaves. LaunchError if they are too few.
 
-    Without a number for each, ranks go on to see all of them, and take the one that has their local rank's number.
+    Without a number for each rank, every rank has one GPU if there are enough for all; otherwise none is assigned.
     """
     found = [] if each == 0 else nvml.found(visible)
     if each is None:

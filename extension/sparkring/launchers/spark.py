@@ -204,8 +204,8 @@ def _lacks(text: str) -> str:
 def _archive(with_nvml: bool) -> bytes:
     """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
 
-    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version. pynvml, which
-    is as large as all the rest, goes along where there are GPUs.
+    The modules are compiled, because otherwise each member would compile them; Spark ensures that all Pythons have the
+    same version. pynvml, which is as large as the rest, is included if there are GPUs.
     """
     import cloudpickle
 

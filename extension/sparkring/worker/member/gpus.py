@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
 def found(visible: str | None) -> list[Gpu]:
     """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
 
-    As with CUDA, what stands behind an address that does not exist is not found.
+    As with CUDA, the GPUs after an address that does not exist are ignored.
     """
     nvml = _open()
     if nvml is None:
