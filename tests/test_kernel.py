@@ -235,10 +235,10 @@ def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
     ("line", "said"),
     [
         ("%runs --help", "List saved runs"),
-        ("%logs -h", "Print what a run's ranks wrote"),
+        ("%logs -h", "Print what the ranks of a run wrote"),
         ("%slots --help", "Show where ranks can run"),
-        ("%gang start --help", "Ranks that stay up"),
-        ("%shards --help", "Show which rank reads"),
+        ("%gang start --help", "Start, list and stop warm gangs"),
+        ("%shards --help", "Preview which rows"),
         ("%checkpoints --help", "Show the checkpoints"),
         ("%%ranks --help\n1", "Run the cell on some ranks"),
         ("%%torchrun -n -2 --help\n1 / 0", "Run the cell on"),
@@ -397,7 +397,7 @@ def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
         "12 steps of 10 rows on each; 0 rows left out"
         in kernel.run("%shards made --batch-size 10 --remainder drop").done().displayed
     )
-    assert "leave --columns, --where out" in kernel.run("%shards made --columns y").error.evalue
+    assert "leave out --columns and --where" in kernel.run("%shards made --columns y").error.evalue
 
 
 def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None:
@@ -847,7 +847,7 @@ NOT_USABLE = {
     ),
     "a cell magic inside": (
         "%%horovod -n -2\n%%time\nx = 1",
-        r"CaptureError: cell line 2: %%time needs the notebook's IPython, .* Run it in a cell of its own; .*",
+        r"CaptureError: cell line 2: %%time needs the notebook's IPython, .* Run it in a separate cell\. .*",
     ),
     "a cell magic further down": ("%%horovod\nx = 1\n%%bash\nls", r"CaptureError: cell line 3: %%bash needs .*"),
     "an unknown magic inside": ("%%horovod\nx = 1\n%nonsense", r"CaptureError: cell line 3: %nonsense needs .*"),
@@ -1027,8 +1027,8 @@ def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wa
 # ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 GANG_LINES = {
-    "%gang start": r"OptionsError: %gang start takes a number of ranks: .*",
-    "%gang start -n 0": r"OptionsError: %gang start takes a number of ranks: .*",
+    "%gang start": r"OptionsError: %gang start needs a number of ranks: .*",
+    "%gang start -n 0": r"OptionsError: %gang start needs a number of ranks: .*",
     "%gang nonsense": r"OptionsError: %gang does not take 'nonsense': .*",
     "%gang --stacks": r"OptionsError: %gang --stacks needs a gang that is up and free: .*",
     "%%ranks 0\n1": r"OptionsError: %%ranks needs a gang that is up and free: .*",
