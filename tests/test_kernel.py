@@ -570,7 +570,7 @@ def test_dry_run_shows_a_table_and_starts_nothing(kernel: Kernel, tmp_path: Path
         print(weights, lock)
     """).done()
     header, _, *rows = cell.displayed.splitlines()
-    assert header.split()[:4] == ["name", "type", "size", "travels"]
+    assert header.split()[:4] == ["name", "type", "size", "sent"]
     assert [row.split()[0] for row in rows] == ["lock", "weights"]
     assert "cannot" in rows[0]
     assert "by value" in rows[1]

@@ -41,7 +41,7 @@ class OptionsError(SparkringError, ValueError):
 
 
 class CaptureError(SparkringError):
-    """A name that the cell reads does not exist, or its value cannot travel to the ranks.
+    """A name that the cell reads does not exist, or its value cannot be sent to the ranks.
 
     `line` is the line in the cell as the notebook shows it (the magic's own line is 1), if known.
     """

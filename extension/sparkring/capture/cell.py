@@ -46,7 +46,7 @@ class Captured:
 
     @property
     def table(self) -> tuple[CapturedName, ...]:
-        """All that travels, and what cannot."""
+        """All values that are sent, and those that cannot be."""
         return self.names + self.scripts
 
     @property

@@ -154,7 +154,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
 
 
 class Refused(Exception):
-    """A value of a kind that must not travel was met."""
+    """A value of a kind that must not be sent was found."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__(kind.noun)

@@ -1,7 +1,7 @@
 """Finds names of the notebook in strings that are evaluated as code or filled in: `df.query("x > @limit")`.
 
 Only strings in places that use the notebook's variables count, such as an argument of eval(). A word in a docstring or
-in printed text does not make data travel.
+in printed text does not cause data to be sent.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
     display({"text/html": table_html(headers, rows), "text/plain": shown}, raw=True)  # type: ignore[no-untyped-call]
 
 
-CAPTURED = ("name", "type", "size", "travels", "")
+CAPTURED = ("name", "type", "size", "sent", "")
 
 
 def show_captured(names: Iterable[CapturedName]) -> None:

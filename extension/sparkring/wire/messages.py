@@ -148,7 +148,7 @@ class Script(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name in a list of what travels."""
+        """Its name in a list of what is sent."""
         return f"-m {self.module}" if self.module else self.written
 
     @property
