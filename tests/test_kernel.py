@@ -470,7 +470,7 @@ def saved(kernel: Kernel, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", ["'{path}'", "path --metric loss --mode max", "'file://{path}' --check"])
 def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None:
-    """A path, a URL or a variable: a picture, a table, and what a resume takes; nothing is changed."""
+    """A path, a URL or a variable: a picture, a table, and the resume point; nothing is changed."""
     cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
     assert "The resume point is step 20" in shown["text/plain"]

@@ -1,4 +1,4 @@
-"""What is shown of checkpoints: the picture, the table, and what a resume takes, of a run and of a directory."""
+"""What is shown of checkpoints: the picture, the table, and the resume point, of a run and of a directory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_a_resume_takes_and_what_is_best():
 
 
 def test_a_later_attempt_is_newer_whatever_its_step():
-    """After going back, lower steps are saved again; a resume takes the one saved last."""
+    """After going back, lower steps are saved again; the resume point is the one saved last."""
     found = directory(entry(300), entry(120, stamp=1_795_294_999_999, number=0))
     assert [mark.step for mark in views.listed(found).marks if mark.resumes] == [120]
 
@@ -114,7 +114,7 @@ def test_advice_is_about_what_is_not_whole():
 
 
 def test_no_checkpoint_is_whole():
-    """Said first, and a resume takes none."""
+    """Said first, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
     assert views.advice(found)[0] == "No checkpoint here is complete: a run starts from the beginning."
     assert not any("The resume point" in line for line in views.folder_words(found))
@@ -171,7 +171,7 @@ def test_ages(seconds, words):
 
 
 def test_a_mark_for_each_as_high_as_its_metric():
-    """From left to right in time, the greater value higher up; the best a star, what a resume takes in a ring."""
+    """From left to right in time, the greater value higher up; the best a star, the resume point in a ring."""
     marks = SHAPE.findall(timeline.picture(views.listed(THREE), THREE.time))
     assert [float(x) for x, *_ in marks] == [60.0, 106.0, 152.0]
     heights = [float(y) for _, y, *_ in marks]

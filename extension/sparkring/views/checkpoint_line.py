@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     """One checkpoint as it is shown; `time` is in Unix seconds, and 0 or None is what is not known.
 
     `origin` is who saved it, in words; marks with another `stretch` were saved in another attempt or run. `resumes`
-    is the one that a resume takes.
+    is the resume point.
     """
 
     step: int
@@ -136,7 +136,7 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Which of many marks are shown: the best and what a resume takes always, the rest evenly, what matters denser."""
+    """Which of many marks are shown: the best and the resume point always, the rest evenly, what matters denser."""
     if len(marks) <= most:
         return list(range(len(marks)))
     found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}

@@ -151,7 +151,7 @@ def damage_words(series: Series) -> str:
 
 
 def folder_words(found: Inventory) -> list[str]:
-    """What is there, how much it takes, and what a resume takes, a sentence each."""
+    """The number of checkpoints, their size, and the resume point, a sentence each."""
     committed = [entry for entry in found.entries if entry.state == "committed"]
     known = sum(entry.commit.size_bytes for entry in found.entries if entry.commit is not None)
     counts = [counted(len(committed), "checkpoint")]
@@ -303,7 +303,7 @@ def show_checkpoints(found: Inventory) -> None:
 
 
 def checkpoints_html(found: Inventory) -> str:
-    """The picture, the table, what a resume takes and the advice as one block of HTML."""
+    """The picture, the table, the resume point and the advice as one block of HTML."""
     series = listed(found)
     parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(found.directory, 200))}</span></div>']
     if found.entries:
