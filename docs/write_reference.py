@@ -18,7 +18,7 @@ from sparkring.data.shards import Shards
 FILE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
 
-Made by `make docs` from the magics' own help (`%%horovod?` shows the same) and from the docstrings: change it there.
+`make docs` writes this page from docstrings and the help of the magics (`%%horovod?`). Edit it there.
 
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
@@ -32,16 +32,17 @@ MADE_BY_USERS = {
 # Methods without an underscore for the package's own other modules.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
-    "SPARKRING_HOME": "Where runs are saved, in its folder `runs`. Default: `sparkring` in your data folder.",
-    "SPARKRING_CACHE": "Where Spark DataFrames are written for `shards(…)`, in its folder `dataframes`. Default: "
-    "`sparkring` in your cache folder; on Databricks `dbfs:/tmp/sparkring/<you>`.",
-    "SPARKRING_DBFS_ROOT": "The folder that stands for `dbfs:/`. Default: the mount `/dbfs` where there is one, else "
+    "SPARKRING_HOME": "The folder for runs, which are saved in its subfolder `runs`. Default: `sparkring` in your data "
+    "folder.",
+    "SPARKRING_CACHE": "The folder for the cache of Spark DataFrames, which `shards(…)` writes to its subfolder "
+    "`dataframes`. Default: `sparkring` in your cache folder; on Databricks, `dbfs:/tmp/sparkring/<you>`.",
+    "SPARKRING_DBFS_ROOT": "The folder that `dbfs:/` refers to. Default: the mount `/dbfs` if it exists, otherwise "
     "`sparkring/dbfs` in your data folder.",
-    "SPARKRING_PANEL": "0: no live panel in the notebook; its static view is drawn anew while the cell runs.",
-    "SPARKRING_RANK": 'Set on the ranks, by `%%barrier` and under `framework="plain"`.',
-    "SPARKRING_SIZE": "The same: how many ranks there are.",
-    "spark.sparkring.driver.port": "A setting of the SparkSession: the port at which the driver waits for the ranks' "
-    "members. Default: any free one.",
+    "SPARKRING_PANEL": "`0` turns the live panel off. The static view is then redrawn while the cell runs.",
+    "SPARKRING_RANK": 'The rank. Set on the ranks of `%%barrier` and of `framework="plain"`.',
+    "SPARKRING_SIZE": "The number of ranks. Set on the same ranks.",
+    "spark.sparkring.driver.port": "A setting of the SparkSession: the port on which the driver listens for members. "
+    "Default: any free port.",
 }
 
 
@@ -54,16 +55,16 @@ def reference() -> str:
         *(_entry(f"{mark}{name}", "", function) for mark, name, function in _magics()),
         "## Python\n",
         *(_described(f"sparkring.{name}", getattr(sparkring, name)) for name in _public()),
-        "## Shards\n\nWhat `sparkring.shards(…)` gives.\n",
+        "## Shards\n\nThe object that `sparkring.shards(…)` returns.\n",
         *_members(Shards),
-        "## Checkpoints\n\nWhat `sparkring.checkpoints(…)` gives.\n",
+        "## Checkpoints\n\nThe object that `sparkring.checkpoints(…)` returns.\n",
         *_members(Store),
         f"## Petastorm\n\n{_text(petastorm)}",
         *(_described(name, getattr(petastorm, name)) for name in PETASTORM),
         f"## TFRecord\n\n{_text(tfrecord)}",
         *(_described(name, getattr(tfrecord, name)) for name in ("write_tfrecord", "tfrecords", "Records")),
         f"## Errors\n\n{_text(errors)}",
-        f"## Settings\n\nVariables of the environment, and a setting of the session.\n\n| | |\n|---|---|\n{settings}\n",
+        f"## Settings\n\nEnvironment variables, and one setting of the SparkSession.\n\n| | |\n|---|---|\n{settings}\n",
     ]
     return "\n".join(parts)
 

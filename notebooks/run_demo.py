@@ -60,7 +60,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
                 except CellExecutionError as error:
                     raise CellFailed(f"cell {number} of {len(code)} ({title}) failed.\n\n{error.traceback}") from error
                 except CellTimeoutError as error:
-                    reason = f"was not done after {timeout_s} s; --timeout gives it longer."
+                    reason = f"did not end within {timeout_s} s; --timeout sets a longer limit."
                     raise CellFailed(f"cell {number} of {len(code)} ({title}) {reason}") from error
                 except DeadKernelError as error:
                     raise CellFailed(f"the kernel died in cell {number} of {len(code)} ({title}).") from error
@@ -119,7 +119,7 @@ def shorten(text: str, width: int) -> str:
 
 def main() -> int:
     """The command; returns its exit status."""
-    cli = argparse.ArgumentParser(description="Run a notebook in a real kernel and show what it reached.")
+    cli = argparse.ArgumentParser(description="Run a notebook in a real kernel and show its results.")
     cli.add_argument("notebook", nargs="?", type=Path, default=ROOT / "notebooks" / "quickstart.ipynb")
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")
     options = cli.parse_args()

@@ -235,10 +235,10 @@ def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
     ("line", "said"),
     [
         ("%runs --help", "List saved runs"),
-        ("%logs -h", "Print what a run's ranks wrote"),
+        ("%logs -h", "Print what the ranks of a run wrote"),
         ("%slots --help", "Show where ranks can run"),
-        ("%gang start --help", "Ranks that stay up"),
-        ("%shards --help", "Show which rank reads"),
+        ("%gang start --help", "Start, list and stop warm gangs"),
+        ("%shards --help", "Preview which rows"),
         ("%checkpoints --help", "Show the checkpoints"),
         ("%%ranks --help\n1", "Run the cell on some ranks"),
         ("%%torchrun -n -2 --help\n1 / 0", "Run the cell on"),
@@ -397,7 +397,7 @@ def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
         "12 steps of 10 rows on each; 0 rows left out"
         in kernel.run("%shards made --batch-size 10 --remainder drop").done().displayed
     )
-    assert "leave --columns, --where out" in kernel.run("%shards made --columns y").error.evalue
+    assert "leave out --columns and --where" in kernel.run("%shards made --columns y").error.evalue
 
 
 def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None:
@@ -413,7 +413,10 @@ def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None
         ("%shards", "OptionsError: %shards: the following arguments are required: PATH|DF"),
         ("%shards nowhere -n 2", "OptionsError: %shards nowhere: there is neither a variable nor a file"),
         ("%shards ./nowhere -n 2", "DataError: ./nowhere does not exist"),
-        ("%shards number", "OptionsError: %shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave"),
+        (
+            "%shards number",
+            "OptionsError: %shards takes a path, a Spark DataFrame or the result of sparkring.shards(…)",
+        ),
         ("%shards path --columns z", "has no column `z`"),
         ("%shards dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
     ],
@@ -467,10 +470,10 @@ def saved(kernel: Kernel, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", ["'{path}'", "path --metric loss --mode max", "'file://{path}' --check"])
 def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None:
-    """A path, a URL or a variable: a picture, a table, and what a resume takes; nothing is changed."""
+    """A path, a URL or a variable: a picture, a table, and the resume point; nothing is changed."""
     cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
-    assert "A resume uses step 20" in shown["text/plain"]
+    assert "The resume point is step 20" in shown["text/plain"]
     assert "Step 30 has no commit" in shown["text/plain"]
     assert re.search(r"best.keras +Keras model", shown["text/plain"])
     assert ("The best by loss (max) is step 10: 0.1." in shown["text/plain"]) == ("--metric" in source)
@@ -492,7 +495,7 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
         found.close()
     """).done()
     try:
-        assert "A resume uses step 20" in kernel.run("%checkpoints").done().displayed
+        assert "The resume point is step 20" in kernel.run("%checkpoints").done().displayed
     finally:
         kernel.run("import shutil\nshutil.rmtree(found.path)").done()
 
@@ -501,20 +504,20 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
     """A byte is enough."""
     kernel.run("file = path / str(Name(20, 1_795_294_802_123, 20)) / 'rank-0.safetensors'").done()
     kernel.run("file.write_bytes(bytes(999) + b'1')").done()
-    assert "A resume uses step 20" in kernel.run("%checkpoints path").done().displayed
+    assert "The resume point is step 20" in kernel.run("%checkpoints path").done().displayed
     told = kernel.run("%checkpoints path --check").done().displayed
-    assert "A resume uses step 10" in told
+    assert "The resume point is step 10" in told
     assert "1 checkpoint is damaged: step 20 (" in told
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: say where to look"),
+        ("%checkpoints", "OptionsError: no saved run had a --checkpoint-dir: name a directory"),
         ("%checkpoints nowhere", "OptionsError: %checkpoints nowhere: there is neither a variable nor a folder"),
-        ("%checkpoints number", "OptionsError: %checkpoints takes a path, or what sparkring.checkpoints(…) gave"),
+        ("%checkpoints number", "OptionsError: %checkpoints takes a path or the result of sparkring.checkpoints(…)"),
         ("%checkpoints dbfs://x/y", "PathError: dbfs://x/y: dbfs: must be followed by one slash"),
-        ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max says which value is the best one"),
+        ("%checkpoints path --mode max", "OptionsError: %checkpoints: --mode max needs a metric"),
     ],
 )
 def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str, said: str) -> None:
@@ -567,7 +570,7 @@ def test_dry_run_shows_a_table_and_starts_nothing(kernel: Kernel, tmp_path: Path
         print(weights, lock)
     """).done()
     header, _, *rows = cell.displayed.splitlines()
-    assert header.split()[:4] == ["name", "type", "size", "travels"]
+    assert header.split()[:4] == ["name", "type", "size", "sent"]
     assert [row.split()[0] for row in rows] == ["lock", "weights"]
     assert "cannot" in rows[0]
     assert "by value" in rows[1]
@@ -844,7 +847,7 @@ NOT_USABLE = {
     ),
     "a cell magic inside": (
         "%%horovod -n -2\n%%time\nx = 1",
-        r"CaptureError: cell line 2: %%time needs the notebook's IPython, .* Run it in a cell of its own; .*",
+        r"CaptureError: cell line 2: %%time needs the notebook's IPython, .* Run it in a separate cell\. .*",
     ),
     "a cell magic further down": ("%%horovod\nx = 1\n%%bash\nls", r"CaptureError: cell line 3: %%bash needs .*"),
     "an unknown magic inside": ("%%horovod\nx = 1\n%nonsense", r"CaptureError: cell line 3: %nonsense needs .*"),
@@ -1024,8 +1027,8 @@ def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wa
 # ── Warm gangs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 GANG_LINES = {
-    "%gang start": r"OptionsError: %gang start takes a number of ranks: .*",
-    "%gang start -n 0": r"OptionsError: %gang start takes a number of ranks: .*",
+    "%gang start": r"OptionsError: %gang start needs a number of ranks: .*",
+    "%gang start -n 0": r"OptionsError: %gang start needs a number of ranks: .*",
     "%gang nonsense": r"OptionsError: %gang does not take 'nonsense': .*",
     "%gang --stacks": r"OptionsError: %gang --stacks needs a gang that is up and free: .*",
     "%%ranks 0\n1": r"OptionsError: %%ranks needs a gang that is up and free: .*",
@@ -1035,7 +1038,7 @@ WITH_A_GANG = {
     "%%ranks\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",
-    "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, with -n -2; .*",
+    "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, with -n -2: .*",
     "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
     "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
 }
@@ -1051,7 +1054,7 @@ def complaint(kernel: Kernel, code: str) -> str:
 @pytest.fixture
 def gang(kernel: Kernel) -> Iterator[Kernel]:
     """The shared kernel with two warm ranks."""
-    assert "up after" in kernel.run("%gang start -n -2 --framework plain").done().printed
+    assert "started in" in kernel.run("%gang start -n -2 --framework plain").done().printed
     yield kernel
     kernel.run("%gang stop").done()
 

@@ -103,7 +103,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
     panel, error = found["hang"]
     assert error.ename == "RunTimeout"
     assert re.search(r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue)
-    assert re.search(r"nothing heard for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
+    assert re.search(r"silent for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
     assert printed(found["hang-result"]).splitlines() == [
         "rank 0 was given 7,733 rows for 121 steps",
         "rank 1 was given 5,200 rows for 82 steps",
@@ -139,7 +139,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     assert "continued from step 140" in panel.data["text/html"]
     assert any("image/png" in output.get("data", {}) for output in found["curve"])
     (shown,) = found["list"]
-    assert "A resume uses step 300" in shown.data["text/plain"]
+    assert "The resume point is step 300" in shown.data["text/plain"]
     assert "<img" in shown.data["text/html"]
     assert len(re.findall("equal in every bit: True", printed(found["same"]))) == 4
     assert "False" not in printed(found["same"])

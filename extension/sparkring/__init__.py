@@ -6,8 +6,8 @@
     import horovod.tensorflow.keras as hvd
     hvd.init()
 
-Names are imported when they are first asked for, so that `import sparkring` costs next to nothing
-on the driver and on the ranks.
+Names are imported when they are first used, so that `import sparkring` is fast on the driver and
+on the ranks.
 """
 
 from __future__ import annotations

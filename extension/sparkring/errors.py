@@ -8,8 +8,8 @@
     │   └── MemberLost       … because a member died or stopped responding before its rank was up
     ├── RunFailed            a rank failed; says which, where and why
     │   ├── RunTimeout       … because the time limit passed (also a TimeoutError)
-    │   └── ResultError      … because a value could not be brought back
-    ├── StillRunning         a background run has not ended in the time that was given (also a TimeoutError)
+    │   └── ResultError      … because a value could not be returned
+    ├── StillRunning         a background run has not ended within the given time (also a TimeoutError)
     ├── PathError            a path is invalid
     ├── DataError            the data cannot be read or divided
     └── CheckpointError      a checkpoint cannot be written or read
@@ -41,7 +41,7 @@ class OptionsError(SparkringError, ValueError):
 
 
 class CaptureError(SparkringError):
-    """A name that the cell reads does not exist, or its value cannot travel to the ranks.
+    """A name that the cell reads does not exist, or its value cannot be sent to the ranks.
 
     `line` is the line in the cell as the notebook shows it (the magic's own line is 1), if known.
     """
@@ -85,7 +85,7 @@ class ResultError(RunFailed):
 
 
 class StillRunning(SparkringError, TimeoutError):
-    """A background run has not ended in the time that its result was waited for; it goes on."""
+    """A background run has not ended within the time limit of result(). The run continues."""
 
 
 class PathError(SparkringError, ValueError):
@@ -105,4 +105,4 @@ class CheckpointStorageError(CheckpointError):
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint's files are not as they were written: torn, cut, changed or gone."""
+    """A checkpoint's files are not as they were written: incomplete, changed or missing."""

@@ -361,7 +361,7 @@ def test_stacks_between_cells(shared_gang, wait_until):
 def test_a_stall_is_told(shared_gang):
     """When one has finished and the others are silent, a notice says who waits where; line numbers are this cell's."""
     shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
-    interrupt_when(shared_gang, lambda record: any("nothing heard" in notice.text for notice in record.notices))
+    interrupt_when(shared_gang, lambda record: any("silent for" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt):
         shared_gang.cell("if rank != 2:\n    wait()", stall_s=1.0)
     shared_gang.view.on_refresh = lambda record: None

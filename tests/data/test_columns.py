@@ -120,7 +120,7 @@ def test_nulls_change_a_dtype_where_it_was_decided_before():
         assert (found.dtype, found.tolist()) == (object, [value and True for value in values])
     assert converted([1, None], pa.int16(), nulls=True, dtype=np.float32).dtype == np.float32
     assert converted([1, None], pa.dictionary(pa.int8(), pa.int64()), nulls=True)[0] == 1.0
-    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*do not say so.*fill=\{'c': 0\}"):
+    with pytest.raises(DataError, match=r"`c` has nulls \(1 in 4 rows\).*do not count them.*fill=\{'c': 0\}"):
         converted([1, None, 3, 4])
     np.testing.assert_array_equal(converted([1, None, 3, 4], fill={"c": -1}), [1, -1, 3, 4])
     np.testing.assert_array_equal(converted(["a", None], fill={"c": ""}), np.array(["a", ""], object))
@@ -176,7 +176,7 @@ def test_raw_bytes_become_arrays_of_what_they_are(kind):
     cut = pa.array([*rows, *rows], kind).slice(3, 4)
     np.testing.assert_array_equal(converted(cut, raw=(np.dtype("<f4"), (3, 2))), [*wanted[3:], *wanted[:2]])
     assert converted([], kind, raw=(np.dtype("<f4"), (3, 2))).shape == (0, 3, 2)
-    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, but column `c` has one of 24"):
+    with pytest.raises(DataError, match=r"int64 with shape \[2\] is 16 bytes, but column `c` has a row of 24"):
         converted(rows, kind, raw=(np.dtype("<i8"), (2,)))
 
 
@@ -184,7 +184,7 @@ def test_raw_is_for_bytes():
     """Of one length, and filled where there are none."""
     with pytest.raises(DataError, match="column `c` is int64, but raw is for binary"):
         converted([1, 2], raw=(np.dtype("u1"), (8,)))
-    with pytest.raises(DataError, match="has one of 1"):
+    with pytest.raises(DataError, match="has a row of 1"):
         converted([b"ab", b"a", b"ab"], raw=(np.dtype("u1"), (2,)))
     np.testing.assert_array_equal(
         converted([b"ab", None], fill={"c": b"xx"}, raw=(np.dtype("u1"), (2,))), [[97, 98], [120] * 2]

@@ -568,7 +568,7 @@ WRONG = [
     (TransformSpec(pairs(lambda y: y), [("other", np.float32, (), False)], removed_fields=["y", "v"]),
      r"no field 'other'.*Got: x, pair"),
     (TransformSpec(None, selected_fields=["x", "yy"]), r"selected_fields names 'yy'.*Columns: v, x, y"),
-    (TransformSpec(lambda rows: None), r"the transform returned NoneType; it gets a pandas DataFrame"),
+    (TransformSpec(lambda rows: None), r"the transform returned NoneType\. With make_batch_reader"),
     (TransformSpec(fails), r"fails on the first rows: ZeroDivisionError: division by zero \(in fails, line \d+\)"),
 ]  # fmt: skip
 

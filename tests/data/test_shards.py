@@ -624,17 +624,17 @@ def changing(batch):
     [
         (
             changing,
-            r"returned `z` as float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), and as .* \[3\] in",
+            r"`z` is float64 of shape \[4\] in step 26 \(read up to part-2.parquet, .*\), but .* \[3\] in",
         ),
         (
             lambda b: {"z": b["x"] if b["x"].max() < 500 else b["x"] * 0.5},
-            "as float64 in .* and as int64 in the first rows",
+            "is float64 in .* but int64 in the first rows",
         ),
         (
             lambda b: {"z": b["x"][: max(16, len(b["x"]) - 1)]},
             r"transform returned 19 rows of `z` for 20 rows of step 1 ",
         ),
-        (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "the first rows had not `w`"),
+        (lambda b: {"z": b["x"]} if b["x"].max() < 500 else {"w": b["x"]}, "no column `w` for the first rows"),
         (lambda b: b["x"] if b["x"].max() > 500 else {"z": b["x"]}, "transform returned a ndarray"),
     ],
 )
@@ -651,7 +651,7 @@ def test_a_transform_that_changes_its_mind_is_named(numbered, transform, told):
 
 def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Its error comes through torch as it is."""
-    with pytest.raises(DataError, match="transform returned `z`"):
+    with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
 
 
@@ -831,7 +831,9 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 def test_nulls_that_no_footer_tells(tmp_path):
     """They have no place in a dtype that was decided without them, but those of a partition are told by its path."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
-    with pytest.raises(DataError, match=r"`x` has nulls \(1 in 31 rows\), and the footers of its files do not say so"):
+    with pytest.raises(
+        DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
+    ):
         list(shards(tmp_path, 31).as_numpy())
     for name in ("year=1", "year=__HIVE_DEFAULT_PARTITION__"):
         (tmp_path / "years" / name).mkdir(parents=True)
@@ -864,7 +866,7 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
         data.__sparkring_validate__(2, method_calls(cell, "data"))
     made = shards(holes, 5, transform=lambda batch: {"x": batch["x"], "r": batch["r"]})
     assert len(made.as_torch("x")) == 8
-    with pytest.raises(DataError, match="transform gave `r` as `dict` objects, which no tensor can hold"):
+    with pytest.raises(DataError, match="transform returned `r` as `dict` objects, which no tensor can hold"):
         made.as_tf()
 
 

@@ -1,4 +1,4 @@
-"""What is shown of checkpoints: the picture, the table, and what a resume takes, of a run and of a directory."""
+"""What is shown of checkpoints: the picture, the table, and the resume point, of a run and of a directory."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_what_a_resume_takes_and_what_is_best():
     """The newest committed one, and that with the best value, in words and in the table."""
     assert views.folder_words(THREE) == [
         "3 checkpoints: 12.6 MB on disk.",
-        "A resume uses step 300, saved 1 min ago by run run-a1b2c3 on 4 ranks.",
+        "The resume point is step 300, saved 1 min ago by run run-a1b2c3 on 4 ranks.",
         "The best by loss (min) is step 200: 0.25.",
     ]
     headers, rows = views.table_rows(views.listed(THREE), THREE.time, 200)
     assert headers == ("step", "saved", "size", "loss", "acc", "run", "ranks", "state")
     assert rows == [
-        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; a resume uses it"),
+        ("300", "1 min ago", "4.20 MB", "0.75", "0.7", "run-a1b2c3", "4, sharded", "committed; the resume point"),
         ("200", "2 min ago", "4.20 MB", "0.25", "0.8", "run-a1b2c3", "2", "committed, best"),
         ("100", "4 min ago", "4.20 MB", "0.5", "0.9", "run-a1b2c3", "2", "committed"),
     ]
@@ -93,7 +93,7 @@ def test_what_a_resume_takes_and_what_is_best():
 
 
 def test_a_later_attempt_is_newer_whatever_its_step():
-    """After going back, lower steps are saved again; a resume takes the one saved last."""
+    """After going back, lower steps are saved again; the resume point is the one saved last."""
     found = directory(entry(300), entry(120, stamp=1_795_294_999_999, number=0))
     assert [mark.step for mark in views.listed(found).marks if mark.resumes] == [120]
 
@@ -107,17 +107,17 @@ def test_advice_is_about_what_is_not_whole():
         entry(400, "partial"),
     )
     told = views.advice(found)
-    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resume skips it.")
+    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A run that continues skips it.")
     assert told[1].startswith("Step 400 has no commit: a run is writing it now")
     assert told[2].startswith("Step 100 was never committed, and there are newer ones")
     assert views.folder_words(found)[0] == "1 checkpoint, 1 damaged, 2 not committed: 8.40 MB on disk."
 
 
 def test_no_checkpoint_is_whole():
-    """Said first, and a resume takes none."""
+    """Said first, and there is no resume point."""
     found = directory(entry(100, "partial"), entry(200, "corrupt", reason="x"))
-    assert views.advice(found)[0] == "No checkpoint here is complete: a resume starts from the beginning."
-    assert not any("A resume uses" in line for line in views.folder_words(found))
+    assert views.advice(found)[0] == "No checkpoint here is complete: a run starts from the beginning."
+    assert not any("The resume point" in line for line in views.folder_words(found))
     assert not any(mark.resumes for mark in views.listed(found).marks)
 
 
@@ -131,7 +131,7 @@ def test_a_metric_that_no_checkpoint_has():
 
 def test_two_trainings_in_one_directory():
     """That is worth knowing before one goes on from the other's."""
-    assert "2 trainings saved here" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
+    assert "2 trainings have saved to this directory" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 
 def test_an_empty_directory_is_one_sentence():
@@ -171,7 +171,7 @@ def test_ages(seconds, words):
 
 
 def test_a_mark_for_each_as_high_as_its_metric():
-    """From left to right in time, the greater value higher up; the best a star, what a resume takes in a ring."""
+    """From left to right in time, the greater value higher up; the best a star, the resume point in a ring."""
     marks = SHAPE.findall(timeline.picture(views.listed(THREE), THREE.time))
     assert [float(x) for x, *_ in marks] == [60.0, 106.0, 152.0]
     heights = [float(y) for _, y, *_ in marks]
@@ -288,7 +288,7 @@ def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
     """It is named although this run has saved nothing."""
     record = replayed(damaged(20, "cut <here>"))
     page = panel(record, now=T + 9, final=False)
-    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resume skips it." in page
+    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A run that continues skips it." in page
     assert views.news((), record) == [f"the checkpoint of step 20 in {FOLDER} is damaged and was skipped: cut <here>"]
     assert views.news(record.checkpoints, record) == []
 

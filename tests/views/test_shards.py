@@ -114,7 +114,7 @@ def test_good_files_need_no_advice(seen):
     [
         ([[5_000, 120_000]], 2, {"row_bytes": 8_000},
          "One row group of 1.92 GB (part-0.parquet, row group 2 of 2): a reader of whole row groups, like Petastorm's, "
-         "holds it in memory once per worker. Write at 64.0 MB"),
+         "holds it in memory once per worker. Write 64.0 MB"),
         ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
         ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so it has none for "
                                   "ranks 3, 4 and raises NoDataAvailableError."),

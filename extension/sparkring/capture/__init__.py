@@ -1,1 +1,1 @@
-"""What a cell takes along: the names that it reads, packed for the ranks, and what the ranks hold already."""
+"""Captures what a cell needs: the names that it reads, packed for the ranks, unless the ranks already have them."""

@@ -1,6 +1,6 @@
-"""Takes from the notebook what a cell reads: finds the names, packs their values, and says what cannot go.
+"""Captures what a cell reads: finds the names, packs their values, and says which ones cannot be sent.
 
-`dry_run` shows the same as a table. Which names a cell reads is found in names.py, what can travel in picklability.py.
+`dry_run` shows this as a table. names.py finds the names that a cell reads; picklability.py says what can be sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Captured:
 
     @property
     def table(self) -> tuple[CapturedName, ...]:
-        """All that travels, and what cannot."""
+        """All values that are sent, and those that cannot be."""
         return self.names + self.scripts
 
     @property

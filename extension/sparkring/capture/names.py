@@ -363,7 +363,7 @@ class _Reader:
                     self.read_later(name, line, known, set())
 
     def read(self, name: str, line: int, known: frozenset[str]) -> None:
-        """Note a name that is read here and now, and what the function of that name reads if it is called."""
+        """Note a name that is read at this point, and what the function of that name reads if it is called."""
         if name not in known and name in (self.bound if self.guards else self.possible):
             self.optional.setdefault(name, line)
         elif name not in known:

@@ -1,7 +1,7 @@
 """Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's active run.
 
 The driver gathers them for each run, and ranks apply what has changed since the previous run. So what a cell sets on
-the ranks of a warm gang stays until the notebook changes the same setting. The state travels with the request, over the
+the ranks of a warm gang stays until the notebook changes the same setting. The state is sent with the request, over the
 authenticated connection, because the environment may hold secrets.
 """
 

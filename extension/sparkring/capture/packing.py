@@ -66,7 +66,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, except that it refuses what must not travel and gives functions the rank's namespace.
+    """cloudpickle, except that it refuses what must not be sent and gives functions the rank's namespace.
 
     `stays` says whether functions travel without a name of the notebook.
     """
@@ -90,7 +90,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer goes into the stream; large ones travel beside it, so that they are not copied first."""
+        """Whether a buffer goes into the stream; large ones are sent beside it, so that they are not copied first."""
         raw = buffer.raw()
         if raw.nbytes >= APART_BYTES:
             self.buffers.append(raw)
@@ -197,7 +197,7 @@ def _last_line(code: types.CodeType) -> int:
 
 
 class Along(NamedTuple):
-    """A value of the notebook that travels because the value named `via` needs it in `__main__`."""
+    """A value of the notebook that is sent because the value named `via` needs it in `__main__`."""
 
     via: str
     size_bytes: int | None

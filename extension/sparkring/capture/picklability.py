@@ -1,4 +1,4 @@
-"""What can travel to the ranks and what cannot, and the way from a name to the object at fault."""
+"""What can be sent to the ranks and what cannot, and the path from a name to the object at fault."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
 
 
 class Refused(Exception):
-    """A value of a kind that must not travel was met."""
+    """A value of a kind that must not be sent was found."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__(kind.noun)

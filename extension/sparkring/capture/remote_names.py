@@ -1,8 +1,8 @@
-"""What the ranks of a warm gang hold of the notebook's names, and whose value is the newer one.
+"""Which of the notebook's names have a value on the ranks of a warm gang, and which value is newer.
 
 A cell takes a name from the notebook unless the ranks have the newer value: one that a cell bound there, or that was
-sent before and has not changed in the notebook since. So a model that one cell trained is there, trained, in the
-next; and `lr = 0.01` in the notebook counts as soon as it is run.
+sent before and has not changed in the notebook since. So the next cell finds the model that
+one cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sends the source lines of a notebook's code to its ranks, where no file holds them.
 
-The lines travel with the code into the rank's `linecache`, under the file name that the code was compiled with. So
+The lines are sent with the code to the rank's `linecache`, under the file name that the code was compiled with. So
 `inspect.getsource`, AutoGraph and `torch.jit.script` find them, and tracebacks show them.
 """
 

@@ -1,8 +1,8 @@
 """Finds names of the notebook in text: in strings that are evaluated as code or filled in, and in annotations.
 
 Only strings in places that use the notebook's variables count, such as an argument of eval(), or of `query()` in
-`df.query("x > @limit")`. A word in a docstring or in printed text does not make data travel. Names in annotations that
-are text are looked up on the ranks by `typing.get_type_hints`.
+`df.query("x > @limit")`. A word in a docstring or in printed text does not cause data to be sent. Names in annotations
+that are text are looked up on the ranks by `typing.get_type_hints`.
 """
 
 from __future__ import annotations

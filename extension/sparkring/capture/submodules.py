@@ -1,6 +1,6 @@
 """Finds submodules that the notebook has imported, and that code reaches by their package: `a.b.x` after `import a.b`.
 
-A module travels as its name, and importing a package does not import its submodules.
+A module is sent as its name, and importing a package does not import its submodules.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 def modules_of(values: Iterable[object]) -> frozenset[str]:
     """The packages that ranks import to rebuild `values`, by the names of their modules."""
-    own = {"__main__", "sparkring", "cloudpickle"}  # these travel with the task
+    own = {"__main__", "sparkring", "cloudpickle"}  # these are sent with the task
     return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, how they lie in storage, and how a training goes back to one."""
+"""Checkpoints: what they contain, how they are stored, and how a training continues from one."""

@@ -1,4 +1,4 @@
-"""Saves that are on their way while the training goes on, and for which a rank waits at the end of its cell."""
+"""Saves that run in the background while the training continues. A rank waits for them at the end of its cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 
-_on_their_way: dict[Flight, None] = {}  # in their order; and those whose error nobody has been told
+_on_their_way: dict[Flight, None] = {}  # in their order, including those whose error has not been reported yet
 
 
 class Flight:
@@ -56,7 +56,7 @@ class Flight:
 
 
 def finish() -> None:
-    """Wait for the saves of all stores, and raise the first error that nobody has been told; at the end of a cell."""
+    """Wait for the saves of all stores, and raise the first error not reported yet; called at the end of a cell."""
     errors = []
     for flight in list(_on_their_way):
         try:

@@ -1,4 +1,4 @@
-"""Digests of files, written `xxh3_128:…`: they tell what is torn or changed from what is whole. They sign nothing."""
+"""Digests of files, written `xxh3_128:…`: they detect incomplete and changed files. They are not signatures."""
 
 from __future__ import annotations
 

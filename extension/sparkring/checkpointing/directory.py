@@ -1,4 +1,4 @@
-"""The directory of checkpoints of a run, as the driver sees it: it decides what the ranks go on from."""
+"""The directory of checkpoints of a run, as the driver sees it. The driver chooses where the ranks continue."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sparkring.runtime.storage import Location, locate
 
 
 class Directory:
-    """Where a run's checkpoints go, and what it goes on from. `first` is what was there before the run.
+    """A run's directory of checkpoints, and the checkpoint that it continues from.
 
-    `lineage` is what the checkpoints of one training have in common. Nothing else may train into the directory
-    meanwhile.
+    `first` is the newest checkpoint before the run. `lineage` is what the checkpoints of one training have in common.
+    No other training may use the directory at the same time.
     """
 
     def __init__(self, location: Location, first: Entry | None, stamps: list[int]) -> None:
@@ -30,7 +30,7 @@ class Directory:
         self.lineage = commit.lineage if commit is not None else f"{stamp_after(stamps)}"
 
     def last(self, record: RunRecord) -> Last:
-        """The newest checkpoint of this training that is whole, as far as is known, and told by listing or by ranks."""
+        """The newest checkpoint of this training that is known to be complete, from a listing or from the ranks."""
         gone = {each.saved.name for each in record.checkpoints if each.state != "committed"}
         known = {
             each.saved.name
@@ -81,8 +81,8 @@ def open_directory(
 ) -> Directory:
     """The directory at `path`, for a run of `size` ranks.
 
-    CheckpointError if it cannot be read, or if what it holds should not be gone on from without a word of the user's:
-    the cell, or the versions of its `data` by name, are not what they were. PathError.
+    CheckpointError if it cannot be read, or if the user must decide whether to continue from it, because the cell or
+    the versions of its `data` (by name) have changed. PathError.
     """
     location = locate(path)
     try:

@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, as plain data.
+"""The entries of a directory of checkpoints, as plain data.
 
     DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; its number in it, from 0
         rank-0.safetensors              what a rank wrote, in one go; without sharding there is only that of rank 0
@@ -32,7 +32,7 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Name | None:
-        """The name as it was made; None if `text` is not one of ours."""
+        """The parsed name; None if `text` is not the name of a checkpoint of sparkring."""
         found = _NAME.fullmatch(text)
         return cls(*map(int, found.groups())) if found else None
 
@@ -73,7 +73,7 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A folder of ours in a directory of checkpoints: whole (as far as its sizes tell), begun only, or damaged."""
+    """A checkpoint of sparkring in a directory: complete (judged by file sizes), incomplete, or damaged."""
 
     name: str
     state: State

@@ -1,7 +1,7 @@
-"""A directory of checkpoints in storage: what is there, whether it is whole, how one is committed and removed.
+"""A directory of checkpoints in storage: lists, checks, commits and removes them.
 
-A checkpoint is its commit.json: written last, in one go, with the digests of all files and one of itself. It never
-changes, so what was read once is remembered.
+A checkpoint exists when it has a commit.json, which is written last, in one go, with the digests of all files and of
+itself. It never changes, so what was read once is cached.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Folder(NamedTuple):
 
 
 def listing(directory: Location) -> list[Entry]:
-    """The checkpoints in `directory`, newest first; what else lies there is passed over.
+    """The checkpoints in `directory`, newest first; other files are skipped.
 
     Commits are read, and sizes compared; what is in the files is for check() to say. On a mount, what another machine
     has just written may not be there yet. CheckpointError if the directory cannot be read; a missing one is empty.
@@ -81,7 +81,7 @@ def folders(directory: Location) -> dict[str, Folder]:
             if Name.of(parts[0]) is None or len(parts) > 2:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
-                continue  # a file that is called like a checkpoint is none of ours
+                continue  # a file with the name of a checkpoint is not one
             folder = found.get(parts[0], Folder({}, None, 0.0))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
@@ -97,7 +97,7 @@ def unfinished(directory: Location) -> dict[str, float]:
 
 
 def look(directory: Location, name: str) -> Entry | None:
-    """The checkpoint of this name, asked for without a listing; None if there is none."""
+    """The checkpoint of this name, found without a listing; None if it does not exist."""
     commit = None
     try:
         commit = read_commit(directory, name)
@@ -129,7 +129,7 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """What commit.json says. FileNotFoundError if there is none, CheckpointDamagedError if it is not whole."""
+    """The contents of commit.json. FileNotFoundError: there is none. CheckpointDamagedError: it is damaged."""
     path = (directory / name / COMMIT).path
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         data = directory.fs.cat_file(path)
@@ -145,7 +145,7 @@ def read_commit(directory: Location, name: str) -> Commit:
 
 
 def make(directory: Location, name: str) -> None:
-    """Make the folder of a checkpoint, and the directory if it is not there yet. OSError as it comes."""
+    """Make the folder of a checkpoint, and the directory if it does not exist. Raises OSError."""
     new = directory
     missing = []
     while directory.local and not new.fs.exists(new.path):
@@ -158,7 +158,7 @@ def make(directory: Location, name: str) -> None:
 
 
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
-    """Make a checkpoint of a folder whose files are all written and closed. OSError as it comes."""
+    """Make a checkpoint of a folder whose files are all written and closed. Raises OSError."""
     folder = directory / name
     sync_folder(folder)  # the files' names are there before what vouches for them
     _write_sealed(folder / COMMIT, content_of(commit))
@@ -167,13 +167,13 @@ def write_commit(directory: Location, name: str, commit: Commit) -> None:
 
 
 def write_part(directory: Location, name: str, rank: int, file: File) -> None:
-    """Tell rank 0 that this rank's file is written and closed. OSError as it comes."""
+    """Tell rank 0 that this rank's file is written and closed. Raises OSError."""
     sync_folder(directory / name)
     _write_sealed(directory / name / part(rank), {"layout": LAYOUT, "file": list(file)})
 
 
 def read_part(directory: Location, name: str, rank: int) -> File | None:
-    """What a rank has written; None if that is not there yet, or not whole yet. OSError as it comes."""
+    """What a rank has written; None if it does not exist or is not complete yet. Raises OSError."""
     path = (directory / name / part(rank)).path
     directory.fs.invalidate_cache(path)
     if not directory.fs.exists(path):
@@ -191,12 +191,12 @@ def data(rank: int) -> str:
 
 
 def part(rank: int) -> str:
-    """What the file is called in which a rank tells that its data are written."""
+    """The name of the file with which a rank reports that its data has been written."""
     return f"rank-{rank}.json"
 
 
 def remove(directory: Location, entry: Entry) -> None:
-    """Remove a checkpoint, its commit first: what is left of it, if anything, is none. OSError as it comes."""
+    """Remove a checkpoint, its commit first, so that a remainder is not taken for a checkpoint. Raises OSError."""
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]

@@ -1,4 +1,4 @@
-"""Checkpoints that others have written: recognised by their names alone, so whether one is whole is not known."""
+"""Checkpoints of other tools. They are recognised only by their names, so it is unknown whether one is complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A checkpoint of somebody else's: a file, a prefix of files or a folder; `note` says what can be seen to lack."""
+    """A checkpoint of another tool: a file, a prefix of files or a folder; `note` says what is visibly missing."""
 
     kind: Kind
     name: str
@@ -43,7 +43,7 @@ class Other(NamedTuple):
 
 
 def recognised(files: Iterable[Seen]) -> list[Other]:
-    """The checkpoints among `files`, newest first. What lies in a SavedModel's folder belongs to that."""
+    """The checkpoints among `files`, newest first. Files in a SavedModel's folder belong to it."""
     every = list(files)
     models = {file.path.rpartition("/")[0] for file in every if file.path.rpartition("/")[2] in _SAVED_MODEL}
     found: list[Other] = []

@@ -1,4 +1,4 @@
-"""Everything that lies in a directory of checkpoints at one moment, ours and others', for `%checkpoints`."""
+"""All checkpoints in a directory at one moment, sparkring's and those of other tools, for `%checkpoints`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FOLDERS = 200  # of others', so that a directory with much else in it is listed 
 class Inventory(NamedTuple):
     """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
 
-    `entries` are ours, newest first; `others` are recognised by their names. `checked`: every byte of ours was read.
-    `metric` and `mode` say which of ours is the best, '' if nobody does. `exists` is false where no folder is.
+    `entries` are sparkring's checkpoints, newest first; `others` are recognised by their names. `checked`: every byte
+    of `entries` was read. `metric` and `mode` say which entry is the best; '' for none. `exists`: the folder exists.
     """
 
     directory: str
@@ -51,7 +51,8 @@ def directory_of(value: Any, name: str) -> Location:
     written = getattr(value, "directory", value)
     if not isinstance(written, str | os.PathLike):
         raise OptionsError(
-            f"%checkpoints takes a path, or what sparkring.checkpoints(…) gave, and {name} is {type(value).__name__}."
+            f"%checkpoints takes a path or the result of sparkring.checkpoints(…), but {name} is of type "
+            f"{type(value).__name__}."
         )
     if value is name and name.isidentifier() and not os.path.exists(name):
         raise OptionsError(f"%checkpoints {name}: there is neither a variable nor a folder of that name.")
@@ -71,7 +72,7 @@ def inventory(
     mode: Literal["min", "max"] = "min",
     say: Callable[[int, int, int, int], None] = lambda *_: None,
 ) -> Inventory:
-    """What lies in a directory now; runs may write there meanwhile.
+    """The checkpoints that are in a directory now; runs may write to it at the same time.
 
     With `check` all bytes are read and compared with their digests; before each checkpoint and after the last, `say` is
     told how many are done, of how many, and the same in bytes. CheckpointError if the directory cannot be listed.
@@ -114,7 +115,7 @@ def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, 
 
 
 def _files(location: Location) -> list[Seen]:
-    """The files in the directory and some folders deep, but not in checkpoints of ours."""
+    """The files in the directory and some levels below, without those of sparkring's checkpoints."""
     found: list[Seen] = []
     folders = [("", 1)]
     for below, depth in folders:  # which grows as it goes

@@ -1,4 +1,4 @@
-"""`Store.keras(…)`: a callback that goes back to a checkpoint, says where fit() has to begin, and saves on the way.
+"""`Store.keras(…)`: a callback that restores a checkpoint, says where fit() has to begin, and saves checkpoints.
 
 resume = store.keras(model, data=data, every=100)
 model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, callbacks=[resume])
@@ -32,24 +32,24 @@ class Positioned:
 
 
 def resume(store: Store, model: Any, data: Shards | None = None, every: str | int = "epoch") -> Any:
-    """Restore `model` and `data` from the newest checkpoint, and give a Keras callback that saves them.
+    """Restore `model` and `data` from the newest checkpoint, and return a Keras callback that saves them.
 
-    every: "epoch", or so many batches; a save that falls on an epoch's last batch is made at its end. With "epoch",
-        the metrics of a checkpoint are the epoch's, validation included; with batches they are the running ones.
+    every: "epoch", or a number of batches; a save at an epoch's last batch is made at the epoch's end. With "epoch",
+        a checkpoint has the metrics of the epoch, including validation; with batches, it has the running ones.
 
-    The callback has `initial_epoch` for fit(), which begins there even if it is not told, and `history`, all
-    epochs' metrics by name. Leave out `steps_per_epoch`, or repeat() the data set: the rest of an epoch is shorter. Its
-    metrics are those of its rest.
+    The callback has `initial_epoch` for fit(), which starts there even without this argument, and `history`, the
+    metrics of all epochs by name. Leave out `steps_per_epoch`, or repeat() the data set, because the rest of an epoch
+    is shorter than an epoch. Its metrics are those of the rest only.
 
-    The training goes on with the very same numbers: weights, optimizer, learning rate, loss scale, random layers
-    (Dropout and the like are made to draw from generators, whose states can be kept), and every row of the epoch
-    is read once. It goes on as well as before, but with other numbers, where the model or its data draw from tf.random
-    inside functions without a generator; where operations add up in an order of their own, as on GPUs; on another
-    number of ranks; and in the random layers of ranks that do not save, which draw numbers of their own. Without
-    `data`, what the rest of an epoch reads is up to what fit() is given. Under a strategy of several replicas there can
-    be no `data`, and random layers stay as they are.
+    The training continues with exactly the same numbers: weights, optimizer, learning rate, loss scale and random
+    layers (Dropout and similar layers draw from generators whose states can be saved). Every row of the epoch is read
+    once. The numbers differ, but the training is as good, if the model or its data draw from tf.random in functions
+    without a generator; if operations add numbers in varying order, as on GPUs; on another number of ranks; and in the
+    random layers of ranks that do not save, which draw their own numbers. Without `data`, the argument of fit() decides
+    what the rest of an epoch reads. Under a strategy with several replicas, `data` is refused, and random layers are
+    not changed.
 
-    OptionsError, CheckpointError.
+    Raises OptionsError, CheckpointError.
     """
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches of at least 1.')
@@ -70,14 +70,14 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
         state["data"] = data
     step = store.restore(state)
     if data is not None and data.start.legs and not data.steps:
-        data.ended(data.epoch)  # what is left of the epoch fills no batch on so many ranks
+        data.ended(data.epoch)  # the rest of the epoch fills no batch on this number of ranks
         state.update(epoch=state["epoch"] + 1, batch=0)
     kind = type("Resume", (Resume, tensorflow_state.keras_of(model).callbacks.Callback), {})
     return kind(store, model, data, every, step, state)
 
 
 class Resume:
-    """Begins where the checkpoint was, and saves what is needed to go on; Keras' Callback is its second base."""
+    """Starts at the checkpoint's position, and saves what is needed to continue; Keras' Callback is its second base."""
 
     # Keras then hands over tensors as they are; they are read only when they are saved.
     _supports_tf_logs = True
@@ -105,7 +105,7 @@ class Resume:
                 self.params["steps"] = _whole(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:
-            self.model._training_state = self  # whom Keras asks where to begin
+            self.model._training_state = self  # Keras asks this object where to begin
         self._epoch, self._batch = -1, 0
 
     def maybe_load_initial_counters_from_ckpt(

@@ -1,8 +1,8 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
-A state is what a training needs in order to go on: dicts, lists and tuples of models, optimizers, data, numbers. Its
-tree is the same with each object replaced by a dict of what is kept of it, marked with its kind. Trees hold nothing but
-what `tree.flatten()` takes; what comes back from a file is checked against the objects that are there.
+A state is what a training needs in order to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
+tree is the same, with each object replaced by a dict of what is saved of it, marked with its kind. Trees contain only
+what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _AT_ONCE = (type(None), bool, int, float, str, bytes, np.ndarray, Raw)
 
 
 class Kind(NamedTuple):
-    """How objects of one kind are kept.
+    """How objects of one kind are saved.
 
-    `take(value, path)` gives what is kept, a dict; `put(value, tree, path)` puts it back and gives what stands in the
-    object's place; `plain(tree)` makes of it what can be used without the object. A `replaceable` one is a value like
-    a number: where it does not fit, the saved one takes its place.
+    `take(value, path)` returns what is saved, a dict. `put(value, tree, path)` restores it, and returns the object or
+    its replacement. `plain(tree)` returns a form that can be used without the object. A `replaceable` object is a value
+    like a number: if it does not fit, the saved one replaces it.
     """
 
     owns: Callable[[Any], bool]
@@ -75,7 +75,7 @@ def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
 
 
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
-    """Put a tree back into the objects of a state, in place, and give what stands in the state's own place.
+    """Restore a tree into the objects of a state, in place, and return the state or its replacement.
 
     Plain values become the saved ones; arrays and tensors are copied into where they fit. The tree's arrays are handed
     over: what is made of them may share their memory. CheckpointError, with the path, for what does not fit; then some
@@ -107,7 +107,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """A tree as it can be used where there are no objects to put it back into.
+    """A tree in a form that can be used without objects to restore it into.
 
     Tensors come as tensors (of one that is spread over the ranks, this rank's piece), what had a state_dict() as that,
     Keras models made anew where that is possible. The tree's arrays are handed over.

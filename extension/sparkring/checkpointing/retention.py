@@ -1,4 +1,4 @@
-"""Which checkpoints may go when a new one is there. Nothing here touches storage."""
+"""Which checkpoints may be removed after a new one is saved. Nothing here accesses storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best
 
-ABANDONED_AFTER_S = 3600.0  # a save that has written nothing for so long is none any more
+ABANDONED_AFTER_S = 3600.0  # a save that has written nothing for this time is abandoned
 
 Mode = Literal["min", "max"]
 
@@ -16,7 +16,7 @@ class Policy(NamedTuple):
     """What is to be kept: the newest `keep` of a lineage (None for all) and its best by `metric`, '' for none.
 
     `resume` names the one that other ranks may be going back to just now, '' for none. `stamp` is that of the
-    attempt that saves. `alone`: nobody else writes to this directory now.
+    attempt that saves. `alone`: no other run writes to this directory now.
     """
 
     keep: int | None
@@ -57,7 +57,7 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 
 
 def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
-    """Which unfinished folders nobody will finish; `changed` tells when something in them last did, 0.0: unknown.
+    """The unfinished folders that were abandoned; `changed` is the time of their last change, 0.0 if unknown.
 
     They are of an earlier attempt, and have been left alone for an hour; or only this attempt writes here.
     """

@@ -1,4 +1,4 @@
-"""`checkpoints(…)`: where a training keeps what it is made of, and finds it again."""
+"""`checkpoints(…)`: saves the state of a training, and restores it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def checkpoints(
 
     directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
         the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
-    keep: how many of the newest checkpoints of this training to keep, None for all. No others are removed.
+    keep: how many of the newest checkpoints of this training to keep, None for all. Others are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
     sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model under
         fully_shard() (FSDP) and its optimizer are saved in this way, each rank's part by itself.
@@ -121,7 +121,7 @@ class Store:
         state: a dict of models, optimizers, data, arrays, numbers, text, and dicts, lists and tuples of these.
         metrics: the metrics of this step, for best=… and for `history`.
 
-        If the previous save is not complete, it waits for it. CheckpointError: a value cannot be saved, or this save
+        It first waits until the previous save is complete. CheckpointError: a value cannot be saved, or this save
         or the previous one could not be written.
         """
         began = time.monotonic()
@@ -212,7 +212,7 @@ class Store:
     # ── what is there ─────────────────────────────────────────────────────────
 
     def list(self) -> Entries:
-        """All checkpoints in the directory, newest first: complete, incomplete, or damaged (as far as file sizes show).
+        """All checkpoints in the directory, newest first: complete, incomplete, or damaged (judged by file sizes).
 
         In a run's --checkpoint-dir, it lists the checkpoints that existed when the ranks started, and those of this
         attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out. In
@@ -253,9 +253,10 @@ class Store:
         return Entry(now.resume, "committed", folder.commit_of(now.commit))
 
     def best(self) -> Entry | None:
-        """The checkpoint with the best metric: of this training once it has saved or restored, before that of all.
+        """The checkpoint with the best metric.
 
-        It is one of list(), so ranks of a run with --checkpoint-dir get the same result under the same conditions.
+        Once this store has saved or restored, only checkpoints of the same training are compared, otherwise all. They
+        are those of list(), so in a run with --checkpoint-dir, ranks get the same result under the same conditions.
         CheckpointError: the store has no metric.
         """
         return self._best(self.list())
@@ -285,7 +286,7 @@ class Store:
         self.__post_init__()
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """The arrays of a state and of the random states, as they lie in memory; and all else."""
+        """The arrays of a state and of the random states, not copied, and everything else."""
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
@@ -497,7 +498,7 @@ def _check_state(state: Any) -> None:
 
 
 def _whole(value: Any, least: int) -> int | None:
-    """A whole number from `least` on; None if it is none."""
+    """The value as a whole number of at least `least`, otherwise None."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)
         return number if number >= least and not isinstance(value, bool) else None

@@ -1,7 +1,7 @@
-"""What a checkpoint takes of TensorFlow's and Keras' objects, and gives back to them.
+"""Saves the state of TensorFlow's and Keras' objects to a checkpoint's tree, and restores it.
 
 Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
-variables and tensors. Nothing here imports TensorFlow: who has such an object has done so.
+variables and tensors. Nothing here imports TensorFlow: a process that has such an object has imported it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _arrays(count: int) -> str:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its variables; what it was told that can be changed, as the learning rate; what Horovod has added up so far."""
+    """Its variables, its settings that can be changed, such as the learning rate, and what Horovod has accumulated."""
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
@@ -328,7 +328,7 @@ _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers"
 
 
 def _known(config: Any, keras: Any) -> bool:
-    """Is all that a configuration names Keras' own or registered? Else whoever writes a checkpoint runs code."""
+    """Whether all that a configuration names is Keras' own or registered; otherwise a checkpoint could run code."""
     if isinstance(config, list):
         return all(_known(item, keras) for item in config)
     if not isinstance(config, dict):
@@ -399,7 +399,7 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Go on where the saved one was; a rank that has taken another's state skips to numbers of its own."""
+    """Continue where the saved one was; a rank that has restored another rank's state skips to its own numbers."""
     _draw_from_generator(source)
     if source._generator is not None:
         source._generator.reset(array(state))

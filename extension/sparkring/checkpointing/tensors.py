@@ -4,8 +4,8 @@
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
     the rest    the arrays' bytes in C order, one after another, without gaps
 
-A mount of an object store takes no more than that: no seek, no append, no rename. The digest is made on the way, in
-both directions. dtypes that the format lacks travel as bytes, with what they are in the metadata.
+A mount of an object store supports only this: no seek, no append, no rename. The digest is computed while the file is
+written or read. dtypes that the format lacks are stored as bytes, with the dtype in the metadata.
 https://github.com/huggingface/safetensors
 """
 
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
-    """Where each of `leaves` is to lie."""
+    """The place of each of `leaves` in the file."""
     found, start = [], 0
     # Those with large elements first: then each begins where its dtype may, for readers that map the file.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
@@ -92,7 +92,7 @@ def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
 
 
 def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
-    """Copy `leaves` to the beginning of `arena`, as they are to lie in the file; returns that part of it."""
+    """Copy `leaves` to the beginning of `arena`, in the layout of the file; returns that part of `arena`."""
     pairs = iter([pair for lies in layout.arrays for pair in _pairs(arena[lies.start : lies.stop], leaves[lies.name])])
 
     def copy() -> None:
@@ -119,7 +119,7 @@ def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]
 
 
 def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
-    """Write a header and then `buffers`, as they were laid out. `metadata` is JSON values. OSError as it comes."""
+    """Write a header and then `buffers`, in their layout. `metadata` has JSON values. Raises OSError."""
     digest = Digest()
     header = _header(layout, metadata)
     with file.fs.open(file.path, "wb") as out:
@@ -168,7 +168,7 @@ def read(
 
 
 def check_digest(file: Location, written: File) -> None:
-    """CheckpointDamagedError if a file's bytes are not those that were written. OSError as it comes."""
+    """CheckpointDamagedError if a file's bytes are not those that were written. Raises OSError."""
     digest, room = Digest(), _room(CHUNK_BYTES).data
     with file.fs.open(file.path, "rb") as source:
         while count := source.readinto(room):
@@ -188,7 +188,7 @@ def check_size(file: Location, written: File) -> None:
 
 
 def other_size(written: File, size: int) -> str:
-    """What is wrong with a file that has so many bytes now."""
+    """What is wrong with a file that now has this size."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
@@ -339,7 +339,7 @@ def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if nobody knows."""
+    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if it is unknown."""
     if min(lies.shape, default=0) < 0:
         raise ValueError(lies.name)
     if lies.dtype.startswith("raw:"):

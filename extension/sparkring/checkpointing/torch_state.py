@@ -1,4 +1,4 @@
-"""What a checkpoint takes of torch's tensors, and gives back to them."""
+"""Saves the state of torch's tensors to a checkpoint's tree, and restores it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tensor(found: Any) -> Any:
 
 
 def put(value: Any, found: Any, path: str) -> Any:
-    """Copy a leaf into a tensor, whatever device that is on; what stands in its place where it does not fit."""
+    """Copy a leaf into a tensor on any device; if it does not fit, return its replacement."""
     import torch
 
     saved = tensor(found)

@@ -1,6 +1,6 @@
 """A state of dicts, lists, numbers, text and arrays, taken apart into JSON and named arrays, and put together again.
 
-Nothing here pickles: checkpoints lie in shared storage, and what is read from there must not be able to run.
+Nothing here is pickled: checkpoints are in shared storage, and reading them must not run code.
 
 What JSON cannot tell is an object with one key, and every JSON object is one of these:
 
@@ -53,7 +53,7 @@ def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
 
 
 def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
-    """What flatten() took apart. CheckpointError if the skeleton is none of this version's."""
+    """The tree that flatten() split. CheckpointError if the skeleton is not one of this version."""
     try:
         return _together(skeleton, leaves)
     except (KeyError, ValueError, TypeError, struct.error) as error:

@@ -1,4 +1,4 @@
-"""One save, from bytes to a checkpoint: the files, the commit, and room for the next ones."""
+"""One save: writes the files and the commit, then removes old checkpoints."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class There(NamedTuple):
 
 
 def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
-    """Write this rank's file; rank 0 then commits, tells and makes room. CheckpointError says why it could not."""
+    """Write this rank's file; rank 0 then commits, reports, and removes old checkpoints. Raises CheckpointError."""
     try:
         files = _written(save, buffers)
         if files is None:

@@ -1,1 +1,1 @@
-"""All that the rest needs of Spark: the session, its slots, jobs and Python, and Java's errors in words."""
+"""What the other packages need of Spark: the session, its slots, jobs and Python, and messages for Java's errors."""

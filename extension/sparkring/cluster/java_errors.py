@@ -1,4 +1,4 @@
-"""Java-sized messages, cut to what says something."""
+"""Java's long messages, cut to the line that says what happened."""
 
 from __future__ import annotations
 

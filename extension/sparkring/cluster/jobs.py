@@ -22,7 +22,7 @@ def interruptibly(
 ) -> Answer:
     """What `ask` gives; an interrupt ends the Spark jobs that it has started, too, before it is raised.
 
-    `what` stands in Spark's UI. `say` is told of a job's tasks when it takes long, ever more rarely.
+    `what` is shown in Spark's UI. If a job takes long, `say` reports its tasks, at growing intervals.
     """
     from pyspark import InheritableThread
 

@@ -1,4 +1,4 @@
-"""A notebook's DataFrame, of which each rank is given one partition."""
+"""A DataFrame of the notebook; each rank is given one of its partitions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Data(NamedTuple):
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
 
     def ranks(self) -> int:
-        """How many to run where nobody says: one for each partition."""
+        """The default number of ranks: one for each partition."""
         found = interruptibly(self.session().sparkContext, "counts partitions", self.partitions)
         if found == 0:
             raise OptionsError(

@@ -25,9 +25,9 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with slots to spare beside `size` ranks; `say` is told of it.
+    """The notebook's SparkSession, or a new local one with more slots than `size` ranks; `say` reports a new one.
 
-    `here`: processes on this machine would do as well.
+    `here`: whether processes on this machine would be an alternative, for advice in errors.
     """
     global _own
     try:
@@ -93,7 +93,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     session = (
         SparkSession.builder.master(f"local[{slots}]")
         .appName("sparkring")
-        # Nothing off loopback for a session that nobody asked to be reachable.
+        # Only loopback, because the user did not ask for a session that other machines can reach.
         .config("spark.driver.host", LOOPBACK)
         .config("spark.driver.bindAddress", LOOPBACK)
         .config("spark.ui.enabled", "false")
@@ -102,7 +102,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .getOrCreate()
     )
     _own = session.sparkContext
-    say(f"SparkSession local[{slots}] is up after {time.monotonic() - started:.1f} s; it stays for later cells")
+    say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return session
 
 

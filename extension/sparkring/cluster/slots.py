@@ -1,4 +1,4 @@
-"""Spark's task slots: how many there are, who holds them, and whether a barrier stage would get those it needs."""
+"""Spark's task slots: how many there are, what holds them, and whether a barrier stage would get enough of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLE_S = 1.2
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once, and how many run now; `holders` says for whom.
+    """How many tasks Spark can run at once, and how many run now; `holders` says what they run for.
 
     The GPUs are those that Spark itself hands out; tasks that share one have a fraction of it.
     """

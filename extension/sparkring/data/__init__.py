@@ -1,1 +1,1 @@
-"""What ranks read: each its shard, even by construction."""
+"""Reads data sets: each rank reads its shard, and all shards are even."""

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays: what a model takes in, with the shape of a row the same for all rows.
+"""Arrow columns as NumPy arrays, as models need them: all rows of a column have the same shape.
 
 numbers, booleans        [rows]                 as stored; with nulls float64 with NaN, and objects with None
 strings, binary          [rows] of object       str or bytes
@@ -6,7 +6,7 @@ dates and times          [rows] datetime64      with NaT for nulls
 decimals                 [rows] of object       decimal.Decimal
 lists, tensors           [rows, …]              all rows of one length
 Spark ML's vectors       [rows, length]         float64, sparse ones filled up
-rows, maps, lists of     [rows] of object       as toPandas() gives them; dicts, where no DataFrame stands behind it
+rows, maps, lists of     [rows] of object       as from toPandas(); dicts if the source is not a DataFrame
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
     """The message for nulls in a column whose dtype was decided without them."""
     return DataError(
-        f"column `{name}` has nulls ({count:,} in {rows:,} rows), and the footers of its files do not say so: replace "
-        f"them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
+        f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
+        f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
     )
 
 
@@ -190,7 +190,7 @@ def _same(value: Any) -> Any:
 
 
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
-    """The bytes of all rows as they lie in memory, with nothing made of each row by itself."""
+    """The bytes of all rows, taken from memory without a Python object for each row."""
     dtype, shape = raw
     wanted = dtype.itemsize * math.prod(shape)
     types, kind = pa.types, array.type
@@ -208,7 +208,7 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
     if len(odd):
         raise DataError(
             f"raw={{'{name}': …}}: a row of {dtype} with shape {list(shape)} is {wanted:,} bytes, but column `{name}` "
-            f"has one of {odd[0]:,}."
+            f"has a row of {odd[0]:,}."
         )
     found = np.frombuffer(values if len(array) else b"", dtype, len(array) * math.prod(shape), begin)
     return found.reshape(len(array), *shape)

@@ -1,4 +1,4 @@
-"""A Parquet data set as its footers tell it: files, row groups, rows, columns; nothing else of it is read."""
+"""A Parquet data set as described by its footers: files, row groups, rows, columns. Nothing else is read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # of a row group that is not held in memory as it is stored
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-# What Arrow raises for bytes that are no Parquet, for compressed data that is none, and what file systems raise.
+# What Arrow raises for bytes that are not Parquet and for damaged compressed data, and what file systems raise.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def local(self) -> bool:
-        """Do its files lie where this machine's file system reaches them?"""
+        """Whether its files are in this machine's file system."""
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
@@ -398,7 +398,7 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """The columns that a filter reads: Arrow tells none, so each is tried on a table without it."""
+    """The columns that a filter reads. Arrow does not list them, so each is tried on a table without it."""
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
@@ -437,7 +437,7 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """What `work` makes of each item, several at a time; the first error ends it. What takes long is told."""
+    """The results of `work` for all items, several at a time; the first error ends it. Long work is reported."""
     found = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")

@@ -1,4 +1,4 @@
-"""What an epoch of a data set will be for each rank, known from its files' footers before anything is launched."""
+"""What each rank will read in an epoch of a data set, computed from the footers before a launch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Requests:
-    """GET requests for a data set that lies in an object store.
+    """GET requests for a data set in an object store.
 
     What is counted: `opening`, a footer per file, each time that the data set is opened; `per_epoch`, for every row
     group one per rank that reads any of it and per run of columns that lie side by side. Readers that fetch
@@ -46,7 +46,7 @@ class Requests:
     folder: str
 
     def price_usd(self, epochs: int) -> float:
-        """What the requests of one opening and of so many epochs cost, in US dollars."""
+        """The price of the requests for opening the data set once and for this number of epochs, in US dollars."""
         return (self.opening + epochs * self.per_epoch) * USD_PER_GET
 
     @property
@@ -165,7 +165,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """How many runs of columns that lie side by side in the files make up those that are read."""
+    """The number of runs of adjacent columns in the files that contain the columns to read."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

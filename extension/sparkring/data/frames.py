@@ -1,9 +1,9 @@
-"""Spark DataFrames: whether one can be used, and whether two stand for the same rows.
+"""Spark DataFrames: whether one can be used, and whether two have the same rows.
 
-A version is made of the plan, where the plan tells the data: expressions of Spark's own over files, whose sizes and
-times of change count as well. Where it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
-the time of day), of the rows themselves, in one pass of Spark: their number and two sums of 64-bit hashes, which do
-not depend on the order. What is not known for sure to be told counts as not told.
+A version is computed from the plan if the plan determines the data: Spark's own expressions over files, with the sizes
+and modification times of the files. If it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
+the time of day), it is computed from the rows, in one pass of Spark: their number and two sums of 64-bit hashes, which
+do not depend on the order. In case of doubt, the rows are used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modificati
 
 
 def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """The session of a Spark DataFrame. DataError if it is none, has been stopped, or is of Spark Connect."""
+    """The session of a Spark DataFrame. DataError if it is not one, or its session is stopped or Spark Connect's."""
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
@@ -91,7 +91,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """The types of those of for_arrays()'s columns that hold rows or maps: Spark's values cannot be told without."""
+    """The types of for_arrays()'s columns that hold rows or maps, which are needed to make Spark's values."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -149,7 +149,7 @@ def _by_plan(frame: DataFrame) -> str:
 
 
 def _told(frame: DataFrame) -> list[str]:
-    """All that the rows follow from, in an order of its own; empty if the plan does not tell it all."""
+    """Everything that determines the rows, in a fixed order; empty if the plan does not determine them."""
     execution, session = frame._jdf.queryExecution(), frame.sparkSession
     if "InMemoryRelation" in execution.withCachedData().toString():
         return []  # what is in the cache may be older than the files

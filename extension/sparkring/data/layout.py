@@ -1,4 +1,4 @@
-"""What a batch holds, and how it is made of stored rows."""
+"""The contents of a batch, and how a batch is made from stored rows."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """What the transform makes of a batch. DataError if it is not like what it made of the first rows."""
+        """The transformed batch. DataError if it differs in form from that of the first rows."""
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found
@@ -113,24 +113,27 @@ class Layout:
         return {str(name): np.asarray(array) for name, array in found.items()}
 
     def _check(self, batch: Batch, rows: int, where: str) -> None:
-        who = "column" if self.transform is None else "transform returned"
+        who = "column" if self.transform is None else "the transform's"
         if batch.keys() != self.spec.keys():
             odd = sorted(batch.keys() ^ self.spec.keys())[0]
-            had, has = ("had", "have not") if odd in self.spec else ("had not", "have")
-            raise DataError(f"transform: the first rows {had} `{odd}`, and those of {where} {has}.")
+            first, later = ("a", "no") if odd in self.spec else ("no", "a")
+            raise DataError(
+                f"the transform returned {first} column `{odd}` for the first rows, but {later} column `{odd}` in "
+                f"{where}: every batch must have the same columns."
+            )
         for name, array in batch.items():
             spec = self.spec[name]
             if array.ndim == 0 or len(array) != rows:
                 raise _miscounted(name, array, rows, where)
             if array.shape[1:] != spec.shape or array.dtype != spec.dtype:
                 raise DataError(
-                    f"{who} `{name}` as {_words(array.shape[1:], array.dtype)} in {where}, and as {_words(*spec)} in "
-                    f"the first rows of {self.data}: every row must have the same shape and type."
+                    f"{who} `{name}` is {_words(array.shape[1:], array.dtype)} in {where}, but {_words(*spec)} in the "
+                    f"first rows of {self.data}: every row must have the same shape and type."
                 )
 
 
 def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
-    """What a batch is to hold, by name: the columns that stand side by side in it."""
+    """The arrays of a batch by name, each with the columns that it combines."""
     if columns is None:
         return None
     if isinstance(columns, str):
@@ -159,8 +162,8 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def _miscounted(name: str, array: Array, rows: int, where: str) -> DataError:
     got = f"{len(array):,} rows" if array.ndim else "a single value"
     return DataError(
-        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return as "
-        "many. Filter rows with where=…."
+        f"transform returned {got} of `{name}` for {rows:,} rows{f' of {where}' if where else ''}: it must return "
+        "the same number. Filter rows with where=…."
     )
 
 

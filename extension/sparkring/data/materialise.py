@@ -1,14 +1,14 @@
-"""A Spark DataFrame written once, as Parquet, and read by every later run that needs the same rows.
+"""Writes a Spark DataFrame once as Parquet, for every later run that needs the same rows.
 
     CACHE/<key>/<random>/
-        _owner.json         who writes it; from the first moment on
+        _owner.json         the process that writes the folder; written first
         part-*.parquet      what Spark writes
-        _sparkring.json     the files, their rows and sizes; written last, and without it a folder is no copy
-        _used               when it was last asked for
+        _sparkring.json     the files, their rows and sizes; written last; a folder without it is not a copy
+        _used               when the copy was last used
 
-The key is made of the DataFrame's version (frames.py) and of how it is written. Nothing is renamed, since not every
-mount can. Whoever writes first removes what killed kernels have left half-written, and copies that nobody has asked for
-in a month.
+The key is computed from the DataFrame's version (frames.py) and from how it is written. Nothing is renamed, because not
+every mount supports this. The first process to write removes incomplete copies of killed kernels, and copies that have
+not been used for a month.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 
 
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
-    """Remove the copies in `cache` that nobody has asked for in `keep_days` days, and what was never finished.
+    """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
     Only whole folders that materialise() has made, and none that a live process is writing. Returns their paths.
     DataError if the cache cannot be read.
@@ -149,7 +149,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # it is in nobody's way
+            with contextlib.suppress(OSError):  # it does no harm
                 _remove(copy)
             continue
         with contextlib.suppress(OSError):  # a cache that can only be read serves as well
@@ -304,8 +304,8 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
 
 def _own_disks(who: str, home: Location) -> DataError:
     return DataError(
-        f"{home.written} is on this machine only: {who} has another disk there. Set a folder that all of Spark's "
-        f"machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
+        f"{home.written} is on this machine only: {who} has another disk at this path. Set a folder that all of "
+        f"Spark's machines share (dbfs:/…, s3://…, a network mount) with cache=… or {CACHE}."
     )
 
 
@@ -348,7 +348,7 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Will nobody finish this copy? On this host that is known; elsewhere a day has to pass."""
+    """Whether this copy was abandoned. This is known on the same host; for another host, a day has to pass."""
     owner = _read(copy / OWNER)
     ended = owners.has_ended(owner) if owner else None
     if ended is not None:
@@ -366,7 +366,7 @@ def _modified(copy: Location) -> float:
 
 
 def _user(session: SparkSession | None) -> str:
-    """Who works here: on Databricks all notebooks belong to root, and only Spark knows."""
+    """The user: on Databricks, all notebooks run as root, and only Spark knows the user."""
     import getpass
 
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""Whose a folder is: which process, on which host, and whether it still runs."""
+"""The owner of a folder: which process, on which host, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def me() -> dict[str, Any]:
 
 
 def has_ended(owner: dict[str, Any]) -> bool | None:
-    """Whether the process that me() told of is gone; None if it ran on another host, where nobody can see it."""
+    """Whether the process that me() described has ended; None if it ran on another host and this is unknown."""
     if owner["host"] != socket.gethostname():
         return None
     return bool(owner["started"] != _started(owner["pid"]))
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks: a number that is used again has another. '' if it is gone."""
+    """When a process began, in the kernel's ticks, which differs if a pid is reused. '' if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()
@@ -36,5 +36,5 @@ def _answers(pid: int) -> str:
     except ProcessLookupError:
         return ""
     except OSError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     return "running"

@@ -1,8 +1,8 @@
 """Which rank reads which rows: pure functions of the row groups' sizes, the ranks, a seed and a position.
 
-An epoch's rows are the row groups one after another, in an order of their own for every epoch; each rank reads one
-stretch of that line. So every row is read once, ranks differ by one row at most, and a row group lies with one
-rank or with neighbours. Within its stretch a rank shuffles windows of rows, which bounds the memory.
+An epoch is one sequence of all row groups, in its own order. Each rank reads one contiguous part of this sequence. So
+every row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
+Within its part, a rank shuffles windows of rows, which limits the memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> Position:
-        """The position that was kept as JSON. DataError if it is none."""
+        """The position that was saved as JSON. DataError if it is not a position."""
         try:
             epoch, seed, legs = found
             return cls(int(epoch), int(seed), tuple(Leg(*map(int, leg)) for leg in legs))
@@ -120,7 +120,7 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """Where the ranks began to read as they do now, and how many rows each has had since.
 
-    As many ranks as before go on each in its own stretch, as if nothing had been; others share out anew what is left.
+    The same number of ranks continue, each in its own range. Another number of ranks divide the remaining rows again.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):

@@ -1,4 +1,4 @@
-"""The data set that `%shards` shows before a launch, whatever it is given as."""
+"""The data set that `%shards` shows before a launch, from a path, a DataFrame or shards(…)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
     opened = getattr(value, "dataset", value)
     if isinstance(opened, Dataset):
         if columns is not None or where:
-            raise OptionsError(f"%shards {name}: its columns and its filter are chosen; leave --columns, --where out.")
+            raise OptionsError(f"%shards {name}: it has its own columns and filter; leave out --columns and --where.")
         return opened
     if hasattr(value, "sparkSession"):
         from sparkring.data.materialise import materialise
@@ -64,7 +64,7 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
         raise OptionsError(f"%shards {name}: there is neither a variable nor a file or folder of that name.")
     if not isinstance(value, str | os.PathLike | list | tuple):
         raise OptionsError(
-            f"%shards takes a path, a Spark DataFrame, or what sparkring.shards(…) gave, "
-            f"and {name} is {type(value).__name__}."
+            f"%shards takes a path, a Spark DataFrame or the result of sparkring.shards(…), but {name} is of type "
+            f"{type(value).__name__}."
         )
     return open_dataset(value, columns, where or None)

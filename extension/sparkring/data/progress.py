@@ -1,4 +1,4 @@
-"""What a rank tells the notebook of its reading: what data, and how far it is."""
+"""What a rank reports about its reading: which data it reads, and its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 class Route(NamedTuple):
     """What a rank reads in an epoch, in its order: `pieces` as events.DataPlanned says; `named` tells a file's path.
 
-    The pieces are asked for once, and only where somebody hears of them.
+    The pieces are asked for once, and only if progress is reported.
     """
 
     pieces: Iterable[Piece]
@@ -33,7 +33,7 @@ class Route(NamedTuple):
 
 
 class Progress:
-    """One reader of this rank. It tells a few times a second at most, and always when an epoch has ended."""
+    """One reader of this rank. It reports at most a few times a second, and always when an epoch has ended."""
 
     def __init__(self, **data: Any) -> None:
         """`data` are the fields of DataOpened, but for `reader`."""
@@ -43,7 +43,7 @@ class Progress:
         report.tell(DataOpened(self._reader, **data))
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
-        """An epoch begins (they count from 1), of so many rows and batches for this rank as far as that is known."""
+        """An epoch begins (epochs count from 1); the numbers are this rank's rows and batches, if they are known."""
         if route is not None and report.connected():
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
@@ -98,7 +98,7 @@ def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def at_most(most: int, pieces: Iterable[Piece]) -> list[Piece]:
-    """At most so many, for which as many neighbours as it takes become one."""
+    """At most this number of pieces; if there are more, neighbours are merged."""
     found = list(pieces)
     length = -(-len(found) // most)
     if length <= 1:

@@ -1,4 +1,4 @@
-"""Reading a shard: windows of its rows as Arrow tables, a few ahead, in a thread of their own."""
+"""Reads a shard as Arrow tables, one for each window of rows. A thread reads a few windows ahead."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class _Files:
 class Ahead(Generic[Made]):
     """`make()` run in a thread, `depth` items ahead, once it is iterated; items come with the s they were waited for.
 
-    What is raised there is raised here. DataError if the thread is gone without a word. close() ends the thread.
+    Exceptions of the thread are raised here. DataError if the thread has ended without one. close() ends the thread.
     """
 
     def __init__(self, make: Callable[[], Generator[Made, None, None]], depth: int) -> None:

@@ -37,7 +37,7 @@ READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
 
-_AHEAD = -1  # nobody knows how much of what was read has been used
+_AHEAD = -1  # it is not known how much of what was read has been used
 
 Held = TypeVar("Held")
 
@@ -97,10 +97,10 @@ def shards(
         number columns, which become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
     transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
-    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its rows.
+    shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
     seed: the seed of that order, the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
-        the batch with rows that the rank has already read, "join" returns a smaller batch; ranks may differ by one.
+        the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: the replacement for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types
         have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
     raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
@@ -138,10 +138,10 @@ def shards(
 
 @dataclass
 class Shards:
-    """A data set shared out among the ranks. `len()` is the number of steps that this rank takes in an epoch.
+    """A data set that is divided among the ranks. `len()` is the number of steps of this rank in an epoch.
 
-    Iterating by one of the `as_…` methods reads one epoch, the next one each time; an epoch that was left early is
-    begun anew. `position()` says where it is, `resume()` goes on from there.
+    Iterating with one of the `as_…` methods reads one epoch, the next one each time. An epoch that ended early starts
+    from its beginning. `position()` returns the position, and `resume()` continues from it.
     """
 
     dataset: Dataset
@@ -214,7 +214,7 @@ class Shards:
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """What would be told on the ranks is told before they are started."""
+        """Raise the errors that ranks would raise before they are started."""
         self.plan(self.size if self.seat else size)
         for each in self.dataset.schema:
             count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
@@ -277,7 +277,7 @@ class Shards:
 
         Its batches are dicts of tensors [rows, …], or tuples of the named tensors. Strings are lists; dates are int64
         nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises DataError.
-        `workers` is the number of processes that read and transform, one buffer each in turn.
+        `workers` is the number of processes that read and transform rows; each takes one buffer at a time.
         """
         from sparkring.data.torch_dataset import as_torch
 
@@ -302,7 +302,7 @@ class Shards:
         return before._replace(legs=(*before.legs, leg))
 
     def resume(self, position: Sequence[Any]) -> Shards:
-        """The same data from a position() on, for the present number of ranks; `position` may be a list from JSON."""
+        """Return the same data from `position` on, for the current number of ranks. A list from JSON is accepted."""
         return replace(self, start=Position.of(position), _steps=0, _progress=None)
 
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class Shards:
     # ── for the formats ───────────────────────────────────────────────────────
 
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
-        """What makes of a batch what was asked for: itself, the one column that is named, or a tuple of several."""
+        """A function that returns the requested part of a batch: all of it, one named column, or a tuple of several."""
         for name in names:
             if name not in self.spec:
                 raise DataError(f"a batch has no column `{name}`: {nearest(name, list(self.spec))}")
@@ -360,8 +360,8 @@ class Shards:
             if self.layout.transform is not None:
                 if name in self.layout.objects:
                     raise DataError(
-                        f"transform gave `{name}` as `{self.layout.objects[name]}` objects, which no tensor can hold: "
-                        "let it give numbers, str or bytes, or leave them out."
+                        f"transform returned `{name}` as `{self.layout.objects[name]}` objects, which no tensor can "
+                        "hold: return numbers, str or bytes, or leave it out."
                     )
                 continue
             member, *others = self.layout.groups[name]
@@ -418,9 +418,9 @@ class Shards:
             self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
-        """One epoch of this rank, or every so many-th buffer of it, in the thread or process that calls.
+        """One epoch of this rank, or every n-th buffer of it, in the thread or process that calls.
 
-        A chunk is a buffer, or a batch where there is a transform, unless they are wanted `whole`.
+        A chunk is a buffer. With a transform, it is a batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):

@@ -1,7 +1,7 @@
-"""Spark's Python values, made of what pyarrow makes of stored ones.
+"""Converts pyarrow's values to Spark's Python values.
 
-Arrow has user-defined types, such as Spark ML's vectors, in their stored form, a map as pairs and a row as a dict.
-Spark's own type says what they are in Spark.
+Arrow has user-defined types, such as Spark ML's vectors, in their stored form, maps as pairs and rows as dicts. Spark's
+own schema says which types they have in Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A shard as a tf.data.Dataset. Of small batches TensorFlow gets several at a time, and takes them apart itself."""
+"""A shard as a tf.data.Dataset. TensorFlow gets several small batches at a time, and splits them itself."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
 
 
 def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
-    """A dataset of batches that are passed on several at a time, and read ahead; it is told which are handed out."""
+    """A dataset of batches that are passed several at a time and read ahead; it keeps track of those handed out."""
     import tensorflow as tf
 
     size = data.batch_size

@@ -1,4 +1,4 @@
-"""Which columns tensors can be made of: what TensorFlow and PyTorch cannot hold is refused, with what to do instead."""
+"""Which columns can become tensors. Other columns are refused, with advice."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
         return {name: _tensor(name, batch[name]) for name in wanted}
 
     class Reader(torch.utils.data.IterableDataset):  # type: ignore[misc]
-        """The batches of an epoch; of a worker every so many-th chunk of many, so that all are read in order."""
+        """The batches of an epoch. A worker reads only every n-th chunk, so that all chunks are read in order."""
 
         def __len__(self) -> int:
             return len(data)

@@ -1,4 +1,4 @@
-"""Row filters as people write them: `speed > 3 and city in ('Ulm', 'Bonn')`."""
+"""Row filters that are written as text: `speed > 3 and city in ('Ulm', 'Bonn')`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the notebook and programs call: a spec is prepared, shown and carried out, and its result or error comes back.
+"""What the notebook and programs call: prepares, shows and executes a run, and returns its result or raises its error.
 
-Nothing else in the engine knows of views: here the one is opened that suits where Python runs.
+This is the only module of the engine that opens a view. It chooses the one for the place where Python runs.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
 
 
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
-    """Carry out a run in a thread of its own; what can be wrong before the launch is raised at once.
+    """Execute a run in its own thread. Errors that can be found before the launch are raised at once.
 
-    The spec's options say that it goes on in the background. On a warm gang no run can.
+    The spec's options ask for a run in the background, which cannot use a warm gang.
     """
     run = _open(spec, view)
     directory = run.prepared.directory
@@ -150,7 +150,7 @@ def run(
     A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
     with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
 
-    Errors as for a launch magic; OptionsError.
+    Raises the errors of a launch magic. OptionsError: an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)

@@ -1,6 +1,6 @@
-"""Runs that the notebook does not wait for, each carried out in a thread of ours.
+"""Runs in the background, each in its own thread. The notebook does not wait for them.
 
-The kernel's interrupt belongs to the main thread: it ends what the notebook runs, and leaves these alone.
+The kernel's interrupt reaches only the main thread: it ends what the notebook runs, but not these runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BackgroundRun:
 
     `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
     stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
-    cell, shows its panel again. `record`: the present RunRecord. `run_id`: its name in %runs and %logs.
+    cell, shows its panel again. `record`: the current RunRecord. `run_id`: its name in %runs and %logs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BackgroundRun:
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> RunResult:
-        """Wait for the run; return its result or raise its error. StillRunning: not ended after `timeout_s`."""
+        """Wait for the run; return its result or raise its error. StillRunning: `timeout_s` seconds have passed."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)
@@ -124,7 +124,7 @@ class BackgroundRun:
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Have the error and those before it hold nothing: in their frames lies all that was sent to the ranks."""
+    """Clear the frames of the error and its causes, which refer to everything that was sent to the ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
@@ -137,7 +137,7 @@ os.register_at_fork(after_in_child=_going.clear)
 
 
 def going() -> list[BackgroundRun]:
-    """The runs of this process that go on in the background, the last started first."""
+    """The runs of this process in the background, the last started first."""
     return list(_going.values())[::-1]
 
 
@@ -149,7 +149,7 @@ def find(name: str) -> BackgroundRun | None:
 
 
 def stop(name: str) -> BackgroundRun:
-    """End the one called `name`, and return it; OptionsError if none of that name goes on."""
+    """End the run called `name`, and return it. OptionsError if no such run is running."""
     found = find(name)
     if found is None:
         others = ", ".join(run.run_id for run in going())

@@ -44,7 +44,7 @@ class TorchDistributor:
         """Call a function with these arguments on every rank; returns what rank 0 returned.
 
         A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
-        returned. RunFailed says which rank failed and why; OptionsError.
+        returned. RunFailed: a rank failed. OptionsError: an argument is invalid.
         """
         from sparkring.engine.api import run_spec
         from sparkring.engine.spec import Call, RunSpec
@@ -106,7 +106,7 @@ class MirroredStrategyRunner:
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; returns what rank 0 returned.
 
-        RunFailed says which rank failed and why; OptionsError.
+        RunFailed: a rank failed. OptionsError: an argument is invalid.
         """
         from sparkring.engine.api import run_spec
         from sparkring.engine.spec import Call, RunSpec

@@ -1,4 +1,4 @@
-"""Which warm gang a cell runs on, and which options do not go together with one."""
+"""Which warm gang a cell runs on, and which options cannot be used with one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _needs_own_ranks(options: Options) -> bool:
 
 
 def latest_gang(magic: str) -> WarmGang:
-    """The gang that was started last; a fresh one if its ranks are gone. OptionsError if none is up and free."""
+    """The gang that was started last, or a new one if its ranks are lost. OptionsError if none is up and free."""
     np = warm_gang.default_np()
     gang = None if np is None else warm_gang.find(np, tell)
     if gang is None:
@@ -49,7 +49,7 @@ def latest_gang(magic: str) -> WarmGang:
 
 
 def latest_gang_alive(magic: str) -> WarmGang:
-    """The gang that was started last; OptionsError also if its ranks are gone."""
+    """The gang that was started last. OptionsError also if its ranks are lost."""
     np = warm_gang.default_np()
     ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
     if ended is not None:
@@ -60,10 +60,10 @@ def latest_gang_alive(magic: str) -> WarmGang:
 def check_ranks_options(options: Options) -> None:
     """OptionsError if %%ranks, which runs on the gang that was started last, cannot do what the options ask for."""
     if options.np != default_np():
-        raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {default_np()}; leave -n out.")
+        raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {default_np()}: leave out -n.")
     if options.survives:
         raise OptionsError(
-            "%%ranks runs on a warm gang, which does not restart its ranks: leave the options for restarts out."
+            "%%ranks runs on a warm gang, which does not restart its ranks: leave out the options for restarts."
         )
     if options.background:
         raise OptionsError(

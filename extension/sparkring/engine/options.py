@@ -1,4 +1,4 @@
-"""What a run and a warm gang are asked to be: plain data, and the rules by which options go together."""
+"""The options of a run and of a warm gang as plain data, and the rules for combining them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
 class Options:
     """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
 
-    `gpus`: that many for each rank, 0 to hide them all; None takes what is there.
-    `data` names the notebook's DataFrame whose partitions the ranks are given; `np` is then 0 for as many as it has.
-    `checkpoint_dir`: where checkpoints go, and what the run goes on from, unless `fresh`; `resume` says to do so
-    although the cell or its data have changed. `max_restarts`: how often lost ranks are started again, at `least` so
-    many. `background`: the notebook does not wait for it. `timeline`: have Horovod record what it does, from its start;
-    so the ranks are new ones.
+    `gpus`: the number for each rank; 0 hides all GPUs, None is the default of the place.
+    `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
+    `checkpoint_dir`: the directory of checkpoints, from which the run continues, unless `fresh`; with `resume`, also if
+    the cell or its data has changed. `max_restarts`: how often lost ranks are restarted, with `least` ranks or more.
+    `background`: the notebook does not wait for the run. `timeline`: Horovod records a timeline from its start, so the
+    ranks are new ones.
     """
 
     np: int = -1
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def survives(self) -> bool:
-        """Whether the run keeps what it has reached, or starts again, and so needs ranks of its own."""
+        """Whether the run saves checkpoints or can restart, and so needs its own ranks."""
         return bool(self.checkpoint_dir or self.max_restarts)
 
 
@@ -73,7 +73,7 @@ def checked(who: str, found: Options) -> Options:
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:
-        raise OptionsError(f"{who}: --dry-run starts nothing that could run in the --background: choose one.")
+        raise OptionsError(f"{who}: --dry-run starts nothing, but --background starts a run: choose one.")
     if found.fresh and found.resume:
         raise OptionsError(f"{who}: --fresh starts over, but --resume continues: choose one.")
     if found.least and not found.max_restarts:
@@ -81,13 +81,13 @@ def checked(who: str, found: Options) -> Options:
     if found.least > found.size > 0:
         raise OptionsError(f"{who}: --min-np {found.least} is more than the {found.size} ranks of -n {found.np}.")
     if found.least and found.data:
-        raise OptionsError(f"{who}: --min-np and --data do not go together: each partition needs its rank.")
+        raise OptionsError(f"{who}: --min-np and --data cannot be combined: each partition needs a rank.")
     return found
 
 
 @dataclass(frozen=True)
 class GangOptions:
-    """What a warm gang is to be; `np` as in Options, `framework` is what %%ranks cells use."""
+    """The options of a warm gang; `np` as in Options, `framework` is that of %%ranks cells."""
 
     np: int
     framework: str

@@ -1,4 +1,4 @@
-"""Waiting for something that only polling can tell."""
+"""Waits for a condition by polling."""
 
 from __future__ import annotations
 

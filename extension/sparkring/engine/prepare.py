@@ -1,4 +1,4 @@
-"""Makes a run ready: looks up and checks all that can be wrong before anything is launched, and packs what travels."""
+"""Prepares a run: checks everything that can fail before the launch, and packs what is sent to the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run of which nothing is known that is wrong, and which has not started.
+    """A validated run that has not started.
 
     `launch` is what a launcher is to start if the run has ranks of its own; else it runs on `ranks` of `gang`.
     `directory` is where checkpoints go, None for nowhere. `started` begins its record, and `notices` come next.
@@ -59,7 +59,7 @@ class PreparedRun:
 
 @dataclass(frozen=True)
 class _Packed:
-    """What a cell or a call comes to: the request, what it takes along, and how large the large parts of it are."""
+    """What a cell or a call needs: the request, the names that are sent, and the sizes of large values."""
 
     request: Request
     captured: tuple[events.CapturedName, ...]
@@ -206,7 +206,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Let each value say what is wrong with it for so many ranks, and for what the cell calls on it."""
+    """Ask each value what is wrong with it for this number of ranks and for the cell's calls on it."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:
@@ -217,7 +217,7 @@ def _validate(packed: _Packed, size: int) -> None:
 
 
 def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
-    """The directory of checkpoints, and what to go on from there. CheckpointError, PathError if that cannot work."""
+    """The directory of checkpoints, and the checkpoint to continue from. Raises CheckpointError, PathError."""
     if not options.checkpoint_dir:
         return None
     _refuse_shared(options.checkpoint_dir)

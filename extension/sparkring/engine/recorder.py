@@ -1,4 +1,4 @@
-"""Where a run's events go: into its record, into its folder, and before the user's eyes."""
+"""Applies a run's events to its record, saves them in its folder, and refreshes the view."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A run that may lose ranks: then all are started again, and go on from the last checkpoint.
+"""A run that can restart: if a rank is lost, all ranks are restarted and continue from the last checkpoint.
 
-It is all or nothing: one lost rank ends the attempt, and the next one has ranks of its own. Where Spark has fewer slots
-than before, the ring comes back smaller, if the user allows that, and becomes larger again when a checkpoint has been
-saved after the slots are back.
+One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before, the new ring
+is smaller, if the user allows it. When the slots are available again, the ring becomes larger after the next
+checkpoint.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ INTERRUPTED = Outcome("interrupted", "between two attempts")
 
 
 class Restarts:
-    """Runs a request on one gang after another until it ends well, or there is no use in going on.
+    """Runs a request on one gang after another, until it succeeds or another attempt would be useless.
 
-    `directory` is where checkpoints go; without one, each attempt begins anew.
+    `directory` is the directory of checkpoints; without it, each attempt starts from the beginning.
     """
 
     def __init__(self, run: LiveRun, request: Request, launch: LaunchRequest, directory: Directory | None) -> None:

@@ -1,4 +1,4 @@
-"""What a run brought back: values of ranks, names that were pulled, the record."""
+"""The result of a run: the values of ranks, the names that were pulled, and the record."""
 
 from __future__ import annotations
 

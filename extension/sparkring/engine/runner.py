@@ -1,4 +1,4 @@
-"""Carries out a prepared run: on fresh ranks, on a warm gang, or with restarts."""
+"""Executes a prepared run: on new ranks, on a warm gang, or with restarts."""
 
 from __future__ import annotations
 

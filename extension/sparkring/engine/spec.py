@@ -1,4 +1,4 @@
-"""What a run is asked to be, and how it ended: plain data, from which nothing has been looked up yet."""
+"""The specification of a run and its outcome, as plain data. Nothing has been looked up or checked yet."""
 
 from __future__ import annotations
 

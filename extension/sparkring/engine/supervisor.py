@@ -1,4 +1,4 @@
-"""Watches one execution of a request on a gang to its end, in whichever way it ends."""
+"""Watches one execution of a request on a gang until it ends, and returns its outcome."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run while it goes on: its options, what records and shows it, and whether it is to be stopped."""
+    """A run while it runs: its options, its recorder and view, and whether to stop it."""
 
     options: Options
     recorder: Recorder
@@ -119,7 +119,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """How the execution has ended before all ranks have run the request; None if it goes on."""
+        """How the execution has ended before all ranks have run the request; None if it has not."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -243,7 +243,7 @@ class Supervisor:
             self.recorder.notice(why_it_waits(self.gang, self.recorder.record.joined), until="up")
 
     def _ask_where(self) -> None:
-        """Have the record say where each rank stands."""
+        """Ask for the stack of each rank, for the record."""
         asked = time.time()
         self.gang.ask_for_stacks()
 
@@ -273,7 +273,7 @@ class Supervisor:
         if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:
             self._told = where
             silence = describe.duration(round(time.time() - heard))
-            self.recorder.notice(f"nothing heard for {silence}: {where}", until="heard")
+            self.recorder.notice(f"the ranks have been silent for {silence}: {where}", until="heard")
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:

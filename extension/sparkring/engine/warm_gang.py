@@ -1,7 +1,7 @@
 """Warm gangs: they stay up between cells. One at most on this machine, one at most on Spark.
 
-While no cell runs on it, a thread of its own listens to the gang: a rank that dies, a driver that goes idle for too
-long or a Spark job that starves behind it does not wait for the next cell to be noticed.
+While no cell runs on a gang, its thread listens to it. So a dead rank, the idle limit and a Spark job that waits for
+slots are noticed before the next cell.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WarmGang:
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
-        """The gang, for a cell; `recorder` is told what happened since the last one."""
+        """The gang, for a cell; `recorder` gets the events since the last cell."""
         self._resting.clear()
         self.gang.wake()
         with self._mine:
@@ -111,14 +111,14 @@ class WarmGang:
                     )
                     self.ended = self.ended or describe.deaths(self.gang.deaths) or late
                 elif stuck:
-                    self._end("its last cell was cut off")
+                    self._end("its last cell did not end properly")
                 elif execution is not None and execution is not before:
                     self.held.bound(execution.request.sent, execution.loaded)
                     self.held.bound(execution.names, execution.ranks)
                 self._resting.set()
 
     def stacks(self) -> RunRecord:
-        """Where every rank stands now, as a record without a run."""
+        """The current stack of every rank, as a record without a run."""
         with Interrupts(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
@@ -230,8 +230,8 @@ os.register_at_fork(after_in_child=_gangs.clear)
 def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """Start a warm gang and wait until its ranks are up.
 
-    `say` is told of what happens meanwhile, `tell` later of what happens between cells. LaunchError if it cannot be;
-    OptionsError if there is one at this place.
+    `say` reports what happens during the start, `tell` what happens later between cells. LaunchError: it cannot be
+    started. OptionsError: there is a gang at this place already.
     """
     there = _at(wanted.np)
     if there is not None and not there.ended:
@@ -271,12 +271,12 @@ def _wait_until_up(gang: Gang, interrupts: Interrupts, say: Tell) -> None:
 
 
 def default_np() -> int | None:
-    """What a cell without -n means: the np of the gang that was started last; None if there is none."""
+    """The np of a cell without -n: that of the gang that was started last; None if there is no gang."""
     return _gangs[-1].wanted.np if _gangs else None
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
-    """The warm gang for a cell with this `np`; one that was lost is replaced by a fresh one. None if there is none."""
+    """The warm gang for a cell with this `np`, or None. A gang that was lost is replaced by a new one."""
     found = _at(np)
     if found is None or found.wanted.np != np or found.busy:
         return None
@@ -285,7 +285,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         try:
             fresh = start(found.wanted, say, found._tell)
         except LaunchError as error:
-            raise LaunchError(f"{error} (%gang stop forgets the {found.describe()}, which has ended.)") from error
+            raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
         _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
         fresh.news.append(

@@ -1,4 +1,4 @@
-"""The frameworks, each in a file of its own; one line here makes one known."""
+"""The frameworks, each in its own module, and the table that lists them."""
 
 from __future__ import annotations
 

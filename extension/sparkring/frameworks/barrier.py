@@ -11,9 +11,10 @@ class Barrier(Plain):
 
     lesson = Lesson(
         "barrier",
-        "the tasks of a Spark barrier stage, where `context` is the BarrierTaskContext and `rows` the\n"
-        "rows of partition `rank` of --data: iterate over them, or take rows.pandas() or rows.arrow() in batches, or\n"
-        "rows.to_pandas() at once",
+        "the tasks of a Spark barrier stage.\n\n"
+        "In the cell, `context` is Spark's BarrierTaskContext, and `rows` has the rows of partition `rank` of the\n"
+        "DataFrame in --data. Iterate over them, read batches with rows.pandas() or rows.arrow(), or read everything\n"
+        "with rows.to_pandas()",
         """
         part = rows.to_pandas()
         print("rank", rank, "has", len(part), "rows, all have", context.allGather(str(len(part))))

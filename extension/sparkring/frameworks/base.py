@@ -1,4 +1,4 @@
-"""What a framework is to sparkring: an environment per rank, and what has to be there while the gang lives."""
+"""The interface of a framework: an environment for each rank, and what has to exist as long as the gang."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeli
 from sparkring.runtime.world import World
 
 # Gloo's own limit is 30 s, and also bounds how long one rank may come later than another to
-# hvd.init(). A lost rank ends the gang anyway, so nobody has to wait this long in vain.
+# hvd.init(). A lost rank ends the gang anyway, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
 

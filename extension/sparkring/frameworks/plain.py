@@ -1,4 +1,4 @@
-"""No framework: a rank gets its place in the environment, and nothing else."""
+"""No framework: only the rank and the size are set in the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sparkring.runtime.world import World
 
 
 class Plain(Framework):
-    """Ranks that talk to nobody, or arrange it among themselves."""
+    """Ranks that are not connected, or that connect themselves."""
 
     def environment(self, world: World, start: Start) -> dict[str, str]:
         return {"SPARKRING_RANK": str(world.rank), "SPARKRING_SIZE": str(world.size)}

@@ -1,8 +1,8 @@
 """The key-value store through which Gloo's ranks find each other: PUT, GET and DELETE of /scope/key.
 
-Horovod's client cannot prove anything about itself, so the store is narrow: it listens on the
-interface in use for as long as the gang lives, answers only the hosts that have proven members,
-takes only Horovod's scopes, and bounds keys, values and their number. It never interprets a value.
+Horovod's client cannot authenticate itself, so the store is restricted: it listens on the interface
+in use, as long as the gang exists, answers only the hosts of authenticated members, accepts only
+Horovod's scopes, and limits keys, values and their number. It never interprets a value.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def serve(self) -> None:
-        """Take connections until told to close; serve_forever() would look for that only now and then."""
+        """Accept connections until close(); serve_forever() would notice close() only after its poll interval."""
         while not self.closing:
             self.handle_request()
 

@@ -12,11 +12,11 @@ from sparkring.runtime.world import World
 
 
 class TensorFlow(Framework):
-    """Ranks that are workers of one cluster, each with a server of its own on the port of its endpoint."""
+    """Ranks that are workers of one cluster, each with its own server on the port of its endpoint."""
 
     lesson = Lesson(
         "tensorflow",
-        "the workers of one TensorFlow cluster, each with its TF_CONFIG",
+        "the workers of a TensorFlow cluster; TF_CONFIG is set on each rank",
         """
         import tensorflow as tf
         strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -1,7 +1,7 @@
-"""torch.distributed: the environment that torchrun gives, so that `init_process_group()` finds everything.
+"""torch.distributed: the environment variables of torchrun, so that `init_process_group()` needs no arguments.
 
 The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation. Libraries such
-as Lightning see from TORCHELASTIC_RUN_ID that the ranks are already started.
+as Lightning recognise by TORCHELASTIC_RUN_ID that the ranks have already been started.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from sparkring.runtime.world import World
 
 
 class Torch(Framework):
-    """Ranks that meet at rank 0, whose process group keeps the store itself: nothing of ours stays open."""
+    """Ranks that connect through rank 0, whose process group runs the store; sparkring keeps nothing open."""
 
     lesson = Lesson(
         "torchrun",
-        "ranks that torch.distributed can join, with the environment that torchrun gives",
+        "ranks for torch.distributed, with the environment variables that torchrun sets",
         """
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel

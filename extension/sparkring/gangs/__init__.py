@@ -1,1 +1,1 @@
-"""The ranks that run for a notebook: which are up, what they are asked to run, and how they end."""
+"""The ranks that run for a notebook: their connections, the requests that they execute, and how they end."""

@@ -1,4 +1,4 @@
-"""An execution: one request on some ranks of a gang, what came back of it, and who failed."""
+"""An execution: one request on some ranks of a gang, what they returned, and which ranks failed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cause_priority(failure: Failure) -> int:
 
 
 class Execution:
-    """One request on `ranks`. Made by Gang.submit(), which also tells it what happens."""
+    """One request on `ranks`. Gang.submit() makes it, and the gang then updates it."""
 
     def __init__(self, request: Request, ranks: tuple[int, ...]) -> None:
         self.request = request

@@ -1,8 +1,8 @@
 """A gang: N ranks that have connected to the driver, for every launcher.
 
-`Members` knows who is there, `Inbox` has what they send, `Outbox` what is sent to them. Whoever runs the gang takes out
-what has happened with poll(), as events. A gang runs one request after another, each of them an Execution: a cold gang
-is given one, a warm gang many.
+`Members` knows which members have connected, `Inbox` has what they send, `Outbox` what is sent to them. poll() returns
+what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang runs one request,
+a warm gang many.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """A member is gone without an Exited message: its host, its executor or its process was lost."""
+        """A member was lost without an Exited message: its host, its executor or its process has ended."""
         if not self.up:
             if self._stopping:
                 return []

@@ -1,7 +1,7 @@
 """What the members of a gang send, in one bounded queue.
 
-A thread per connection puts messages in; whoever runs the gang takes them out. The bound holds ranks back when they
-print faster than the driver can read.
+A thread for each connection adds messages, and the gang takes them out. The limit slows ranks that print faster than
+the driver can read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The members of a gang: who has come, where each is, which rank it has, and which are gone."""
+"""The members of a gang: which have connected, on which node, with which rank, and which have ended."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ class Members:
         return rank in self._exited
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """The rank's process has ended; `failure` says why if nobody asked for it."""
+        """The rank's process has ended; `failure` says why, unless it was asked to end."""
         self._exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[str]:
-    """What tells the members' nodes apart: their hosts' names, with the address where two hosts share a name."""
+    """The names of the members' nodes: those of the hosts, with the address if two hosts have the same name."""
     addresses: dict[str, set[str]] = {}
     for hello in hellos:
         addresses.setdefault(hello.host, set()).add(hello.address)

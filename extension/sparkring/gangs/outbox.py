@@ -1,4 +1,4 @@
-"""What is on its way from the driver to the members."""
+"""Messages from the driver to the members, until they are sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Outbox:
             sender.join()
 
     def _empty(self, member: int) -> None:
-        """In a thread of its own: send what waits for a member, until nothing does."""
+        """In its own thread: send the messages that wait for a member, until there are none."""
         while True:
             with self._lock:
                 if not self._waiting[member]:

@@ -1,4 +1,4 @@
-"""What members and ranks report, as events of the run, and what it says of how a rank ended."""
+"""Translates the messages of members and ranks into events of the run, and says how a rank has ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_event(time: float, rank: int, report: Shown) -> Event:
 
 
 def as_failure(report: RankFailure) -> Failure:
-    """The failure that a rank has told of."""
+    """The failure that a rank has reported."""
     frames = tuple(
         CodeFrame(*frame[:-1], source=tuple(SourceLine(*line) for line in frame.source)) for frame in report.frames
     )

@@ -1,1 +1,1 @@
-"""What happened in a run: events, the record that they add up to, saved runs, and a record described in words."""
+"""What happened in a run: events, the record that is computed from them, saved runs, and descriptions of a record."""

@@ -1,4 +1,4 @@
-"""A run in words: the same ones in every view, in errors and in lists."""
+"""Describes a run in words. All views, errors and lists use these words."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def took(record: RunRecord, now: float) -> str:
 
 
 def outcome(record: RunRecord) -> str:
-    """One line of how it stands or ended: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
+    """The state or the outcome in one line: `2 ranks finished`, `rank 1 failed: ValueError: bad shape`."""
     if record.outcome is None:
         if all(rank.state == "starting" for rank in record.taking_part):
             whole = rank_count(record.size)
@@ -201,7 +201,7 @@ def closing(record: RunRecord, now: float) -> str:
 
 
 def short(record: RunRecord, now: float) -> str:
-    """A run in a few lines of plain text: how it stands, and the last lines of its ranks."""
+    """A run in a few lines of plain text: its state, and the last lines of its ranks."""
     return f"sparkring: {closing(record, now)}\n{last_lines(record)}".rstrip("\n")
 
 
@@ -252,7 +252,7 @@ def first_line(text: str, most: int = 300) -> str:
 
 
 def log_path(record: RunRecord, rank: int | None = None) -> str:
-    """Where the whole log lies: that of `rank`, or the pattern for all."""
+    """The path of the whole log of `rank`, or a pattern for those of all ranks."""
     name = "rank-N.log" if rank is None else f"rank-{rank}.log"
     return f"{record.log_folder}/{name}" if record.log_folder else ""
 
@@ -413,7 +413,7 @@ class NoRestart(NamedTuple):
 
 
 def no_restart(found: NoRestart) -> str:
-    """Why a run was not started again, in one sentence; '' if nobody asked for that."""
+    """Why a run was not restarted, in one sentence; '' if no restart was requested."""
     match found.why:
         case "not asked for":
             return ""
@@ -449,7 +449,7 @@ def gang_kept(*, released: bool) -> str:
     """That a warm gang outlives the end of a run; `released` if the collectives of its ranks were ended."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
-        kept += " To free them, their collectives were ended: call hvd.init() or init_process_group() again."
+        kept += " To interrupt them, their collectives were ended: call hvd.init() or init_process_group() again."
     return kept
 
 
@@ -459,7 +459,7 @@ def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
         why = f"{rank_list(dead)} died"
     else:
         why = f"{rank_list(stuck)} did not respond" if stuck else "it could not continue"
-    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a fresh one."
+    return f"The gang has ended, and the variables of its cells are lost ({why}). The next cell starts a new one."
 
 
 def deaths(failures: Mapping[int, Failure]) -> str:
@@ -473,10 +473,7 @@ def deaths(failures: Mapping[int, Failure]) -> str:
 
 def large_value(name: str, size_bytes: int) -> str:
     """A notice about a value that is sent to every rank."""
-    return (
-        f"`{name}` ({size(size_bytes)}) travels to every rank; let ranks load or make large data themselves where they "
-        "can"
-    )
+    return f"`{name}` ({size(size_bytes)}) is sent to every rank; if possible, load or create large data on the ranks"
 
 
 # ── Where every rank is ───────────────────────────────────────────────────────
@@ -513,7 +510,7 @@ def explain_where(record: RunRecord) -> str:
     """
     if record.outcome is not None or not record.running_since:
         return outcome(record)
-    # First those that have left the cell: it is they whom others may wait for.
+    # Ranks that have left the cell come first: the others may be waiting for them.
     groups = sorted(_standings(record), key=lambda group: group[0].state not in ("finished", "failed", "stopped"))
     told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
     rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]

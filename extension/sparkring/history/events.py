@@ -130,7 +130,7 @@ class RunStarted(Event):
 class AttemptStarted(Event):
     """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
 
-    `checkpoint` names what it goes on from and `step` is its step; '' and 0 for a run that begins anew.
+    `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
     """
 
     number: int
@@ -344,7 +344,7 @@ class CheckpointDamaged(RankEvent):
 
 @dataclass(frozen=True)
 class CheckpointRestored(RankEvent):
-    """A rank has gone back to what a checkpoint holds."""
+    """A rank has restored a checkpoint."""
 
     folder: str
     name: str
@@ -449,7 +449,7 @@ class RankStopped(RankEvent):
 
 @dataclass(frozen=True)
 class RankExited(RankEvent):
-    """A rank's process is gone, and its output complete."""
+    """A rank's process has ended, and its output is complete."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-"""Horovod's timeline: read as a stream, made whole, and summed up.
+"""Horovod's timeline: reads it as a stream, completes the file, and summarises it.
 
-It is a list of Chrome trace events. Each tensor is a process there, whose name an "M" event tells. What is done with
-it is a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
+It is a list of Chrome trace events. Each tensor is a process there, named by an "M" event. The operations on it
+are a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
 is ready; then ALLREDUCE, and in it WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like
 (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
-Where Horovod was killed the file has no end, and a rank may have written anything into it: what cannot be read is
-passed over, and what is kept in memory is bounded.
+If Horovod was killed, the file has no end, and a rank may have written anything into it: parts that cannot be read are
+skipped, and the memory is limited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, NoReturn
 from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
 EVENT_CHARACTERS = 64 * 1024  # a longer one is no event of Horovod's
-BROKEN_PLACES = 1_000  # after so many the rest is not looked at
+BROKEN_PLACES = 1_000  # after this number, the rest is not read
 TENSORS = 20_000  # whose times are told apart
 RANKS = 1_024
 DEPTH = 16
@@ -235,7 +235,7 @@ class Tally:
             tensor.ready.setdefault(int(name), at)
 
     def _pass(self, at: float) -> None:
-        """Time goes on: what has come furthest meanwhile is what it went into."""
+        """Add the time that has passed to the operation that was furthest along."""
         if self._now is not None and at > self._now:
             phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
             self._wall[phase] += at - self._now
@@ -263,7 +263,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """All ranks are ready now: who came last, and how long had the others been ready?"""
+        """All ranks are ready now: find which came last, and how long the others had been ready."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))

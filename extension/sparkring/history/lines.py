@@ -1,4 +1,4 @@
-"""What ranks print, made fit to be shown: control codes, start-up noise, and equal lines of several ranks."""
+"""Prepares what ranks print for display: control codes, start-up messages, and equal lines of several ranks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: LogLine) -> bool:
-    """Is it one of the lines with which TensorFlow greets everybody?"""
+    """Whether it is one of TensorFlow's start-up messages."""
     return line.stream == "stderr" and _NOISE.match(line.text) is not None
 
 

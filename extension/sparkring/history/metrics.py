@@ -1,4 +1,4 @@
-"""What ranks measured, as a table by epoch (or by step) and as curves, and how far they have come."""
+"""The metrics of ranks as a table by epoch (or by step) and as curves, and the progress of the ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 class Row(NamedTuple):
     """An epoch or a step, as one `attempt` made it, which counts restarts.
 
-    `lap` counts from 1 how often the counting began anew within the attempt (several fits). `turn` counts from 1 how
+    `lap` counts from 1 how often counting has started over within the attempt (several fits). `turn` counts from 1 how
     often the epoch or step was made, 0 for one that was made once. `by_rank` has the values by name and rank, `time`
     is that of the last report.
     """
@@ -53,7 +53,7 @@ class Table:
     """The last value of each metric in each epoch, or step where no epochs were reported.
 
     It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
-    `laps`: the counting began anew without a restart. `reached` is the epoch or step of a rank's last report of
+    `laps`: counting has started over without a restart. `reached` is the epoch or step of a rank's last report of
     a metric, by attempt, lap, name and rank.
     """
 
@@ -123,7 +123,7 @@ class Curve:
 
 
 class Mark(NamedTuple):
-    """Something that happened at a place of the curves' horizontal axis."""
+    """Something that happened at a position of the curves' horizontal axis."""
 
     x: float
     kind: Literal["checkpoint", "restart"]
@@ -166,7 +166,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Remember what was made last of these fields of a record: parts of a view ask anew, and often nothing is new."""
+    """Cache the last result for these fields of a record: parts of a view ask again, often without any change."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -260,7 +260,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         if place is None:
             place = places[metrics.rank] = _Place()
         attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
-        if attempt != place.attempt:  # all ranks begin anew together, those as well that had not come so far
+        if attempt != place.attempt:  # all ranks start over together, also those that had not come this far
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
         step = place.reports if metrics.step is None else metrics.step
@@ -288,7 +288,7 @@ def last(record: RunRecord) -> dict[str, Spread]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean of some values and what they lie between; not a number if one of them is not."""
+    """The mean, minimum and maximum of some values; not a number if one of them is not."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])
@@ -303,7 +303,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 class _Measured(NamedTuple):
-    """One metric at a place of the horizontal axis."""
+    """One metric at a position of the horizontal axis."""
 
     x: float
     by_rank: dict[int, float]
@@ -341,7 +341,7 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByNa
 
 
 def _xs(found: Table) -> list[int]:
-    """Where each row stands: at its epoch or step, or where these were counted several times, at its own number."""
+    """The position of each row: its epoch or step, or its own number if these were counted several times."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
 
 
@@ -394,7 +394,7 @@ _Lines = dict[int, list[tuple[float, float]]]
 
 
 def _rank_lines(by_rank: _Lines) -> _Lines:
-    """The ranks' lines, if they can be told apart: several, not too many, and not all the same."""
+    """The ranks' lines, if they can be distinguished: several, not too many, and not all the same."""
     if not 1 < len(by_rank) <= RANK_LINES:
         return {}
     at: dict[float, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What data the ranks read, how far they are in it, and which of them waits for it or is done before the others."""
+"""Which data the ranks read, their progress, and which ranks wait for data or finish before the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARVED = 0.5  # of its time a rank waits for data
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 JUDGED_AFTER_S = 1.0  # of an epoch: the first batch always has to be waited for
 EARLY_S = 2.0  # before the others: less is only that some have been heard of and others not yet
-RANKS_ALONE, BLOCKS = 32, 16  # more ranks are shown in so many blocks of neighbours
+RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
 UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
 _NAME_CHARACTERS = 40  # of a file, in a picture
@@ -72,10 +72,10 @@ class RankReading(NamedTuple):
 
     @property
     def read_of_plan(self) -> DataRead | None:
-        """How far it is in the epoch that its plan is of; None if nothing of that has been told yet."""
+        """Its progress in the epoch of its plan; None if nothing has been reported of this epoch yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
-        return self.read if self.read.time >= self.plan.time else None  # an epoch can be begun anew
+        return self.read if self.read.time >= self.plan.time else None  # an epoch can be started again
 
     @property
     def begun(self) -> int:
@@ -245,7 +245,7 @@ def closing_words(record: RunRecord, now: float) -> list[str]:
 
 
 def balance_words(found: DataSet) -> str:
-    """Who has more to read than others, who is slowest, and how much of it all has been read; or ''."""
+    """Which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
     return plain(" · ".join(filter(None, [_share_words(found), _pace_words(found), _amount_words(found)])))
 
 
@@ -315,7 +315,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
 
 
 def line(found: DataSet) -> Line:
-    """All ranks in one line: what they have read and how fast together, and what their waiting lies between."""
+    """All ranks in one line: what they have read, how fast together, and the range of their waiting times."""
     ranks = found.ranks
     reads = [each.read for each in ranks if each.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
@@ -369,7 +369,7 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """A rank's epoch in about so many blocks at most; None where it is not known what it reads.
+    """A rank's epoch in at most about this number of blocks; None if it is not known what the rank reads.
 
     `over`: the run has ended, and what was to come does not come.
     """
@@ -404,7 +404,7 @@ def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
 
 
 def state_words(over: bool) -> dict[State, str]:
-    """What the states are called, while the run goes on and afterwards."""
+    """The names of the states, during the run and after it."""
     if over:
         return {"read": "read", "reading": "begun", "to come": "not read"}
     return {"read": "read", "reading": "being read", "to come": "to come"}

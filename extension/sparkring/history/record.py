@@ -1,8 +1,8 @@
 """A run's record: what is known of it so far, as a pure fold over its events.
 
-Views are functions of a RunRecord and of nothing else, so a saved run shows like a live one.
-Its size is bounded. It keeps the last lines that ranks print, while the log files hold everything, and displays up to
-DISPLAYS_KEPT and DISPLAY_BYTES.
+Views are functions only of a RunRecord, so a saved run looks like a live one. The size of a record is limited. It keeps
+the last lines that ranks print, while the log files contain everything, and displays up to DISPLAYS_KEPT and
+DISPLAY_BYTES.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Where the halves meet, some ranks' reports of a step may lie in the newer one, and stay.
+    # Where the halves meet, some ranks' reports of a step may be in the newer half, and are kept.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     kept = (
         each
@@ -329,7 +329,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """New ranks, on whom nothing of the last ones lies but how much they printed."""
+    """New ranks, which take over from the previous ones only how much they printed."""
     ranks = tuple(
         replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -341,7 +341,7 @@ def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
 
 
 def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
-    """What ended the attempt that goes on now."""
+    """Record what ended the current attempt."""
     ended = record.attempts[-1]._replace(ended=event.time, reason=event.reason, failed_rank=event.failed_rank)
     if event.failed_rank is not None:
         rank = record.ranks[event.failed_rank]
@@ -381,7 +381,7 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a sign of life; in a saved run how far it has read may stand later than it was told."""
+    """The rank after a message from it; a saved run may contain its reading later than it was reported."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
@@ -453,7 +453,7 @@ def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
 
 
 def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
-    """With the plan of an epoch; of many readers that have one, the one that was told first is forgotten."""
+    """With the plan of an epoch; if too many readers have one, the oldest is removed."""
     found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
     told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
     gone = {reader for _, reader in told[:-PLANS_KEPT]}

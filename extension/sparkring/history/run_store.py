@@ -1,14 +1,14 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event; of output only where in the log it lies, and of what is told several times a
-                     second (how far a rank has read and what of, how busy a GPU is) the last of every PROGRESS_EVERY_S
-        rank-0.log …     what each rank wrote, whole, both streams in order of arrival
+        events.jsonl     every event. Output is stored as its place in the log. Of frequent events (the reading of a
+                         rank, the use of a GPU), the last one in every PROGRESS_EVERY_S is stored
+        rank-0.log …     everything that each rank wrote, both streams in order of arrival
         displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
-        tensorboard/     the metrics, once TensorBoard was asked for
+        tensorboard/     the metrics, after %runs RUN --tensorboard
 
-The folder is the user's alone (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
+Only the user can read the folder (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Kind = TypeVar("Kind", bound=events.Event)
 
 
 class RunFolder:
-    """Writes one run. A full disk ends the writing, not the run: the first write that fails is told once."""
+    """Writes one run. A full disk ends the writing, not the run; the first failed write is reported once."""
 
     def __init__(self, run_id: str) -> None:
         self.path = home() / run_id
@@ -250,19 +250,17 @@ def last_checkpoint_dir() -> str:
     directories = (first(path).checkpoint_dir for path in saved())
     directory = next(filter(None, directories), "")
     if not directory:
-        raise OptionsError(
-            "no saved run had a --checkpoint-dir: say where to look, as in `%checkpoints dbfs:/ml/run1`."
-        )
+        raise OptionsError("no saved run had a --checkpoint-dir: name a directory, as in `%checkpoints dbfs:/ml/run1`.")
     return directory
 
 
 def is_named(name: str, run_id: str) -> bool:
-    """Whether `name` stands for the run: its id, the beginning of it, or its end."""
+    """Whether `name` means the run: its id, or the beginning or the end of its id."""
     return run_id.startswith(name) or run_id.endswith(name)
 
 
 def load(path: Path) -> RunRecord:
-    """The whole record of a saved run; what was cut off at its end is passed over."""
+    """The whole record of a saved run; an incomplete event at its end is skipped."""
     return replace(replay(_events(path)), log_folder=str(path))
 
 

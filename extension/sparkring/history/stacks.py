@@ -1,7 +1,7 @@
-"""Where a rank stands: its Python stack, taken without its cooperation.
+"""The Python stack of a rank, taken without its cooperation.
 
-faulthandler's signal handler is C code: it answers while the rank waits in an allreduce, holds the
-GIL, or sits in a system call; only a frozen process does not.
+faulthandler's signal handler is C code: it works while the rank waits in an allreduce, holds the
+GIL, or is in a system call, but not in a frozen process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
-EARLIER_CELL = "<earlier cell>"  # what the driver is told of the names of those before it
+EARLIER_CELL = "<earlier cell>"  # stands for all earlier cells in what the driver gets
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
@@ -97,7 +97,7 @@ def cell_line(text: str) -> int:
 
 
 def innermost(text: str) -> str:
-    """The function in which the main thread stands, as `numpy/linalg.py:12 solve`; empty if unknown."""
+    """The function that the main thread runs, as `numpy/linalg.py:12 solve`; empty if unknown."""
     frames = _main_thread(text)
     if not frames:
         return ""
@@ -122,7 +122,7 @@ def collective(text: str) -> str:
     graph = False
     for at, frame in enumerate(frames):
         if is_cell(frame.file):
-            break  # what lies further out waits for the cell's own code
+            break  # the outer frames only wait for the cell's code
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):

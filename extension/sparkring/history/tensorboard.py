@@ -23,7 +23,7 @@ FOLDER = "tensorboard"
 
 
 def environment() -> dict[str, str]:
-    """What TensorBoard's process needs to start: where it is, and what stands in for what it lacks."""
+    """What TensorBoard's process needs to start: its path, and a replacement for a module that it lacks."""
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
     if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH
@@ -102,7 +102,7 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
     """Every number that was reported, and the means where all ranks that report have reported one.
 
     What came at the end of an epoch is under `epoch/`, by epoch; the rest by step, counted on from epoch to epoch where
-    its steps are known. When the counting began anew (several fits, a restart), that is a series of its own.
+    its steps are known. If counting starts over (several fits, a restart), this is a separate series.
     """
     every = list(reports)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"

@@ -1,4 +1,4 @@
-"""What the ranks' last expressions were, as a notebook shows values: equal ones once, with their ranks."""
+"""The values of the ranks' last expressions as a notebook shows them: equal values once, with their ranks."""
 
 from __future__ import annotations
 

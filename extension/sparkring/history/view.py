@@ -1,4 +1,4 @@
-"""What shows a run: views implement it, and the engine calls it."""
+"""The interface of a view of a run: views implement it, and the engine calls it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkring.history.record import RunRecord
 
 
 class View(Protocol):
-    """Shows one run while it goes on, and how it ended."""
+    """Shows one run while it runs, and how it ended."""
 
     def refresh(self, record: RunRecord) -> None:
         """Show the run as it is now; called often, the view itself takes care not to show too often."""

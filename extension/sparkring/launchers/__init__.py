@@ -24,7 +24,7 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
 
 def every_slot() -> int:
-    """The number of ranks that np=0 stands for."""
+    """The number of ranks that np=0 means."""
     from sparkring.cluster.session import find_session
     from sparkring.cluster.slots import slots
 

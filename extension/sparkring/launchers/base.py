@@ -1,4 +1,4 @@
-"""What a launcher is: it starts members and makes sure that they end. It does not know what they do."""
+"""The interface of a launcher, which starts members and makes sure that they end. It does not know what they do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class LaunchRequest(NamedTuple):
     """What a launcher is to start: `size` members, on this machine if `np` is negative, else on Spark.
 
-    gpus: the number of GPUs for each member; 0 hides all GPUs, None takes what there is.
+    gpus: the number of GPUs for each member; 0 hides all GPUs, None is the default of the place.
     data: the DataFrame whose partitions the ranks read.
-    here: whether processes on this machine would do as well.
+    here: whether processes on this machine would be an alternative, for advice in errors.
     persistent: whether it keeps its slots until it is stopped, as a warm gang does.
     """
 
@@ -35,8 +35,8 @@ class Launcher(ABC):
     """One place where members can run. A launcher serves one gang, once.
 
     The driver listens on `bind_host`, and members reach it at `host`, both on `port` (0: any free one). With
-    `pins_gpus`, ranks see the GPUs of their node's ranks and no others. After `slow_after_s` the user is told what the
-    start waits for, and after `give_up_after_s` members that have not connected are given up.
+    `pins_gpus`, ranks see only the GPUs of their node's ranks. After `slow_after_s`, a notice says what the start waits
+    for. After `give_up_after_s`, the start fails if members have not connected.
     """
 
     bind_host = host = "127.0.0.1"

@@ -19,7 +19,7 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process in a session of its own, out of reach of the terminal's Ctrl-C."""
+    """Starts each member as a process in its own session, which the terminal's Ctrl-C does not reach."""
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment
@@ -86,7 +86,7 @@ class LocalLauncher(Launcher):
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
     """The GPUs of each rank, of those that CUDA_VISIBLE_DEVICES=`visible` leaves. LaunchError if they are too few.
 
-    Without a number for each, ranks go on to see all of them, and take the one that has their local rank's number.
+    Without a number for each rank, every rank has one GPU if there are enough for all; otherwise none is assigned.
     """
     found = [] if each == 0 else nvml.found(visible)
     if each is None:

@@ -128,7 +128,7 @@ class SparkLauncher(Launcher):
             return MemberLost(line_with(text, "RuntimeError: sparkring: ").partition("sparkring: ")[2])
         if self._data is not None and "SPARK-24820" in text:
             return LaunchError(
-                f"`{self._data.name}` comes from a union, a coalesce or another narrow change of its partitions, which "
+                f"`{self._data.name}` comes from a union, a coalesce or another narrow transformation, which "
                 f"Spark cannot run in a barrier stage: use `{self._data.name}.repartition({self._size})`, or another "
                 "number of ranks with -n, which repartitions it."
             )
@@ -203,8 +203,8 @@ def _lacks(text: str) -> str:
 def _archive(with_nvml: bool) -> bytes:
     """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
 
-    Compiled, since every member would compile it again; Spark sees to it that Pythons are of one version. pynvml, which
-    is as large as all the rest, goes along where there are GPUs.
+    The modules are compiled, because otherwise each member would compile them; Spark ensures that all Pythons have the
+    same version. pynvml, which is as large as the rest, is included if there are GPUs.
     """
     import cloudpickle
 
@@ -228,7 +228,7 @@ def _archive(with_nvml: bool) -> bytes:
 def _task(
     ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
 ) -> Callable[..., Any]:
-    """The task's function, made so that it is pickled by value: its module is one that nobody can import."""
+    """The task's function, made so that it is pickled by value: its module cannot be imported."""
     source = pkgutil.get_data("sparkring.worker", "spark_task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}

@@ -1,1 +1,1 @@
-"""What IPython sees: the magics, their parsers and completion, and the source of cells."""
+"""The interface to IPython: the magics, their parsers and completion, and the source of cells."""

@@ -54,7 +54,7 @@ def _syntax_error(error: SyntaxError, cell: str) -> CaptureError:
 
 
 def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
-    """The call that IPython makes of a magic: the method's name, the magic's name, and the rest of the line."""
+    """The call into which IPython turns a magic: the method's name, the magic's name, and the rest of the line."""
     match node:
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=ast.Name("get_ipython")), attr=kind),
@@ -73,8 +73,8 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
             raise _error_at(
                 node,
                 where,
-                f"{mark}{name} needs the notebook's IPython, which is not there on the ranks. Run it in a cell of its "
-                f"own; on ranks there are !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
+                f"{mark}{name} needs the notebook's IPython, which ranks do not have. Run it in a separate cell. "
+                f"Ranks have !commands and {', '.join('%' + known for known in LINE_MAGICS)}.",
             )
 
 

@@ -1,4 +1,4 @@
-"""`%checkpoints`: what lies in a directory of checkpoints."""
+"""`%checkpoints`: the checkpoints in a directory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
-_HELP = """Show the checkpoints in a directory, and which one a run would go on from.
+_HELP = """Show the checkpoints in a directory, and which one a run would continue from.
 
     %checkpoints dbfs:/ml/run1
-    %checkpoints s3://bucket/run1 --metric val_loss     marks the one with the least; --mode max: the greatest
-    %checkpoints store --check                          what sparkring.checkpoints(…) gave; reads every byte
-    %checkpoints                                        the --checkpoint-dir of the last run that had one
+    %checkpoints s3://bucket/run1 --metric val_loss     mark the minimum; with --mode max, mark the maximum
+    %checkpoints store --check                          check the directory of sparkring.checkpoints(…)
+    %checkpoints                                        show the --checkpoint-dir of the last run that had one
 
-Nothing is changed, and a run may write there meanwhile, from another notebook, too. A checkpoint is committed when
-all its files are there with the sizes that its commit names; --check compares what is in them as well. Not committed
-is one that is being written, or was when its run ended; a resume passes over it, and over what is damaged, and takes
-the committed one that was saved last, which need not have the highest step. Listed below ours is what Keras,
-TensorFlow and torch have written there, known by its name: .keras, .h5, .weights.h5, prefixes with .index and .data,
-BackupAndRestore's folders, SavedModels, .pt, .pth.
+Nothing is changed. The directory can be shown while a run writes to it, also from another notebook. A checkpoint is
+committed when all its files exist and have the sizes in its commit file; --check also compares their contents. A
+checkpoint that is not committed is being written, or its run ended while it was being written. A run continues from
+the committed checkpoint that was saved last, which need not have the highest step. It skips checkpoints that are not
+committed or are damaged. Below these, the checkpoints that Keras, TensorFlow and torch have written to the directory
+are listed. They are recognised by their names: .keras, .h5, .weights.h5, prefixes with .index and .data, folders of
+BackupAndRestore, SavedModels, .pt, .pth.
 
 Options:
 {options}
@@ -43,12 +44,12 @@ OPTIONS = OptionsTable(
         nargs="?",
         default="",
         metavar="DIR",
-        help="a path, a URL, or a variable with one or with checkpoints(…); default: the last run's --checkpoint-dir",
+        help="a path, a URL, or a variable that holds one or checkpoints(…); default: the last run's --checkpoint-dir",
         suggest=_suggest,
     ),
-    Option("--check", action="store_true", help="read every byte and compare it with what was saved"),
-    Option("--metric", default="", metavar="NAME", help="mark the one with the best value of this metric"),
-    Option("--mode", choices=get_args(Mode), help="which value is the best: the least (default) or the greatest"),
+    Option("--check", action="store_true", help="compare every byte with what was saved"),
+    Option("--metric", default="", metavar="NAME", help="mark the checkpoint with the best value of this metric"),
+    Option("--mode", choices=get_args(Mode), help="which value is best: the minimum (default) or the maximum"),
 )
 
 
@@ -57,10 +58,7 @@ def parse(line: str) -> dict[str, Any]:
     given = OPTIONS.parse(line)
     mode = given["mode"]
     if mode and not given["metric"]:
-        raise OptionsError(
-            f"%checkpoints: --mode {mode} says which value is the best one; of what, says --metric: "
-            f"--metric val_loss --mode {mode}."
-        )
+        raise OptionsError(f"%checkpoints: --mode {mode} needs a metric: use --metric val_loss --mode {mode}.")
     return given
 
 

@@ -10,18 +10,18 @@ from sparkring.notebook.option_types import columns, number_of_ranks, positive_c
 from sparkring.notebook.options_table import Option, OptionsTable
 from sparkring.notebook.sources import suggest_sources, value_of
 
-_HELP = """Show which rank reads which rows of a data set, before anything is launched.
+_HELP = """Preview which rows of a data set each rank will read, before you start a run.
 
     %shards /dbfs/data/digits -n 4 --batch-size 256
     %shards "s3://bucket/events/day=*/" -n 8 --columns speed,label --where "speed > 3" --epochs 100
-    %shards frame -n 4          a Spark DataFrame of the notebook, which is written to the cache first
-    %shards train               what sparkring.shards(…) gave
+    %shards frame -n 4          a Spark DataFrame of the notebook, which is first written to the cache
+    %shards train               a variable that holds the result of sparkring.shards(…)
 
-Only the files' footers are read, and the columns of a filter. Two splits stand side by side: the even one that
-sparkring.shards() reads by, in which ranks differ by one row at most and all take as many steps; and Petastorm's,
-in which row group i goes to rank i % n, so that a rank may get more than another, or nothing, and the others wait
-for it in allreduce. Shown are rows, bytes, files, row groups and steps of each rank, for object stores the GET
-requests and their price, and what to change about the files, in numbers.
+Only the footers of the files are read, and the columns that a filter names. The preview compares two ways to divide
+the rows. sparkring.shards() divides them evenly: ranks differ by at most one row and take the same number of steps.
+Petastorm gives row group i to rank i % n, so some ranks may read more than others, or nothing, and ranks then wait
+for each other in allreduce. For each rank, the preview shows its rows, bytes, files, row groups and steps. For object
+stores, it also shows the number of GET requests and their price. It says how the files could be improved.
 
 Options:
 {options}
@@ -39,7 +39,7 @@ OPTIONS = OptionsTable(
     Option(
         "source",
         metavar="PATH|DF",
-        help="Parquet files: a path, a folder, a glob, a URL; or a variable of the notebook",
+        help="Parquet files (a path, a folder, a glob or a URL), or a variable of the notebook",
         suggest=_suggest,
     ),
     Option(
@@ -49,22 +49,22 @@ OPTIONS = OptionsTable(
         metavar="NP",
         dest="size",
         default=0,
-        help="ranks; default: the warm gang's, or one",
+        help="number of ranks; default: those of the warm gang, or 1",
     ),
-    Option("--batch-size", type=positive_count, metavar="B", help="rows in a rank's batch; default 32"),
-    Option("--columns", type=columns, metavar="A,B,…", help="the columns that will be read; default: all"),
-    Option("--where", default="", metavar="FILTER", help='the rows that will be read: --where "x > 3"'),
+    Option("--batch-size", type=positive_count, metavar="B", help="number of rows in a rank's batch; default: 32"),
+    Option("--columns", type=columns, metavar="A,B,…", help="the columns to read; default: all"),
+    Option("--where", default="", metavar="FILTER", help='the rows to read: --where "x > 3"'),
     Option(
         "--remainder",
         choices=("drop", "pad", "join"),  # not imported from data.plan, which would bring NumPy along
-        help="rows that fill no batch on every rank: left out (drop), padded, or in smaller batches (join)",
+        help="what to do with the last rows: leave them out (drop), pad their batches, or make smaller batches (join)",
     ),
     Option(
         "--epochs",
         type=positive_count,
         metavar="E",
         default=1,
-        help="for the price of an object store's requests",
+        help="number of epochs, for the price of requests to an object store",
     ),
 )
 

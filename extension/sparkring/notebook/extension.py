@@ -1,6 +1,6 @@
-"""`%load_ext sparkring`: registers the magics and their completion, and takes them away again.
+"""`%load_ext sparkring` registers the magics and their completion; `%unload_ext sparkring` removes them.
 
-The modules of this package import what runs a cell, or shows it, when a magic is called: so it loads quickly.
+The modules of this package import what runs or shows a cell only when a magic is called, so that it loads fast.
 """
 
 from __future__ import annotations

@@ -19,35 +19,40 @@ from sparkring.runtime.kernel import tell
 if TYPE_CHECKING:
     from sparkring.engine.warm_gang import WarmGang
 
-_HELP = """Ranks that stay up between cells.
+_HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 
-    %gang start -n -4       four processes here; -n 4: four Spark barrier tasks, whose slots are held until it stops
-    %gang                   what is up, and since when
-    %gang --stacks          where each rank stands
-    %gang stop              end it (all; or `stop local`, `stop spark`)
+    %gang start -n -4       start four processes on this machine; -n 4: four Spark barrier tasks, which hold their slots
+    %gang                   list the gangs
+    %gang --stacks          show the stack of each rank
+    %gang stop              stop all gangs; `stop local` and `stop spark` stop one
 
-Cells without -n, or with the same, then run on the gang, within milliseconds. What a cell binds stays on
-the ranks for the next cell, and is used there unless the notebook has bound the name anew since; --push
-NAME sends the notebook's value in any case, --pull NAME brings rank 0's back. %%ranks runs a cell on some
-ranks. Stop ends the cell and keeps the gang if its ranks come back; a rank that dies takes the gang down.
+Cells without -n, or with the same -n, then run on the gang within milliseconds. Variables stay on the ranks.
+A later cell uses the ranks' value of a name, unless the notebook has assigned the name since. --push NAME
+always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a
+cell on some of the ranks. Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the
+gang ends.
 
 Options of `%gang start`:
 {options}
 """
-_SLOTS_HELP = "Show where ranks can run: this machine's cores, and Spark's task slots and who holds them."
+_SLOTS_HELP = "Show where ranks can run: this machine's cores and GPUs, and Spark's task slots and what holds them."
 
 _START = OptionsTable(
     "%gang start",
-    Option("-n", "--np", type=number_of_ranks, metavar="NP", help="ranks: -4 processes here, 4 Spark barrier tasks"),
+    Option(
+        "-n", "--np", type=number_of_ranks, metavar="NP", help="-4: processes on this machine; 4: Spark barrier tasks"
+    ),
     Option(
         "--framework",
         choices=[name for name, framework in FRAMEWORKS.items() if framework.by_node],
         default="horovod",
-        help="what %%ranks cells are given (default horovod); cells of other magics bring their own",
+        help="the framework of %%ranks cells (default: horovod); other magics use their own",
     ),
-    Option("--idle", type=minutes, metavar="MIN", default=60.0, help="end it after that many minutes without a cell"),
-    Option("--env", type=assignment, metavar="K=V", action="append", help="a variable for the ranks"),
-    Option("--gpus", type=count, metavar="K", help="GPUs for each rank; 0 hides them"),
+    Option(
+        "--idle", type=minutes, metavar="MIN", default=60.0, help="stop after MIN minutes without a cell (default: 60)"
+    ),
+    Option("--env", type=assignment, metavar="K=V", action="append", help="an environment variable for the ranks"),
+    Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
 )
 _PLACES = ("local", "spark")
 # In the notebook's namespace from the start of a gang until %reset.
@@ -78,15 +83,15 @@ def parse(line: str) -> GangRequest:
         case []:
             return GangRequest("show")
     raise OptionsError(
-        f"%gang does not take {line.strip()!r}: `%gang start -n -4`, `%gang` (what is up), `%gang --stacks`, "
-        "`%gang stop` (or `stop local`, `stop spark`)."
+        f"%gang does not take {line.strip()!r}: use `%gang start -n -4`, `%gang`, `%gang --stacks` or `%gang stop` "
+        "(also `stop local`, `stop spark`)."
     )
 
 
 def _gang_options(words: list[str]) -> GangOptions:
     given = _START.parse_words(words)
     if not given["np"]:
-        raise OptionsError("%gang start takes a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
+        raise OptionsError("%gang start needs a number of ranks: -n -4 for processes here, -n 4 for Spark tasks.")
     idle_s = 60 * given["idle"]
     return GangOptions(given["np"], given["framework"], idle_s, tuple(given["env"] or ()), given["gpus"])
 
@@ -115,13 +120,15 @@ def _gang(shell: Any, line: str) -> None:
         _start(shell, request.start)
     elif request.action == "stop":
         for gang in warm_gang.stop(request.where):
-            print(f"{gang.describe()}: {'was gone already' if gang.lost else 'stopped'}")
+            print(f"{gang.describe()}: {'had already ended' if gang.lost else 'stopped'}")
     elif request.action == "stacks":
         stacks = gang_selection.latest_gang_alive("%gang --stacks").stacks()
         show_table(describe.STACK_HEADERS, describe.stacks_table(stacks), empty="")
     else:
         headers = ("gang", "-n", "framework", "state", "up", "cells", "hosts")
-        show_table(headers, [_row(gang) for gang in warm_gang.every()], empty="no gang is up: %gang start -n -4")
+        show_table(
+            headers, [_row(gang) for gang in warm_gang.every()], empty="no gang is up; `%gang start -n -4` starts one"
+        )
 
 
 def _start(shell: Any, options: GangOptions) -> None:
@@ -132,7 +139,7 @@ def _start(shell: Any, options: GangOptions) -> None:
     gang = warm_gang.start(options, tell, tell)
     shell.events.register("post_run_cell", stop_after_reset)
     shell.user_ns[_MARK] = True
-    print(f"{gang.describe()}: up after {describe.duration(time.monotonic() - started)}; %gang stop ends it")
+    print(f"{gang.describe()}: started in {describe.duration(time.monotonic() - started)}; `%gang stop` stops it")
 
 
 def _row(gang: WarmGang) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`%runs` and `%logs`: what saved runs and runs in the background did, printed and measured."""
+"""`%runs` and `%logs`: show saved runs, runs in the background, and what their ranks printed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
 
-_RUNS_HELP = """List saved runs, newest first, show one, open its metrics in TensorBoard, or stop one in the background.
+_RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a run in the background.
 
-    %runs                       the last 20; %runs 50 lists more
-    %runs RUN                   how it went; for a run in the background, its panel
-    %runs RUN --tensorboard     RUN is its name in the list, the beginning or the end of that, or its title
-    %runs --stop RUN            ends a run of this notebook that goes on in the background
+    %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
+    %runs RUN                   show a run; for a run in the background, show its panel
+    %runs RUN --tensorboard     open the metrics of a run in TensorBoard
+    %runs --stop RUN            stop a run in the background of this notebook
 
-TensorBoard shows each rank and their mean, by step or epoch and by time. Its files are written into the run's folder,
-anew each time. Outside a notebook the command that starts it is printed.
+RUN is a name in the list, the beginning or the end of a name, or a title.
+
+TensorBoard shows the metrics of each rank and their mean, by step or epoch and by time. Its files are written to the
+run folder each time. Outside a notebook, the command that starts TensorBoard is printed.
 
 Options:
 {options}
 """
-_LOGS_HELP = """Print what a run's ranks wrote: `%logs`, `%logs RUN --rank 1 --tail 20`; RUN as in %runs, else the last.
+_LOGS_HELP = """Print what the ranks of a run wrote: `%logs`, `%logs RUN --rank 1 --tail 20`. RUN is as in %runs.
 
 Options:
 {options}
@@ -43,20 +45,20 @@ def _runs_to_stop(current: str) -> Iterator[str]:
 _RUNS = OptionsTable(
     "%runs",
     Option("run", nargs="?", default="", metavar="N|RUN", help="how many to list (default 20), or which run to show"),
-    Option("--tensorboard", action="store_true", help="show the metrics of RUN (the last) in TensorBoard"),
+    Option("--tensorboard", action="store_true", help="show the metrics of RUN (default: the last run) in TensorBoard"),
     Option(
         "--stop",
         action="store_true",
-        help="end RUN, which is running in the background of this notebook",
+        help="stop RUN, a run in the background of this notebook",
         suggest=_runs_to_stop,
         alone=True,
     ),
 )
 LOGS = OptionsTable(
     "%logs",
-    Option("run", nargs="?", default="", metavar="RUN", help="which run; default: the last"),
-    Option("--rank", type=count, metavar="R", help="only what this rank wrote"),
-    Option("--tail", type=count, metavar="N", help="only the last N lines of each rank"),
+    Option("run", nargs="?", default="", metavar="RUN", help="the run; default: the last one"),
+    Option("--rank", type=count, metavar="R", help="print only what this rank wrote"),
+    Option("--tail", type=count, metavar="N", help="print only the last N lines of each rank"),
 )
 
 
@@ -131,7 +133,7 @@ def _rows(most: int) -> Iterator[tuple[str, ...]]:
 
 
 def _show(name: str) -> None:
-    """Show a run: its live panel if it goes on in the background, else its saved view."""
+    """Show a run: its live panel if it is running in the background, otherwise its saved view."""
     from sparkring.engine import background
     from sparkring.history import run_store
     from sparkring.views import show_run

@@ -1,4 +1,4 @@
-"""The magics that run their cell on ranks: one for each framework that has one, and `%%ranks`."""
+"""The magics that run their cell on ranks: those of the frameworks, and `%%ranks`."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ _HELP = """Run the cell on {what}.
     %%{magic} {line}
 {example}
 
-The cell is the body of the training function. Names that it reads (here {reads}) are taken from
-the notebook when it runs: functions and classes by value, modules by reference. `rank`, `size` and
-`local_rank` are there unless the notebook defines them. What the ranks print shows here, tagged by
-rank; the first rank to fail ends all, and the error names it and the line of the cell.
+The cell is the body of the training function. The names that it reads (here {reads}) are sent from the
+notebook to the ranks: functions and classes by value, modules by reference. Each rank also has `rank`,
+`size` and `local_rank`, unless the notebook has variables with these names. The output of the ranks
+appears below the cell, labelled by rank. The first rank to fail ends the run, and the error names the
+rank and the line of the cell.
 
-Returns a RunResult: .value (rank 0's last expression), .values (by rank), .record, .logs(rank).
-It is in `_` afterwards.
+Returns a RunResult: .value (rank 0's last expression), .values (of all ranks), .record, .logs(rank).
+`_` holds it afterwards.
 
-With --background the cell returns at once, with a BackgroundRun, and the notebook is free: .result()
-waits for the RunResult; .stop() ends the run, as `%runs --stop RUN` does, and the notebook's Stop does not.
+With --background, the cell returns a BackgroundRun at once, and the notebook is free. Its .result()
+waits for the RunResult. Its .stop() and `%runs --stop RUN` end the run; the notebook's Stop does not.
 
 Options:
 {options}
 """
 
-_RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or `%%ranks all`; options as of %%horovod.
+_RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or `%%ranks all`.
 
     %gang start -n -4
 
     %%ranks 0
     print(rank, "of", size, "has", len(x), "rows")
 
-What earlier cells bound on these ranks is there, and what this one binds stays. The values of the ranks that
-take part are in the result's .values; --pull brings names of the first of them.
+The cell can use the variables of earlier cells on these ranks, and its own variables stay there. The result's
+.values has the values of these ranks, and --pull copies variables of the first of them into the notebook. The
+options are those of %%horovod, except for those that start new ranks.
 """
 
 _RANKS = Option(
@@ -58,7 +60,7 @@ _RANKS = Option(
     "--np",
     type=number_of_ranks,
     metavar="NP",
-    help="ranks: -2 two processes here, 2 two Spark barrier tasks; default -1, or the warm gang",
+    help="-2: two processes on this machine; 2: two Spark barrier tasks; default: the warm gang, or -1",
 )
 _OPTIONS = (
     Option(
@@ -66,21 +68,21 @@ _OPTIONS = (
         type=seconds,
         metavar="S",
         dest="timeout_s",
-        help="end the run after S seconds, and say where each rank was",
+        help="end the run after S seconds, and say on which line each rank was",
     ),
     Option(
         "--push",
         type=variables,
         metavar="NAME,…",
         action="append",
-        help="notebook variables to take along although the cell does not name them",
+        help="variables of the notebook to send, even if the cell does not name them",
     ),
     Option(
         "--pull",
         type=variables,
         metavar="NAME,…",
         action="append",
-        help="variables of rank 0 to bring back into the notebook",
+        help="variables of rank 0 to copy into the notebook",
     ),
     Option(
         "--env",
@@ -93,13 +95,13 @@ _OPTIONS = (
         "--gpus",
         type=count,
         metavar="K",
-        help="GPUs for each rank, which sees those of all ranks on its node by local rank; 0 hides them",
+        help="number of GPUs for each rank; 0 hides all GPUs",
     ),
     Option(
         "--logs",
         choices=LOGS,
         default="all",
-        help="what to show: every rank's output, rank 0's, or only what callbacks send",
+        help="what to show: the output of all ranks, of rank 0, or only messages of callbacks",
     ),
     Option(
         "--stall-after",
@@ -107,19 +109,19 @@ _OPTIONS = (
         metavar="S",
         dest="stall_s",
         default=Options.stall_s,
-        help="say where every rank is when some have long been elsewhere; default 30",
+        help="if ranks are at different lines and silent for S seconds (default: 30), say where each one is",
     ),
     Option(
         "--checkpoint-dir",
         default="",
         metavar="PATH",
-        help="where checkpoints() saves on the ranks; the run continues from the last one found there (dbfs:, any URL)",
+        help="the directory of checkpoints() (dbfs:, any URL); the run continues from the last checkpoint there",
     ),
     Option(
         "--max-restarts",
         type=count,
         metavar="K",
-        help="start all ranks again, up to K times, when one is lost; default 3 with --checkpoint-dir, else 0",
+        help="restart all ranks, at most K times, if a rank is lost; default: 3 with --checkpoint-dir, otherwise 0",
     ),
     Option(
         "--min-np",
@@ -127,42 +129,42 @@ _OPTIONS = (
         metavar="K",
         dest="least",
         default=0,
-        help="go on with as few as K ranks when Spark has no slots for more, and with all again when it has",
+        help="if Spark has lost slots, continue with K ranks or more, and with all ranks once the slots are back",
     ),
-    Option("--fresh", action="store_true", help="begin anew; the checkpoints that are there stay"),
-    Option("--resume", action="store_true", help="go on from a checkpoint although the cell or its data have changed"),
+    Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
+    Option("--resume", action="store_true", help="continue from a checkpoint even if the cell or its data has changed"),
     Option(
         "--timeline",
         action="store_true",
-        help="have Horovod record where its time goes, and which ranks the others wait for; kept with the run",
+        help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
     ),
     Option(
         "--no-autolog",
         action="store_false",
         dest="autolog",
-        help="do not add a metrics callback to Keras' fit",
+        help="do not report the metrics of Keras' fit automatically",
     ),
-    Option("--name", default="", metavar="NAME", help="what to call the run in %runs"),
+    Option("--name", default="", metavar="NAME", help="the name of the run in %runs"),
     Option(
         "--background",
         action="store_true",
-        help="leave the notebook free: the cell returns at once, with a BackgroundRun; never on the warm gang",
+        help="return a BackgroundRun at once, so that the notebook is free; does not use the warm gang",
     ),
-    Option("--dry-run", action="store_true", help="show what would travel to the ranks, and start nothing"),
-    Option("--quiet", action="store_true", help="show nothing but errors"),
+    Option("--dry-run", action="store_true", help="show what would be sent to the ranks, and start nothing"),
+    Option("--quiet", action="store_true", help="show only errors"),
 )
 _BARRIER_RANKS = Option(
     "-n",
     "--np",
     type=number_of_ranks,
     metavar="N",
-    help="ranks, each a Spark barrier task; default: as many as the DataFrame has partitions",
+    help="number of ranks, each in a Spark barrier task; default: one for each partition of the DataFrame",
 )
 _BARRIER_DATA = Option(
     "--data",
     type=variable,
     metavar="DF",
-    help="the notebook's Spark DataFrame of which each rank gets one partition, as `rows`",
+    help="a Spark DataFrame of the notebook; each rank gets one partition of it, as `rows`",
 )
 
 
@@ -203,11 +205,11 @@ def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
     """The ranks of %%barrier: 0, which is one for each partition, where there is a DataFrame and -n says nothing."""
     if np is not None and np < 1:
         raise OptionsError(
-            f"%%barrier runs in tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
+            f"%%barrier runs in the tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
         )
     if np is None and not data and default_np < 1:
         raise OptionsError(
-            "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF), a rank per partition."
+            "%%barrier needs a number of ranks (-n 4), or a DataFrame (--data DF) for one rank per partition."
         )
     return 0 if np is None and data else np
 

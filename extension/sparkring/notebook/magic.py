@@ -1,4 +1,4 @@
-"""What a module of this folder says of each of its magics."""
+"""The description of a magic, as the modules of this folder give it."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def split_line(magic: str, line: str) -> list[str]:
 
 
 def asks_for_help(line: str) -> bool:
-    """Whether -h or --help stands on the line of a magic."""
+    """Whether the line of a magic contains -h or --help."""
     try:
         return not {"-h", "--help"}.isdisjoint(shlex.split(line, comments=True))
     except ValueError:  # the magic's own parser says what is wrong

@@ -1,4 +1,4 @@
-"""An argument that is a variable of the notebook, a path or a URL: its value, and what Tab offers for it."""
+"""Arguments that are variables of the notebook, paths or URLs: their values, and what Tab offers for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupts (Stop, Ctrl-C) that are noted instead of raised in the middle of something."""
+"""Interrupts (Stop, Ctrl-C) that are noted, and not raised in the middle of an operation."""
 
 from __future__ import annotations
 

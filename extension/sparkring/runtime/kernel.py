@@ -1,4 +1,4 @@
-"""The kernel that Python runs in: whether a notebook's, which cell it runs, and text that belongs to no run."""
+"""The kernel that Python runs in: whether there is one, which cell it runs, and text that belongs to no run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def in_notebook() -> bool:
 
 
 def current_cell() -> int | None:
-    """The number of the cell that the notebook runs now; None where there is no notebook."""
+    """The number of the cell that the notebook runs now; None without a notebook."""
     if not in_notebook():
         return None
     number: int = sys.modules["IPython"].get_ipython().execution_count
@@ -21,9 +21,9 @@ def current_cell() -> int | None:
 
 
 def tell(text: str) -> None:
-    """Say something that no run is there to show: from a thread of ours, or before a run begins.
+    """Print a message that belongs to no run, for example from a thread of sparkring or before a run begins.
 
-    In a notebook it stands below the cell that runs now, or ran last.
+    In a notebook, it appears below the cell that runs now, or that ran last.
     """
     sys.stderr.write(f"sparkring: {text}\n")
     sys.stderr.flush()

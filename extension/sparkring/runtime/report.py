@@ -1,7 +1,7 @@
-"""What a rank tells the notebook: numbers with log(), text with log_to_driver().
+"""What a rank reports to the notebook: numbers with log(), text with log_to_driver().
 
-On the driver, and anywhere that is no rank, both do nothing that matters: log() is silent and
-log_to_driver() prints, so that the same function can be tried in the notebook first.
+On the driver, and in any other process that is not a rank, log() does nothing and log_to_driver()
+prints, so that the same function can be tried in the notebook first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def connected() -> bool:
 
 
 def tell(message: Told) -> None:
-    """Tell the driver something; where there is no driver, nobody."""
+    """Send a report to the driver. Without a driver, do nothing."""
     if _tell is not None:
         _tell(message)
 

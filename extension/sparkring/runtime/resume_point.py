@@ -1,4 +1,4 @@
-"""What a run with --checkpoint-dir tells its ranks of checkpoints."""
+"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 
 class Here(NamedTuple):
-    """Where this attempt's checkpoints go, and which one it goes on from.
+    """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
     `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock): the
-    checkpoints of a later attempt come after those of an earlier one. `resume` names the checkpoint that all ranks go
-    on from, '' for none, and `commit` is what its commit.json says, if the driver could read it. `there` names all that
-    the driver has seen in the directory. `lineage` is what the checkpoints of one training have in common, from its
-    first attempt on. `code` is the cell, `run_id` the run.
+    checkpoints of a later attempt come after those of an earlier one. `resume` is the name of the checkpoint that all
+    ranks continue from, '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names
+    that the driver has seen in the directory. `lineage` is what the checkpoints of one training have in common, from
+    its first attempt. `code` is the cell, `run_id` the run.
     """
 
     directory: str = ""

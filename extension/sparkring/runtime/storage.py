@@ -1,11 +1,11 @@
 """Paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
 
-    dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      one and the same, through the mount at /dbfs
+    dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, through the mount at /dbfs
     s3://bucket/x  abfss://…  gs://…  memory://x   with fsspec's package for it
-    dbfs://x/y                                     a mistake: it means a host called x
+    dbfs://x/y                                     an error: x would be a host
 
-Where there is no mount, a folder stands for dbfs:/: the one that SPARKRING_DBFS_ROOT names, or `dbfs` in the user's
-data folder. No path leaves it.
+If there is no mount, dbfs:/ is a folder: the one that SPARKRING_DBFS_ROOT names, or `dbfs` in the user's data folder.
+A path cannot leave it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
 
 
 def dbfs_root() -> str:
-    """The folder that stands for dbfs:/ on this machine."""
+    """The folder that dbfs:/ refers to on this machine."""
     named = os.environ.get(DBFS_ROOT)
     if named:
         return os.path.abspath(os.path.expanduser(named))
@@ -120,7 +120,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A path's part as whoever takes it for a URL might read it."""
+    """A part of a path as it may be read if the path is taken for a URL."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

@@ -74,10 +74,10 @@ def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[st
 
 
 def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
-    """What CUDA has to be told, by node: every rank sees the GPUs of all ranks there, in the order of local ranks.
+    """CUDA's list of GPUs, by node: every rank sees the GPUs of all ranks of its node, in the order of local ranks.
 
-    So the rank with one GPU each finds its own under its local rank, as code for horovodrun and torchrun expects,
-    and NCCL can go from GPU to GPU. Tasks that share a GPU make it stand there once: CUDA takes no address twice.
+    If each rank has one GPU, it finds this GPU under its local rank, as code for horovodrun and torchrun expects, and
+    NCCL can copy between GPUs. A GPU that tasks share is listed once, because CUDA does not accept an address twice.
     """
     seen: dict[str, dict[str, None]] = {}
     for world in sorted(worlds):  # by rank, and so on each node by local rank

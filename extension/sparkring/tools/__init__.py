@@ -1,1 +1,1 @@
-"""Console commands that set up what sparkring runs on."""
+"""Console commands that set up the environment of sparkring."""

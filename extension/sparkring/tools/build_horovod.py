@@ -1,8 +1,8 @@
 """Build a Horovod wheel for the TensorFlow and PyTorch of this environment, once.
 
-Horovod publishes no wheels, and its last release predates the compilers' standards that today's
-frameworks ask for. This command takes the source, brings it up to date, builds it with Gloo (no MPI) and
-keeps the wheel in the user's cache under the versions that it was built for.
+Horovod publishes no wheels, and its last release is older than the C++ standards that current
+frameworks need. This command downloads the source, updates it, builds it with Gloo (without MPI) and
+keeps the wheel in the user's cache, under the versions that it was built for.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def patch(source: Path, changes: Sequence[Edit]) -> None:
         text = file.read_text(encoding="utf-8")
         if edit.old not in text:
             raise BuildError(
-                f"Horovod's {edit.path} does not hold {edit.old.strip()!r}, so this is not the source of "
-                f"{HOROVOD} that this command knows: run it again with --force to download it anew."
+                f"Horovod's {edit.path} does not contain {edit.old.strip()!r}, so this is not the source of "
+                f"{HOROVOD} that this command expects: run it again with --force to download the source again."
             )
         file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
 
@@ -187,8 +187,8 @@ def check_tools(target: Target) -> Path:
     probe = [compiler, f"-std=c++{target.cxx_standard}", "-x", "c++", "-fsyntax-only", os.devnull]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         raise BuildError(
-            f"The C++ compiler {compiler} does not know C++{target.cxx_standard}, which the installed frameworks ask "
-            "for: install g++ 10 or later, name it in the variable CXX, then run this command again."
+            f"The C++ compiler {compiler} does not support C++{target.cxx_standard}, which the installed frameworks "
+            "need: install g++ 10 or later, set the variable CXX to it, then run this command again."
         )
     cmake = find_cmake()
     if shutil.which("make") is None:
@@ -211,7 +211,7 @@ def check_tools(target: Target) -> Path:
     setuptools = _installed("setuptools")
     if setuptools is None or Version(setuptools) < OLDEST_SETUPTOOLS:
         raise BuildError(
-            f"Building a wheel needs setuptools {OLDEST_SETUPTOOLS} or later and {sys.prefix} has "
+            f"Building a wheel needs setuptools {OLDEST_SETUPTOOLS} or later, but {sys.prefix} has "
             f"{setuptools or 'none'}: run `{sys.executable} -m pip install --upgrade setuptools`, then this command "
             "again."
         )
@@ -275,7 +275,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
         patch(source, edits(target))
         # Verbose, since only then pip passes on the percentages of the build beneath it.
         make = [*pip, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
-        failure = f"{target} could not be built. Set right what follows, then run this command again:"
+        failure = f"{target} could not be built. Correct these errors, then run this command again:"
         pace = Pace(cache / "pace.json")
         run(f"Building {target}", make, env, failure, pace)
         pace.keep()
@@ -284,7 +284,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
 
 
 def _keep(made: Path, place: Path) -> Path:
-    """Put a file into the cache whole or not at all, whoever else is building there."""
+    """Put a file into the cache atomically, also if another build writes there."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".incoming-")
     os.close(handle)
     try:
@@ -315,7 +315,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> None:
         if answer.returncode:
             progress.close()
             reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
-            raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it anew with --force --install.")
+            raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it again with --force --install.")
         progress.done()
 
 
@@ -332,14 +332,14 @@ def parser() -> argparse.ArgumentParser:
     """The command line's options."""
     cli = argparse.ArgumentParser(
         prog="sparkring-build-horovod",
-        description=f"Build a Horovod {HOROVOD} wheel (Gloo, no MPI) for the TensorFlow and PyTorch that are "
-        "installed in this environment, keep it, and use the kept one from then on.",
+        description=f"Build a wheel of Horovod {HOROVOD} (with Gloo, without MPI) for the TensorFlow and PyTorch that "
+        "are installed in this environment. The wheel is cached, and used again the next time.",
     )
     cli.add_argument("--install", action="store_true", help="install the wheel into this environment and load it")
-    cli.add_argument("--force", action="store_true", help="download and build even if the cache holds the wheel")
-    cli.add_argument("--cache", type=Path, metavar="DIR", help="keep wheels here rather than in the user's cache")
-    cli.add_argument("--verbose", action="store_true", help="show the whole build log as it grows")
-    cli.add_argument("--print-path", action="store_true", help="print the wheel's path alone on standard output")
+    cli.add_argument("--force", action="store_true", help="download and build even if the cache has the wheel")
+    cli.add_argument("--cache", type=Path, metavar="DIR", help="the folder for wheels; default: the user's cache")
+    cli.add_argument("--verbose", action="store_true", help="show the whole build log during the build")
+    cli.add_argument("--print-path", action="store_true", help="print only the wheel's path to standard output")
     return cli
 
 
@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         progress.close()
-        print("sparkring-build-horovod: interrupted; nothing was kept.", file=sys.stderr)
+        print("sparkring-build-horovod: interrupted; no wheel was saved.", file=sys.stderr)
         return 130
     if options.print_path:
         print(wheel)

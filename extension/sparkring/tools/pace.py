@@ -1,4 +1,4 @@
-"""Estimates which share of a build's time has passed when make prints a percentage.
+"""Estimates how much of a build's time has passed when make prints a percentage.
 
 make counts files, and the largest come last: at 99 %, a sixth of the time of Horovod's build is left.
 """
@@ -51,7 +51,7 @@ class Pace:
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
-    """The shares of the last build here and its seconds; the shares above and 0 if there was none."""
+    """The shares and the seconds of the last build here; if there was none, the shares above and 0."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         shares = {int(percent): float(share) for percent, share in found["shares"].items()}

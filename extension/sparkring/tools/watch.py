@@ -1,4 +1,4 @@
-"""Run a long command with its output in a log, show how far it is, and say why it failed.
+"""Run a long command with its output in a log, show its progress, and say why it failed.
 
 Also a script, `watch.py LOG TITLE COMMAND…`, which the Makefile uses before anything is installed: so this module
 imports nothing but the standard library.
@@ -31,7 +31,7 @@ class Progress:
         self._show(f"{text} …")
 
     def tick(self, share: float | None = None) -> None:
-        """Show that the step goes on; `share` of its time has passed, if that is known."""
+        """Show that the step is running; `share` is the part of its time that has passed, if known."""
         now = self._clock()
         if self._rewrites or now - self._shown >= 10:
             self._shown = now

@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-Imported with the runner, on ranks too, so what draws is imported when something is to be drawn: executors need not
-have its libraries.
+This is imported with the runner, also on ranks, so the modules that draw are imported when they are used: executors
+need not have their libraries.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Quiet:
 
 
 def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, background: bool = False) -> View:
-    """The view that suits where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
+    """The view for the place where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
 
-    `stop` ends the run, from whichever thread. Of a run in the `background`, refresh() and close() are called from a
-    thread of ours, but for the first time. Databricks keeps no widgets, and where SPARKRING_PANEL is 0 they are not
-    wanted: there the panel is HTML only, and drawn anew every time.
+    `stop` ends the run and can be called from any thread. For a run in the `background`, refresh() and close() are
+    called from the run's thread, except for the first call. On Databricks, which has no widgets, and with
+    SPARKRING_PANEL=0, the panel is HTML that is redrawn each time.
     """
     if quiet:
         return Quiet()

@@ -1,4 +1,4 @@
-"""The attempts of a run that may lose ranks, a calm line each: what ended one, and where the next went on."""
+"""The attempts of a run that can restart, a line each: what ended one, and where the next one continued."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What of an attempt that ended was kept: `step 120 was saved 3 s before`; '' if nobody meant to save."""
+    """What an attempt that ended has saved: `step 120 was saved 3 s before`; '' if the run saves nothing."""
     if not record.checkpoint_dir:
         return ""
     saved = [

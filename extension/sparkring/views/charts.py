@@ -76,7 +76,7 @@ def _column(xs: Sequence[float], points: Iterable[tuple[float, float]]) -> Colum
 
 
 def words(curves: Sequence[Curve], axis: str) -> str:
-    """What one chart shows, for those who do not see it."""
+    """A description of one chart, for screen readers."""
     return "; ".join(
         f"{curve.name} by {axis}: from {number(curve.points[0].value.mean)} to {number(curve.last)}" for curve in curves
     )

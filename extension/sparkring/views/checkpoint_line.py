@@ -1,4 +1,4 @@
-"""Checkpoints as a picture: in the order in which they were saved, with a metric as high as its value."""
+"""Checkpoints as a picture, in the order in which they were saved; the height shows the value of a metric."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     """One checkpoint as it is shown; `time` is in Unix seconds, and 0 or None is what is not known.
 
     `origin` is who saved it, in words; marks with another `stretch` were saved in another attempt or run. `resumes`
-    is the one that a resume takes.
+    is the resume point.
     """
 
     step: int
@@ -82,9 +82,9 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """`committed, best; a resume uses it`, `damaged: rank-0.safetensors is cut`."""
+    """`committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
-    words += "; a resume uses it" if mark.resumes else ""
+    words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
 
 
@@ -135,7 +135,7 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Which of many marks are shown: the best and what a resume takes always, the rest evenly, what matters denser."""
+    """Which of many marks are shown: the best and the resume point always, the rest evenly, what matters denser."""
     if len(marks) <= most:
         return list(range(len(marks)))
     found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
@@ -155,7 +155,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
-    """Where each mark stands, in pixels from the left; those of removed ones closer together where there are many."""
+    """The position of each mark, in pixels from the left; if there are many, those of removed ones are closer."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
@@ -336,7 +336,7 @@ def _legend(series: Series, drawn: int) -> str:
         count = sum(mark.state == state for mark in series.marks)
         told += [(_SHAPES[state], f"{count:,} {SAID[state]}")] if count else []
     if any(mark.resumes for mark in series.marks):
-        told.append((_SHAPES["committed"] + _RING, "a resume uses it"))
+        told.append((_SHAPES["committed"] + _RING, "resume point"))
     keys = "".join(
         '<span><svg width="22" height="20" viewBox="-11 -10 22 20" fill="currentColor" aria-hidden="true">'
         f"{shape}</svg>{said}</span> "
@@ -348,12 +348,12 @@ def _legend(series: Series, drawn: int) -> str:
 
 
 def _spoken(series: Series) -> str:
-    resumed = next((f"; a resume uses step {mark.step:,}" for mark in series.marks if mark.resumes), "")
+    resumed = next((f"; the resume point is step {mark.step:,}" for mark in series.marks if mark.resumes), "")
     return f"{counted(len(series.marks), 'checkpoint')} in the order in which they were saved{resumed}"
 
 
 def nice_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that lie between `low` and `high`; at least one."""
+    """Round numbers (1, 2 or 5 times a power of ten) between `low` and `high`; at least one."""
     span = high - low
     if span <= abs(high) * 1e-9 or not math.isfinite(span):
         return [low]

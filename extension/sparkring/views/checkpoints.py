@@ -1,4 +1,4 @@
-"""Checkpoints: a picture of them in the order of time, a table, and which one a resume would take."""
+"""Checkpoints: a picture of them in order of time, a table, and the resume point."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """The checkpoints that a run has saved or gone back to, by directory and by who wrote them."""
+    """The checkpoints that a run has saved or restored, by directory and by writer."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -80,7 +80,7 @@ def _earlier(found: Checkpoint) -> bool:
 
 
 def listed(found: Inventory) -> Series:
-    """The checkpoints of ours that lie in a directory."""
+    """sparkring's own checkpoints in a directory."""
     best, newest = found.best, found.newest
     marks = tuple(
         _listed(entry, best=entry is best, resumes=entry is newest)
@@ -144,11 +144,12 @@ def damage_words(series: Series) -> str:
     ]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. A resume skips {them}."
+    skipped = f"A run that continues skips {them}."
+    return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. {skipped}"
 
 
 def folder_words(found: Inventory) -> list[str]:
-    """What is there, how much it takes, and what a resume takes, a sentence each."""
+    """The number of checkpoints, their size, and the resume point, a sentence each."""
     committed = [entry for entry in found.entries if entry.state == "committed"]
     known = sum(entry.commit.size_bytes for entry in found.entries if entry.commit is not None)
     counts = [counted(len(committed), "checkpoint")]
@@ -164,7 +165,7 @@ def folder_words(found: Inventory) -> list[str]:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         told.append(
-            f"A resume uses step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
+            f"The resume point is step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
             f"{rank_count(commit.size)}."
         )
     best = found.best
@@ -182,10 +183,10 @@ def _unwhole(found: Inventory) -> dict[str, list[Entry]]:
 
 
 def advice(found: Inventory) -> list[str]:
-    """What stands out and what to do about it, the gravest first."""
+    """Problems and what to do about them, the most serious first."""
     told = []
     if found.entries and found.newest is None:
-        told.append("No checkpoint here is complete: a resume starts from the beginning.")
+        told.append("No checkpoint here is complete: a run starts from the beginning.")
     told += [words] if (words := damage_words(listed(found))) else []
     partial = _unwhole(found)["not committed"]
     newest = found.newest
@@ -194,12 +195,12 @@ def advice(found: Inventory) -> list[str]:
     if going_on:
         told.append(
             f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is writing it now, or "
-            "ended while it saved. A resume skips checkpoints without a commit."
+            "ended while it saved. Runs that continue skip checkpoints without a commit."
         )
     if left:
         told.append(
             f"{_steps(left)} {'was' if len(left) == 1 else 'were'} never committed, and there are newer ones: a later "
-            "attempt removes uncommitted checkpoints after an hour, or you can."
+            "attempt removes uncommitted checkpoints after an hour, or you can remove them yourself."
         )
     if found.metric and found.best is None and newest is not None:
         there = sorted({name for entry in found.entries if entry.commit for name in entry.commit.metrics})
@@ -208,8 +209,8 @@ def advice(found: Inventory) -> list[str]:
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
         told.append(
-            f"{counted(len(lineages), 'training')} saved here, each from its own beginning; a directory for each "
-            "keeps them apart."
+            f"{counted(len(lineages), 'training')} have saved to this directory, each from its own beginning. Use a "
+            "separate directory for each training."
         )
     return told
 
@@ -261,11 +262,11 @@ def table_html(series: Series, now: float, most: int) -> str:
     return bare_table(*table_rows(series, now, most), note)
 
 
-OTHERS_HEADERS = ("written by others", "kind", "saved", "size", "")
+OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 
 
 def others_rows(found: Inventory) -> list[tuple[str, ...]]:
-    """A row of OTHERS_HEADERS for each checkpoint of somebody else's."""
+    """A row of OTHERS_HEADERS for each checkpoint that another tool wrote."""
     return [
         (each.name, each.kind, age(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
         for each in found.others[:OTHERS_LISTED]
@@ -282,7 +283,7 @@ def _others_note(found: Inventory) -> str:
 
 
 def show_checkpoints(found: Inventory) -> None:
-    """Show what lies in a directory of checkpoints; one sentence if nothing does."""
+    """Show a directory of checkpoints, as HTML in a notebook, otherwise as text; one sentence if it is empty."""
     if empty := empty_words(found):
         sys.stdout.write(f"{empty}\n")
     else:
@@ -290,7 +291,7 @@ def show_checkpoints(found: Inventory) -> None:
 
 
 def checkpoints_html(found: Inventory) -> str:
-    """The picture, the table, what a resume takes and the advice as one block of HTML."""
+    """The picture, the table, the resume point and the advice as one block of HTML."""
     series = listed(found)
     parts = [f'<div class="sr-head"><span class="sr-title">{text(first_line(found.directory, 200))}</span></div>']
     if found.entries:
@@ -331,7 +332,7 @@ class CheckProgress:
             self._write("")
 
     def tell(self, done: int, of: int, done_bytes: int, of_bytes: int) -> None:
-        """Say that so many checkpoints, and so many bytes, have been read of all."""
+        """Say how many of the checkpoints, and of their bytes, have been read."""
         if self._clock() >= self._due:
             self._due = self._clock() + PROGRESS_EVERY_S
             self._write(f"checked {done:,} of {counted(of, 'checkpoint')}, {size(done_bytes)} of {size(of_bytes)}")

@@ -1,4 +1,4 @@
-"""Shows what ranks have displayed as a separate output below the panel, beside the live panel and after it.
+"""Shows what ranks have displayed, as a separate output below the panel, during the run and after it.
 
 Styles are inline, so that it looks the same if a front end removes style sheets.
 """

@@ -1,6 +1,6 @@
-"""A run as HTML in a notebook: a panel that is redrawn in place, and what stays of it for later readers.
+"""A run as HTML in a notebook: a panel that is redrawn in place, and the form of it that is saved.
 
-No scripts, nothing from elsewhere, and tags that still read well where styles are stripped.
+It has no scripts, loads nothing from other hosts, and is readable if a page removes styles.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show a run as it stands in `record`; no live panel replaces this view."""
+    """Show the run of `record`; no live panel replaces this view."""
     found = bundle(replace(record, run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 

@@ -1,10 +1,10 @@
-"""A run as messages to a page: what is new in its record since the page was last told.
+"""A run as messages to a page: the changes of its record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed: `start` is the number of the first among all lines of the run, `count` how many there
               are; columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start), `text`; `html` for those with
-              colours, by place; `noise`, the places of what TensorFlow greets everybody with; `pending`, lines whose
+              colours, by place; `noise`, the places of TensorFlow's start-up messages; `pending`, lines whose
               end is still to come
     state     how the run stands, and a column of each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
@@ -49,7 +49,7 @@ SECTIONS: dict[str, Section] = {
 
 
 class Feed:
-    """What a page has been told of one run, so that it is told each thing once."""
+    """What a page already knows about one run, so that each change is sent once."""
 
     def __init__(self) -> None:
         self._lines = 0
@@ -61,7 +61,7 @@ class Feed:
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
-        """What the page does not know yet; of a state and of sections that were told a moment ago nothing."""
+        """What the page does not know yet, without a state and sections that were sent a moment ago."""
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
@@ -103,7 +103,7 @@ class Feed:
 
 
 def whole(record: RunRecord, now: float) -> list[Message]:
-    """All that the record knows, for a page that has been told nothing."""
+    """Everything in the record, for a new page."""
     return Feed().news(record, now)
 
 
@@ -138,7 +138,7 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 
 
 def state_message(record: RunRecord, now: float) -> Message:
-    """How the run stands; equal as long as nothing has changed but the time."""
+    """The state of the run; equal as long as only the time has changed."""
     progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     running = record.outcome is None
     return {

@@ -1,4 +1,4 @@
-"""Makes HTML in which texts of users and ranks are escaped, and the form that a notebook keeps."""
+"""Makes HTML in which texts of users and ranks are escaped, and turns it into the form that a notebook saves."""
 
 from __future__ import annotations
 

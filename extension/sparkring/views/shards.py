@@ -1,4 +1,4 @@
-"""Who reads what of a data set: a picture, a table, and what to do about it, before anything is launched."""
+"""Which rank will read which part of a data set: a picture, a table and advice, before a launch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def request_words(found: Outlook) -> list[str]:
 
 
 def advice(found: Outlook) -> list[str]:
-    """What stands out and what to do about it, a sentence or two each, the gravest first."""
+    """Problems and what to do about them, a sentence or two each, the most serious first."""
     told = [_few_rows(found), _few_groups(found), _uneven(found), _large_groups(found), _small_files(found)]
     return [line for line in [*told, _selective(found)] if line]
 
@@ -197,7 +197,7 @@ def _large_groups(found: Outlook) -> str:
     where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
         f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
-        f"in memory once per worker. Write at {size(GROUP_BYTES)}, .option('parquet.block.size', {GROUP_BYTES}), or "
+        f"in memory once per worker. Write {size(GROUP_BYTES)} with .option('parquet.block.size', {GROUP_BYTES}), or "
         "use shards(), which reads ranges of rows in bounded memory."
     )
 

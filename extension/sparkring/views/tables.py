@@ -1,4 +1,4 @@
-"""Small tables that line magics show: saved runs, slots, what a cell takes along."""
+"""Small tables that line magics show: saved runs, slots, the names that a cell needs."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def show(said: str, html: Callable[[], str]) -> None:
     display({"text/html": html(), "text/plain": said}, raw=True)  # type: ignore[no-untyped-call]
 
 
-CAPTURED = ("name", "type", "size", "travels", "")
+CAPTURED = ("name", "type", "size", "sent", "")
 
 
 def show_captured(names: Iterable[CapturedName]) -> None:
-    """Show what a cell takes along."""
+    """Show the names that a cell needs."""
     show_table(CAPTURED, captured_rows(names), empty="the cell uses no names of the notebook")
 
 
 def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
-    """What a cell takes along: name, type, size, how it travels, and why it cannot."""
+    """The names that a cell needs: name, type, size, how it is sent, and why it cannot be sent."""
     rows: list[tuple[str, ...]] = []
     for name in names:
         shown = f"{name.name} (used by {name.via})" if name.via else name.name

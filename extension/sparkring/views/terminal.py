@@ -113,7 +113,7 @@ class TerminalView:
         self._stream.flush()
 
     def _progress(self, record: RunRecord) -> str:
-        """The last line, without its end; the one that stands there will do for a while."""
+        """The progress line, without a newline; the same text is returned until a new one is due."""
         if not self._shows_progress or record.outcome is not None:
             return ""
         began = self._clock()

@@ -1,4 +1,4 @@
-"""What Horovod's timelines say, in words: where the time went, and whom the ranks waited for."""
+"""Horovod's timelines in words: how the time was spent, and which ranks the others waited for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How the driver, members and ranks talk: the messages, the channel, and the ticket that a member starts with."""
+"""How the driver, members and ranks communicate: messages, the channel, and the ticket of a member."""

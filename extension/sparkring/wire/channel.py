@@ -11,7 +11,7 @@ fields, and the parts' `sizes`) and a binary body in parts:
 
     header size  u32 │ body size  u64 │ header (JSON, UTF-8) │ body
 
-A frame that is no message ends the connection: what follows it cannot be trusted either.
+A frame that is not a message ends the connection: the bytes after it cannot be trusted either.
 
 Nothing but fixed-size bytes is read from a peer before it has proved that it holds the gang's
 secret. The proof authenticates the connection; it does not encrypt what follows.
@@ -48,11 +48,11 @@ PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may 
 
 
 class ChannelClosed(ConnectionError):
-    """The peer has gone, or did not prove itself."""
+    """The peer has closed the connection, or did not authenticate itself."""
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is no message, or none for this end; nothing more is taken from it."""
+    """The peer sent something that is not a message, or not one for this end; nothing more is read from it."""
 
 
 class Head(NamedTuple):
@@ -82,7 +82,7 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Send one message; ChannelClosed if the peer has gone."""
+        """Send one message; ChannelClosed if the peer has closed the connection."""
         fields, parts = encode(message)
         views = [memoryview(part).cast("B") for part in parts]
         sizes = [view.nbytes for view in views]
@@ -106,7 +106,7 @@ class Connection:
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError for what is none."""
+        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError if it is not a message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -122,7 +122,7 @@ class Connection:
             if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != body_bytes:
                 raise ProtocolError("a frame's parts do not add up to its body")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ProtocolError(f"a frame's header is no message's: {raw[:60]!r}") from error
+            raise ProtocolError(f"a frame's header is not that of a message: {raw[:60]!r}") from error
         return Head(kind, fields, sizes, bytes(prefix) + raw)
 
     def receive_body(self, head: Head) -> Message:
@@ -160,7 +160,7 @@ class Connection:
         self._sock.close()
 
     def release(self) -> None:
-        """Close this process's descriptor only: another process, forked, goes on using the connection."""
+        """Close only this process's descriptor: a forked process continues to use the connection."""
         self._sock.close()
 
     def local_host(self) -> str:
@@ -293,7 +293,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Have whoever waits for a connection on this socket look up: connecting is what works everywhere."""
+    """Wake a thread that waits for a connection on this socket, by connecting, which works on every system."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""Every message between driver, member and rank: what it says, and how it becomes the header and the parts of a frame.
+"""Every message between driver, member and rank, and how it is encoded as the header and the parts of a frame.
 
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Run, Release, Leave ──────── passed on ─────▶ rank
@@ -50,7 +50,7 @@ PathKind = Literal["", "stdlib", "site"]
 
 
 class MalformedMessage(ValueError):
-    """A frame that is none of the messages below."""
+    """A frame that is not one of the messages below."""
 
 
 # ── From the driver to a member ───────────────────────────────────────────────────────────────────────────────────────
@@ -68,7 +68,7 @@ class Interrupt(NamedTuple):
 
 
 class TakeStack(NamedTuple):
-    """Answer with a Stack: where the rank stands."""
+    """Answer with a Stack, the rank's current stack."""
 
 
 class RecordTimeline(NamedTuple):
@@ -282,7 +282,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A value that comes back: it is in so many of the message's `parts`, or `error` says why it cannot be packed."""
+    """A returned value: `parts` is its number of parts in the message, or `error` says why it cannot be packed."""
 
     name: str
     type_name: str
@@ -454,7 +454,7 @@ class CheckpointDamaged(NamedTuple):
 
 
 class CheckpointRestored(NamedTuple):
-    """The rank has gone back to what a checkpoint holds."""
+    """The rank has restored a checkpoint."""
 
     folder: str
     name: str

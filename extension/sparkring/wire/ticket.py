@@ -1,4 +1,4 @@
-"""What a launcher hands to a member: the way home, and what the member needs to become a rank."""
+"""What a launcher gives to a member: the driver's address, and what the member needs to start its rank."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs where the ranks are: standard library and cloudpickle only."""
+"""The code that runs where the ranks are. It needs only the standard library and cloudpickle."""

@@ -1,6 +1,6 @@
-"""What Keras does, told without a change to the user's code: metrics of `model.fit`, and checkpoints of its callbacks.
+"""Reports the metrics of Keras' `model.fit` and the checkpoints of its callbacks, without changes to the user's code.
 
-Every fit gets one more callback; what ModelCheckpoint and BackupAndRestore write is told when it is written. Keras is
+Every fit gets one more callback. What ModelCheckpoint and BackupAndRestore write is reported, too. Keras is
 not imported for this: the modules of Model and the callbacks are patched when the user's code has imported them.
 """
 

@@ -44,7 +44,7 @@ def task_for(
         tasks = len(context.getTaskInfos())
         if tasks != size:  # the number of partitions may depend on what the data turned out to be
             raise RuntimeError(
-                f"sparkring: the DataFrame came in {tasks} partitions, not {size}, because its plan adapts to its "
+                f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
                 f"data: use .repartition({size})."
             )
         folder = tempfile.mkdtemp(prefix="sparkring-")

@@ -1,1 +1,1 @@
-"""A folder for TensorBoard's PYTHONPATH: what it imports and an environment of today does not have."""
+"""A folder for TensorBoard's PYTHONPATH, with a module that TensorBoard imports and current environments lack."""

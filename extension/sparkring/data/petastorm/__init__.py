@@ -1,8 +1,8 @@
-"""Petastorm under its own names, with this rank's shard by default.
+"""Petastorm's functions under their own names. They read this rank's shard by default.
 
     from sparkring.data.petastorm import make_reader, make_batch_reader, make_spark_converter, SparkDatasetConverter
 
-is the only change that a notebook needs. The differences from Petastorm's own functions are:
+This import is the only change that a notebook needs. The differences from Petastorm's own functions are:
 
 - `cur_shard` and `shard_count` default to this rank and the number of ranks. In the notebook's process, the whole data
   set is read. To read everything on a rank, pass cur_shard=0, shard_count=1.

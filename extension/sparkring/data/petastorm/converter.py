@@ -34,9 +34,9 @@ def make_spark_converter(
     The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. It becomes the Spark
     setting petastorm.spark.converter.parentCacheDirUrl, which is also its default. The other arguments
     (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
-    and MLlib's vectors 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends. If that
-    was killed, the folder is removed when the next process on the same host makes a converter in the same parent
-    folder. OptionsError: no parent folder is given. PathError: it is invalid.
+    and MLlib's vectors 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends. If the
+    process is killed, the folder is removed when the next process on the same host makes a converter in the same
+    parent folder. OptionsError: no parent folder is given. PathError: it is invalid.
     """
     silence()
     from petastorm.spark import make_spark_converter as real

@@ -1,4 +1,4 @@
-"""What can be known of a Petastorm reader before it has a worker: its arguments, its shard, and what is wrong."""
+"""Checks a Petastorm reader before a worker starts: its arguments and its shard."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What Petastorm prints about the age of the libraries that it calls is kept out of the notebook.
+"""Hides warnings about deprecated functions that Petastorm calls, some forty lines for each reader.
 
-None of it is about the user's code, and there is nothing that they could do: some forty lines per reader.
-What Petastorm has to say of its own (a UserWarning) is left alone. Imports nothing that is not there anyway.
+They are not about the user's code, and the user cannot do anything about them. Petastorm's own warnings (UserWarning)
+are shown. Nothing is imported for this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """A dataset that is still there when Python ends needs modules that are not, for a count that nobody reads."""
+    """A dataset that still exists when Python ends needs modules that do not, for a count that is not read."""
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__

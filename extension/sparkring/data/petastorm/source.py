@@ -1,4 +1,4 @@
-"""A data set as Petastorm sees it: its row groups in Petastorm's order, its schema, what is wrong with it."""
+"""A data set as Petastorm sees it: its row groups in Petastorm's order, its schema, and errors in it."""
 
 from __future__ import annotations
 

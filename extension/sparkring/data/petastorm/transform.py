@@ -1,7 +1,7 @@
-"""Whether a TransformSpec gives what it declares, seen on the first rows before a reader has a worker.
+"""Checks on the first rows that a TransformSpec returns what it declares, before a worker starts.
 
-Without it a wrong shape or dtype comes to light in a worker's thread, and under TensorFlow not always: there the
-values are cast to what was declared, and fractions are lost.
+Otherwise, a wrong shape or dtype raises an error in a worker's thread, and with TensorFlow not always: TensorFlow casts
+the values to the declared dtype, and fractions are lost.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
         raise DataError(f"{name}: the transform fails on {what}: {type(error).__name__}"
                         f"{': ' + text[0] if text else ''}{where}.") from error  # fmt: skip
     if (batched and not hasattr(result, "columns")) or (not batched and not isinstance(result, dict)):
-        kind = "a pandas DataFrame, as make_batch_reader" if batched else "a dict, as make_reader"
-        raise DataError(f"{name}: the transform returned {type(result).__name__}; it gets {kind} has it, and must "
-                        "return one.")  # fmt: skip
+        kind, reader = ("a pandas DataFrame", "make_batch_reader") if batched else ("a dict", "make_reader")
+        raise DataError(f"{name}: the transform returned {type(result).__name__}. With {reader}, its function gets "
+                        f"{kind} and must return {kind}.")  # fmt: skip
     return result
 
 

@@ -1,7 +1,6 @@
-"""A reader while it reads: how far it is, and whether its workers are still there.
+"""Watches a reader while it reads: its progress, and whether its workers are alive.
 
-Both stand where the reader's own iteration comes by, in attributes that Petastorm 0.12 does not promise to keep: that
-is why it is pinned.
+Both are found in attributes of the reader that are not part of Petastorm's API. This is why Petastorm 0.12 is pinned.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ROWS_AT_ONCE = 32  # to count is a fifth of what Petastorm takes for a row
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Put ourselves between the reader and its queue of results, where the reader's own iteration comes by."""
+    """Insert a watcher between the reader and its queue of results, which the reader's own iteration uses."""
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,
@@ -106,8 +105,8 @@ class Tally:
         self._progress.begin(self._epoch, rows, steps, _route(self._plan))
 
     def add(self, item: Any, waited_s: float) -> None:
-        """One result, a row or a batch, for which somebody has waited so long."""
-        # In a thread of TensorFlow's nobody waits who would otherwise compute.
+        """One result, a row or a batch, and how long the caller has waited for it."""
+        # A wait in a thread of TensorFlow does not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)

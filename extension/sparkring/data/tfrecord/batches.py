@@ -1,4 +1,4 @@
-"""What is written: rows of any source as dicts of arrays that TFRecord files can hold, in batches of one size."""
+"""The batches to write: rows of any source as dicts of arrays that TFRecord files can hold, all of one size."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _words(column: Column | None) -> str:
 
 
 def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
-    """The source's rows, so many at a time as it gives."""
+    """The source's rows, in the chunks in which it yields them."""
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
@@ -106,8 +106,8 @@ def _array(values: Any, what: str) -> Array:
     if array.dtype.name not in NUMBERS:
         kind = type(array.flat[0]).__name__ if array.dtype.kind == "O" else array.dtype.name
         raise DataError(
-            f"{what} is of type {kind}, which a TFRecord array cannot hold: convert it to numbers or strings, times "
-            "for example with unix_micros() in Spark or astype('int64') in NumPy."
+            f"{what} is of type {kind}, which a TFRecord array cannot hold: convert it to numbers or strings. For "
+            "times, use unix_micros() in Spark or astype('int64') in NumPy."
         )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
@@ -120,6 +120,6 @@ def _stacked(array: Array, what: str) -> Array:
     """Python's values, or arrays of one shape, as one array. ValueError if their shapes differ."""
     nulls = sum(value is None for value in array.flat)
     if nulls:
-        raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values looked at): fill them first.")
+        raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values): fill them first.")
     inner = np.stack([np.asarray(value) for value in array.flat])
     return inner.reshape(*array.shape, *inner.shape[1:])

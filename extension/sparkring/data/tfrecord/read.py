@@ -107,7 +107,7 @@ class Records:
         return self.steps
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """What would be told on the ranks is told before they are started."""
+        """Raise the errors that ranks would raise before they are started."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class Records:
         takes = tf.constant([part.take for part in share.parts], tf.int64)
 
         def begin(_: Any) -> Any:
-            # The order of an epoch is made anew when it begins: its number is known only then.
+            # The order of an epoch is made when the epoch begins, because its number is known only then.
             order = tf.numpy_function(reading.begin, [], tf.int64)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(order, [len(share.parts)]))
 
@@ -200,7 +200,7 @@ class Records:
         return taken[0] if len(taken) == 1 else taken or found
 
     def _damaged(self) -> DataError | None:
-        """Which of this rank's files cannot be read; None if it is none of them."""
+        """A DataError for the first of this rank's files that is damaged; None if there is none."""
         tf = tensorflow()
         for index in sorted({part.file for part in self.share().parts}):
             count = 0

@@ -1,4 +1,4 @@
-"""What a pipeline over TFRecord files tells of itself: that an epoch begins, and now and then how far it is."""
+"""What a pipeline over TFRecord files reports: the beginning of an epoch, and its progress."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Reading:
         return np.array(order, np.int64)
 
     def _route(self, order: Sequence[int]) -> Route:
-        """The files in the order in which they are opened, so many of which are read in turn."""
+        """The files in the order in which they are opened; `window` covers those that are read in turn."""
         parts = [self.share.parts[at] for at in order]
         pieces = [Piece(part.file, -1, part.take * self._rows) for part in parts]
         window = sum(piece.rows for piece in pieces[: self.at_once]) if self.at_once > 1 else 0

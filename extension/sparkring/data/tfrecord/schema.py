@@ -1,4 +1,4 @@
-"""What lies beside TFRecord files: their columns, and the files themselves; and which of their records a rank reads."""
+"""The schema of TFRecord files, which lists their columns and the files, and the records that each rank reads."""
 
 from __future__ import annotations
 

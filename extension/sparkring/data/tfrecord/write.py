@@ -22,7 +22,7 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # where nobody says for how many ranks: even for 1, 2, 4, 8 and 16
+FILES = 16  # if the number of ranks is not given: even for 1, 2, 4, 8 and 16
 MOST_PREFIXES = 4_096
 FIRST_WORD_S = 2.0
 
@@ -70,7 +70,8 @@ def write_tfrecord(
             raise OptionsError(f"{option}={value}: expected at least 1.")
     if not 0 <= prefixes <= MOST_PREFIXES or compression not in (None, "GZIP", "ZLIB"):
         raise OptionsError(
-            f"prefixes={prefixes}, compression={compression!r}: 0 to {MOST_PREFIXES:,}; None, 'GZIP' or 'ZLIB'."
+            f"prefixes={prefixes}, compression={compression!r}: prefixes must be from 0 to {MOST_PREFIXES:,}, and "
+            "compression None, 'GZIP' or 'ZLIB'."
         )
     tensorflow()
     target = locate(path)
@@ -158,7 +159,7 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """The same batches. When they take long, `say` is told how many rows they were, ever more rarely."""
+    """The same batches. If they take long, `say` reports the number of rows, at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)
@@ -181,7 +182,7 @@ def _new(target: Location) -> Iterator[None]:
     try:
         yield
     except BaseException:  # an interrupt as well
-        with contextlib.suppress(OSError):  # without a schema nobody takes it for whole
+        with contextlib.suppress(OSError):  # without a schema, it is not read as complete
             for made in fs.ls(path, detail=False, refresh=True) if there else [path]:
                 fs.rm(made, recursive=True)
         raise

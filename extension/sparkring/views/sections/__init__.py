@@ -1,8 +1,8 @@
-"""What there is to say of a run, topic by topic: a module each, with a function of the record that gives its HTML.
+"""The sections of a view, a module for each topic, with a function of the record that returns its HTML.
 
-`html(record, now, form)` is '' where there is nothing to say. Forms: "stacked" is one of several that stand below each
-other while a run goes on and are redrawn in place, so it is short and does not move what is below; "tab" has a place of
-its own in the live panel; "final" is what stays in the notebook.
+`html(record, now, form)` returns '' if there is nothing to show. Forms: "stacked" sections are
+below each other during a run and are redrawn in place, so they are short and do not move what is below them; "tab" is
+for a tab of the live panel; "final" is what the notebook saves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The line of checkpoints as it grows, and what has become of each."""
+"""The checkpoints that were saved so far, and the state of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cell, as it was run, and what it ran with."""
+"""The cell as it was run, its options, its environment, and the names that were sent with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _captured(record: RunRecord, form: Form) -> str:
 
 
 def _facts(record: RunRecord, now: float, form: Form) -> str:
-    """A line each. What data was read stands in a place of its own in the final view."""
+    """A line for each fact. In the final view, the data that was read has its own section."""
     read = [reading.data_words(found) for found in reading.data_sets(record, now)] if form == "tab" else []
     told = [("data", words) for words in read[-reading.NAMED :]]
     told.append(("versions", " · ".join(f"{name} {version}" for name, version in record.versions)))

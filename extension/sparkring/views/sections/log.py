@@ -1,4 +1,4 @@
-"""What the ranks printed last, together and by rank."""
+"""The last lines that the ranks printed, together and by rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def box(shown: str, *, final: bool) -> str:
 
 
 def noise_html(seen: Sequence[LogLine]) -> str:
-    """What TensorFlow greets everybody with, folded away."""
+    """TensorFlow's start-up messages, folded away."""
     noise = [line for line in seen if lines.is_noise(line)]
     title = f"TensorFlow's start-up ({counted(len(noise), 'line')})"
     return details(title, scrolled(pre(lines.folded(noise[-100:])), title))
@@ -59,7 +59,7 @@ def pre(found: Sequence[Shared]) -> str:
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Lines below each other; what does not fit on one goes on behind the tags, `width` characters in."""
+    """Lines below each other; a long line continues `width` characters to the right, after the tags."""
     behind = f"{_CHARACTER * (width + 3):.1f}em"
     begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
     lines_in = "".join(f"{begin}{line}\n</span>" for line in shown)

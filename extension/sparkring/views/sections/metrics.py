@@ -1,4 +1,4 @@
-"""What was measured: numbers by step and by rank, and their curves."""
+"""The metrics: numbers by step and by rank, and their curves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _html(record: RunRecord, form: Form) -> str:
     labelled = [(table.label(row), [found.get(name) for name in table.names]) for row, found in rows]
     note = f"<caption><small>the last {len(rows)} of {counted(len(table.rows), table.by)}</small></caption>"
     if form == "stacked":
-        # Room for the epochs to come: what lies below stays where it is.
+        # Space for later epochs, so that the content below does not move.
         expected = min(ROWS_LIVE, record.metrics[-1].epochs or 0)
         labelled += [("\xa0", [None] * len(table.names))] * (expected - len(rows))
     shown = _table(
@@ -52,7 +52,7 @@ def _html(record: RunRecord, form: Form) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
-    """Numbers in aligned columns; beside the mean what the ranks' values lie between, where they differ."""
+    """Numbers in aligned columns; the range of the ranks' values is beside the mean, if they differ."""
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]

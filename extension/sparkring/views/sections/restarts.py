@@ -1,4 +1,4 @@
-"""The story of the attempts of a run that lost ranks."""
+"""The attempts of a run that lost ranks."""
 
 from __future__ import annotations
 

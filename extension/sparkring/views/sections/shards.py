@@ -1,4 +1,4 @@
-"""What data is read, which row groups each rank has read, is reading and will read, and how fast."""
+"""The data that is read: which row groups each rank has read, is reading and will read, and how fast."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def _legend(over: bool) -> str:
     )
     return (
         f'<div class="sr-legend">{keys}<span>▾ so far</span> '
-        "<span>as wide as there are rows; neighbours are one box where there are many</span></div>"
+        "<span>the width shows the number of rows; a box can stand for several row groups</span></div>"
     )

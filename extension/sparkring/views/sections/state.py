@@ -1,4 +1,4 @@
-"""How a run stands: its head, why it did not end well, what it waits for, what the user should know, how far it is."""
+"""The state of a run: its head, why it failed, what it waits for, its notices, and its progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def head_html(record: RunRecord, now: float) -> str:
 
 
 def why_html(record: RunRecord) -> str:
-    """One line on a run that did not end well; the exception below it tells the rest."""
+    """One line about a run that did not succeed; the exception below it has the details."""
     if record.outcome in (None, "finished"):
         return ""
     line = describe.failed_line(record)

@@ -1,4 +1,4 @@
-"""Where Horovod's time went: a bar of the whole, whom the ranks waited for, and the slowest tensors."""
+"""How Horovod spent its time: a bar for the whole, which ranks the others waited for, and the slowest tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last timelines; while ranks run there is none, for Horovod's is read when its rank has ended."""
+    """The last timelines. There is none while ranks run, because a timeline is read when its rank has ended."""
     return "".join(_timeline(record, saved, form) for saved in record.timelines[-SHOWN:]) if form != "stacked" else ""
 
 
@@ -76,8 +76,8 @@ def _late(saved: TimelineSaved) -> str:
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
     others = f" <small>and almost none for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
-    drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the others waited for each rank: {spoken}", bars)
-    return f"<figure><div><small>how long the others waited for</small>{others}</div>{drawn}</figure>"
+    drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
+    return f"<figure><div><small>how long the other ranks waited for each rank</small>{others}</div>{drawn}</figure>"
 
 
 def _tensors(saved: TimelineSaved) -> str:

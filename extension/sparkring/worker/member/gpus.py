@@ -1,7 +1,7 @@
-"""The NVIDIA GPUs of this machine, as NVML tells of them: the driver's own library, which nvidia-smi asks too.
+"""The NVIDIA GPUs of this machine, as reported by NVML, the driver's own library, which nvidia-smi uses, too.
 
-Where there is no NVML, there is no GPU. An address is what CUDA_VISIBLE_DEVICES takes: an index in the order of the
-PCI bus, which is NVML's (CUDA's own, under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID of which the beginning will do.
+Without NVML, there are no GPUs. An address is what CUDA_VISIBLE_DEVICES accepts: an index in the order of the PCI bus,
+as in NVML (and in CUDA under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID or its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkring.wire.messages import GpuUsage
 def found(visible: str | None) -> list[GpuUsage]:
     """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
 
-    As with CUDA, what stands behind an address that does not exist is not found.
+    As with CUDA, the GPUs after an address that does not exist are ignored.
     """
     nvml = _open()
     if nvml is None:

@@ -1,13 +1,13 @@
-"""A member: the process that starts one rank, owns its output, and is the rank's way home.
+"""A member: the process that starts one rank, owns its output, and connects it to the driver.
 
     driver ◀── one authenticated connection ──▶ member ◀── socket pair ──▶ rank process
                                                   ▲──── stdout, stderr (pipes) ────┘
 
-The member holds no thread and no lock: one loop over what can be read. It reads the rank's pipes at
-the file-descriptor level, so C++ output and a segfault's last words arrive; before it passes on that
-the rank has finished or failed, it empties those pipes, so the output comes first. Its own life hangs
-on its parent's: when the driver's end of stdin closes, the parent changes, or the connection breaks,
-the rank and everything that the rank started are killed.
+The member has no threads and no locks, only one loop over what can be read. It reads the rank's pipes at
+the file-descriptor level, so the output of C++ code and of a crash arrives. It empties these pipes before
+it reports that the rank has finished or failed, so the output comes first. A member does not outlive its
+parent: when the driver's end of stdin closes, the parent changes, or the connection breaks, the rank and
+everything that the rank started are killed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Member:
         )
 
     def run(self) -> None:
-        """Serve until the rank and everything it started are gone."""
+        """Serve until the rank and everything that it started have ended."""
         wake_r, wake_w = os.pipe()
         os.set_blocking(wake_r, False)
         os.set_blocking(wake_w, False)
@@ -206,7 +206,7 @@ class Member:
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
         except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
-            self.tell(messages.Output("stderr", f"sparkring: what this rank sent is no message: {error}\n".encode()))
+            self.tell(messages.Output("stderr", f"sparkring: this rank sent no valid message: {error}\n".encode()))
             raise
         except ChannelClosed:
             for selector in self.selectors:
@@ -287,7 +287,7 @@ class Member:
         _remove(self.cleanup)
 
     def finish(self) -> None:
-        """The rank is gone: end what it left behind, send its last output, and say how it ended."""
+        """The rank has ended: end the processes that it left, send its last output, and report how it ended."""
         process.kill_family(self.rank_pid)
         deadline = time.monotonic() + DRAIN_LIMIT_S
         for pipe in list(self.pipes.values()):
@@ -310,7 +310,7 @@ class Member:
         self.home.close()
 
     def take_stack(self) -> messages.Stack:
-        """Ask the rank's faulthandler where it stands; a frozen or dying rank does not answer."""
+        """Ask the rank's faulthandler for its stack; a frozen or dying rank does not answer."""
         state = process.state(self.rank_pid)
         if not state.startswith("frozen"):
             try:

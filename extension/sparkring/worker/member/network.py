@@ -1,4 +1,4 @@
-"""What a member tells of its place in the network, for frameworks whose ranks talk to one another."""
+"""What a member reports about its network, for frameworks whose ranks connect to each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 
 
 def free_port(address: str) -> int:
-    """A port on `address` that nobody listens on; the system does not give the same one again for a while."""
+    """A free port on `address`; the system does not return the same one again for a while."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         sock.bind((address, 0))
         return int(sock.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The reading end of a rank's stdout or stderr: whole lines where the rank writes whole lines in time."""
+"""The reading end of a rank's stdout or stderr. It returns whole lines if the rank writes whole lines in time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The file that a rank's framework records its timeline in: where it lies, and how it goes home.
+"""The file in which a rank's framework records its timeline: its path, and how it is sent to the driver.
 
-It is the member's, so that it is brought home and removed however the rank ended.
+It belongs to the member, so that it is sent and removed however the rank ended.
 """
 
 from __future__ import annotations

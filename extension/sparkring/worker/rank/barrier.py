@@ -1,7 +1,7 @@
-"""What a %%barrier cell finds beside `rank` and `size`: Spark's own task context, and the rows of its partition.
+"""What a %%barrier cell has in addition to `rank` and `size`: Spark's task context, and the rows of its partition.
 
-Spark's BarrierTaskContext asks the executor over a socket on the machine itself: what it holds, a port and a secret or
-a path, can serve another process there as well, and does: the rank, a child of Spark's Python worker.
+Spark's BarrierTaskContext talks to the executor through a local socket. It needs only a port and a secret, or a path,
+so it also works in another process on the machine: in the rank, a child of Spark's Python worker.
 """
 
 from __future__ import annotations

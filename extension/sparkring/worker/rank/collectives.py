@@ -1,7 +1,7 @@
-"""Lets a rank out of a collective that another one will never join.
+"""Interrupts a collective that another rank will never join.
 
 A rank that waits in an allreduce waits in native code, where no Python exception reaches it. Ending the framework's
-own communication from another thread ends the wait with an error; the rank lives on, and a later `init()` makes
+own communication from another thread ends the wait with an error. The rank stays up, and a later `init()` makes
 a new ring.
 """
 

@@ -1,4 +1,4 @@
-"""An exception on a rank, as data that the driver can show: no class of the user's need travel."""
+"""An exception on a rank, as data that the driver can show without the user's classes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A rank: runs what the driver sends, in this process's main thread and its `__main__`.
 
-A thread listens to the member meanwhile, so that the process can be told things while it computes.
-The loop takes one request after another, and what they bind stays; a run of one cell is a gang that gets one.
+A thread reads messages from the member at the same time, so they arrive while the rank computes.
+The loop runs one request after another, and their variables stay. A cold gang gets only one request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VALUE_CHARACTERS = 200  # of a value's repr
 
 
 class Rank:
-    """The rank's side of the protocol: takes one request after another, and tells how each has ended.
+    """The rank's side of the protocol: runs one request after another, and reports how each has ended.
 
     `context` and `rows` as in the Ticket.
     """
@@ -235,7 +235,7 @@ def exit_code(end: SystemExit) -> int:
 
 
 def short_repr(value: object) -> str:
-    """A value's repr, cut to VALUE_CHARACTERS; empty for None. A repr that raises is told as such."""
+    """A value's repr, cut to VALUE_CHARACTERS; empty for None. If the repr raises, the text says so."""
     if value is None:
         return ""
     try:

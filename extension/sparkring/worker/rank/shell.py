@@ -79,7 +79,7 @@ class Shell:
             print(f"CPU time: {time.process_time() - cpu:.3g} s, wall time: {time.perf_counter() - start:.3g} s")
 
     def _expand(self, text: str) -> str:
-        """`{name}` and `$name` of the cell, as IPython expands them; `$$` stands for a dollar sign."""
+        """`{name}` and `$name` of the cell, as IPython expands them; `$$` is a dollar sign."""
         from sparkring.worker.rank.expand import expand
 
         return expand(text, sys.modules["__main__"].__dict__)

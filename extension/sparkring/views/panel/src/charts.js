@@ -8,6 +8,7 @@ import { number } from "./words.js";
 const HEIGHT = 160; // px
 const GREEN = "#23935a", RED = "#dd4a45"; // of markup.py
 const TICK = 6; // px: a checkpoint's
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // steps and epochs
 
 // All charts of a run. They share a cursor: a step that is looked at in one is marked in all.
 export class ChartsView {
@@ -16,7 +17,7 @@ export class ChartsView {
     this.charts = [];
     this.log = false;
     this.logButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "false",
-      title: "logarithmic scale, in charts that have positive values only", onclick: () => this.setLog(!this.log) }, "log scale");
+      title: "logarithmic scale, for charts with only positive values", onclick: () => this.setLog(!this.log) }, "log scale");
     this.wholeButton = make("button", { type: "button", class: "sr-tool", hidden: true, title: "show all steps again",
       onclick: () => this.showWhole() }, "reset zoom");
     this.hint = make("small", {}, "drag to zoom");
@@ -115,8 +116,8 @@ class Chart {
     return {
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis, grid: { show: false }, size: 18, gap: 4, space: 60, label: this.told.axis, labelSize: 14, labelGap: 0,
-          labelFont: axis.font },
+        { ...axis, incrs: WHOLE, grid: { show: false }, size: 18, gap: 4, space: 60, label: this.told.axis,
+          labelSize: 14, labelGap: 0, labelFont: axis.font },
         { ...axis, grid: { stroke: "#8883", width: 1 }, size: 52, gap: 4, space: 28 },
       ],
       legend: { show: false },

@@ -49,15 +49,15 @@ export class LogView {
       this.box.focus(); // the hidden chip would lose the focus to the page
     });
     this.followButton = make("button", { type: "button", class: "sr-toggle", "aria-pressed": "true",
-      title: "stay at the end as lines come" }, "follow");
+      title: "scroll to new lines" }, "follow");
     this.followButton.addEventListener("click", () => this.setFollow(!this.follow));
-    this.noiseButton = toggle("start-up", "show what TensorFlow greets everybody with",
+    this.noiseButton = toggle("start-up", "show TensorFlow's start-up messages",
       () => this.filter.noise, (on) => { this.filter.noise = on; });
     this.noiseButton.hidden = true;
     const bar = make("div", { class: "sr-logbar", role: "toolbar", "aria-label": "Lines" },
       this.search, this.count, this.chip, make("span", { class: "sr-spring" }),
       stream("o"), stream("e"),
-      toggle("fold equal", "show a line that several ranks print once", () => this.filter.fold,
+      toggle("fold equal", "show equal lines of several ranks only once", () => this.filter.fold,
         (on) => { this.filter.fold = on; }),
       this.noiseButton, this.followButton,
       make("button", { type: "button", class: "sr-tool", title: "copy these lines", onclick: () => this.copy() }, "copy"),
@@ -65,7 +65,7 @@ export class LogView {
         onclick: () => this.download() }, "download"));
     this.spacer = make("div", { class: "sr-spacer" });
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
-      "aria-label": "What the ranks print" }, this.spacer);
+      "aria-label": "Output of the ranks" }, this.spacer);
     this.box.addEventListener("scroll", () => {
       if (this.box.scrollTop === this.placed) return; // by ourselves
       this.placed = null;
@@ -173,7 +173,7 @@ export class LogView {
     this.noiseButton.hidden = !this.filter.noisy && !this.filter.noise;
     const many = length.toLocaleString("en");
     put(this.count, this.filter.query ? `${many} ${length === 1 ? "match" : "matches"}${this.filter.done ? "" : " …"}`
-      : this.lines.first ? `${many} lines; those before are in the log files` : "");
+      : this.lines.first ? `${many} lines; earlier lines are in the log files` : "");
     return this.filter.done;
   }
 
@@ -239,7 +239,7 @@ export class LogView {
       await navigator.clipboard.writeText(this.texts());
       this.panel.say("copied");
     } catch (error) {
-      this.panel.say("this page may not copy: use download");
+      this.panel.say("this page cannot copy: use download");
     }
   }
 

@@ -54,7 +54,7 @@ export class Panel {
     this.ranks = new RankView(this);
     this.bodies = {};
     this.buttons = {};
-    const list = make("div", { class: "sr-tabs", role: "tablist", "aria-label": "What to show" });
+    const list = make("div", { class: "sr-tabs", role: "tablist", "aria-label": "Details of the run" });
     const body = make("div", { class: "sr-body" });
     for (const name of TABS) {
       const title = name[0].toUpperCase() + name.slice(1);

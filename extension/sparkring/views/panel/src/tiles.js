@@ -6,7 +6,7 @@ import { duration } from "./words.js";
 const SILENT_S = 5, ALL_SILENT_S = 30;
 const TOLD_TILES = 16, NUMBERED_TILES = 32, SIGNED_TILES = 256, MOST_TILES = 1024;
 const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i: "·" };
-const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed, after another",
+const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
                       s: "stopped", i: "takes no part" };
 
 // A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the epoch, the host where there are
@@ -16,7 +16,7 @@ export class RankView {
     this.panel = panel;
     this.tiles = [];
     this.note = make("div", { class: "sr-note" });
-    this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: choose whose lines to show" });
+    this.strip = make("div", { class: "sr-ranks sr-tiles", role: "toolbar", "aria-label": "Ranks: select the ranks whose lines are shown" });
     this.strip.addEventListener("click", (event) => this.choose(event.target.closest("button"), event));
     this.strip.addEventListener("keydown", (event) => this.walk(event));
     this.element = make("div", {}, this.note, this.strip);
@@ -58,7 +58,7 @@ export class RankView {
     if (epoch != null) words.push(`epoch ${epoch}`);
     if (step != null) words.push(`step ${step}`);
     words.push(`${ranks.lines[rank].toLocaleString("en")} lines`);
-    if (now !== null && letter === "r") words.push(`heard of ${duration(now - ranks.heard[rank])} ago`);
+    if (now !== null && letter === "r") words.push(`last message ${duration(now - ranks.heard[rank])} ago`);
     if (slow) words.push("behind the others");
     if (ranks.failure[rank]) words.push(ranks.failure[rank]);
     const facts = [];
