@@ -154,6 +154,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring):
     assert str(error).startswith("rank 1 on ")
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_any_rank_killed_at_any_time(ring):
     """Whichever rank is killed, whenever, is the one that is named."""

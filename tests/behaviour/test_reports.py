@@ -61,6 +61,7 @@ def test_messages(ring):
     assert [(line.stream, line.text) for line in ring.view.record.recent] == [("message", "x" * 4000), ("message", "0")]
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_keras_fit_reports_by_itself(ring):
     """Keras under Horovod: each epoch and the running values are in the record without a change to the cell."""
@@ -75,6 +76,7 @@ def test_keras_fit_reports_by_itself(ring):
         assert all(m.steps == 4 for m in steps)
 
 
+@pytest.mark.slow
 def test_autolog_can_be_left_out(local):
     """With --no-autolog Keras' fit is as it was."""
     assert local.run(FIT, n=1, framework="horovod", autolog=False).record.metrics == ()
