@@ -107,6 +107,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
                 assert lay <= {(piece.file, piece.row_group) for piece in plan.pieces}
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
     """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
@@ -124,6 +125,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
     assert {tuple(map(int, value)) for value in result.values} == {(3, 30)}
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the shards are read on the executors")
 def test_torch_trains_on_shards(ring, numbered):
     """With gradients that are averaged by hand, as many times on each rank."""
