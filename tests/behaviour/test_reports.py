@@ -33,6 +33,7 @@ def test_metrics_arrive(ring):
     assert record.ranks[0].metrics.values["loss"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
     """A 0-d array or a tensor is taken as the number that it holds; torch has nothing to say of a loss's gradient."""

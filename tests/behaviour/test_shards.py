@@ -75,6 +75,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
             assert reading.now.size_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
     """The plan of the epoch that it is in, also where that goes on from its middle, and in a run that is read again."""
@@ -145,6 +146,7 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
+@pytest.mark.slow
 def test_torchs_workers_read_on_ranks(ring, numbered):
     """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")

@@ -64,6 +64,7 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local):
         assert each.operations > 10
 
 
+@pytest.mark.slow
 def test_a_time_limit_keeps_it(local, limit):
     """Ranks that do not come back are ended by force, and the timeline is kept all the same."""
     with pytest.raises(RunFailed) as failed:

@@ -66,6 +66,7 @@ def test_distributed_data_parallel(ring, notebook_cell):
     assert first[3:] == second[3:] == [[True] * 3, [-3.0, 6.0]]
 
 
+@pytest.mark.slow
 def test_two_groups_one_after_another(local, tmp_path):
     """A process group can be closed and opened again in one cell, at the same address.
 
