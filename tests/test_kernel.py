@@ -168,6 +168,7 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
         kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    kernel.run("_bare = {*globals(), '_bare', '_name'}").done()
     yield kernel
     kernel.close()
 
@@ -175,7 +176,8 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
 @pytest.fixture
 def kernel(shared: Kernel) -> Iterator[Kernel]:
     """The shared kernel, its notebook without any names; no rank may be left in it."""
-    shared.run("%reset -f").done()
+    # Not with %reset, which looks for garbage: after the first Tab there is much to look through.
+    shared.run("for _name in {*globals()} - _bare: del globals()[_name]").done()
     yield shared
     assert not shared.ranks()
 
