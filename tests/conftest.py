@@ -7,6 +7,7 @@ import importlib.util
 import linecache
 import os
 import shutil
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Thousands of ranks import sparkring, and each of them would compile it again; so would each worker all of the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 pytest_plugins = (
     "kinds",

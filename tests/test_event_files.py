@@ -117,6 +117,7 @@ def test_without_metrics_or_tensorboard(monkeypatch):
     assert not (path / "tensorboard").exists()
 
 
+@pytest.mark.slow
 def test_tensorboard_itself_starts_and_reads_them():
     """Also where its environment is not on the PATH, and setuptools has no pkg_resources any more."""
     folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))

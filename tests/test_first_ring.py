@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
     """As on a machine where Horovod, TensorFlow, Spark and Jupyter's notebooks are not installed yet."""
     absent = ("horovod", "tensorflow", "pyspark", "nbclient", "ipykernel", "petastorm")

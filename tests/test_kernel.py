@@ -24,6 +24,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 from nbconvert import HTMLExporter
+from waiting import until
 
 import sparkring
 
@@ -167,6 +168,7 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
         kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    kernel.run("_bare = {*globals(), '_bare', '_name'}").done()
     yield kernel
     kernel.close()
 
@@ -174,7 +176,8 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
 @pytest.fixture
 def kernel(shared: Kernel) -> Iterator[Kernel]:
     """The shared kernel, its notebook without any names; no rank may be left in it."""
-    shared.run("%reset -f").done()
+    # Not with %reset, which looks for garbage: after the first Tab there is much to look through.
+    shared.run("for _name in {*globals()} - _bare: del globals()[_name]").done()
     yield shared
     assert not shared.ranks()
 
@@ -193,6 +196,35 @@ def kernels(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
     yield start
     for found in started:
         found.close()
+
+
+@pytest.fixture(scope="module")
+def spark_kernel(
+    loop: None,
+    lasting_processes: list[psutil.Process],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Kernel]:
+    """A kernel with a SparkSession of two slots, called `spark`, for all tests that need one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKRING_HOME", str(tmp_path_factory.mktemp("home")))
+        kernel = Kernel(tmp_path_factory.mktemp("notebook"))
+    lasting_processes.append(kernel.process)
+    kernel.run("""
+        import os
+        from sparkring.cluster.session import find_java
+        if find_java():
+            os.environ["JAVA_HOME"] = find_java()
+        from pyspark.sql import SparkSession
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        for name in ("host", "bindAddress"):
+            builder = builder.config(f"spark.driver.{name}", "127.0.0.1")
+        spark = builder.getOrCreate()
+    """).done()
+    pids = [int(line.split()[0]) for line in kernel.ranks()]
+    assert pids
+    yield kernel
+    kernel.close()
+    until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
 
 
 # ── Loading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -315,15 +347,17 @@ def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) 
     assert said in cell.error.evalue
 
 
+def only_spark_s(kernel: Kernel) -> bool:
+    """Is what the kernel has started Spark, and no ranks?"""
+    return not [line for line in kernel.ranks() if "pyspark" not in line]
+
+
 @pytest.mark.slow
-def test_barrier_gives_each_rank_its_partition(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
-    kernel = kernels()
+def test_barrier_gives_each_rank_its_partition(spark_kernel: Kernel) -> None:
+    kernel = spark_kernel
     kernel.run("%%barrier -n 2\ncontext.allGather(str(rank))").done()
     assert kernel.value("_.values") == "[['0', '1'], ['0', '1']]"
-    java = kernel.ranks()
-    kernel.run(
-        "from pyspark.sql import SparkSession\ndigits = SparkSession.builder.getOrCreate().range(0, 6, 1, 2)"
-    ).done()
+    kernel.run("digits = spark.range(0, 6, 1, 2)").done()
     cell = kernel.run("%%barrier --data digits --pull here\nhere = [row.id for row in rows]\nsum(here)").done()
     assert "finished" in cell.displayed
     assert kernel.value("_.values, here") == "([3, 12], [0, 1, 2])"
@@ -331,10 +365,7 @@ def test_barrier_gives_each_rank_its_partition(kernels: Callable[..., Kernel], w
     assert "`digits` is a Spark DataFrame" in cell.error.evalue
     cell = kernel.run("%%barrier --data digits --dry-run\nlist(rows), context")
     assert cell.done().result == ""
-    assert not [line for line in kernel.ranks() if "pyspark" not in line]  # only Spark's own processes
-    kernel.close()
-    pids = [int(line.split()[0]) for line in java]
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
+    assert only_spark_s(kernel)
 
 
 def test_torchrun_gives_the_environment_of_torchrun(kernel: Kernel) -> None:
@@ -867,9 +898,9 @@ NOT_USABLE = {
 }
 
 
-@pytest.mark.parametrize("what", NOT_USABLE)
-def test_bad_input_is_one_clear_sentence(kernel: Kernel, what: str) -> None:
-    code, wanted = NOT_USABLE[what]
+@pytest.fixture
+def not_usable(kernel: Kernel) -> Iterator[Kernel]:
+    """The shared kernel with what the cells above read."""
     kernel.run("""
         import threading
 
@@ -879,14 +910,25 @@ def test_bad_input_is_one_clear_sentence(kernel: Kernel, what: str) -> None:
 
         learning_rate, lock, trainer, file = 0.1, threading.Lock(), Trainer(), open("/dev/null")
     """).done()
-    cell = kernel.receive(kernel.client.execute(code))
+    yield kernel
+    kernel.run("file.close()").done()
+
+
+@pytest.mark.parametrize("what", NOT_USABLE)
+def test_bad_input_is_one_clear_sentence(not_usable: Kernel, what: str) -> None:
+    code, wanted = NOT_USABLE[what]
+    cell = not_usable.receive(not_usable.client.execute(code))
     assert cell.status == "error"
     assert [output.output_type for output in cell.outputs] == ["error"]  # no panel of a run that never was
     assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
     assert re.fullmatch(wanted, cell.error.traceback[0])
-    assert not kernel.ranks()
-    assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
-    kernel.run("file.close()").done()
+    assert not not_usable.ranks()
+
+
+def test_the_next_launch_after_bad_input(not_usable: Kernel) -> None:
+    for what in NOT_USABLE:
+        not_usable.receive(not_usable.client.execute(NOT_USABLE[what][0]))
+    assert not_usable.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
 
 
 def test_an_empty_cell_is_refused_by_ipython_itself(kernel: Kernel) -> None:
@@ -901,24 +943,9 @@ def test_a_name_to_pull_that_rank_0_lacks(kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
-    kernel = kernels()
-    kernel.run("""
-        import os
-        from sparkring.cluster.session import find_java
-        if find_java():
-            os.environ["JAVA_HOME"] = find_java()
-        from pyspark.sql import SparkSession
-        spark = (
-            SparkSession.builder.master("local[1]")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .getOrCreate()
-        )
-        rows = spark.range(3)
-    """).done()
-    java = kernel.ranks()
+def test_spark_objects_stay_on_the_driver(spark_kernel: Kernel) -> None:
+    kernel = spark_kernel
+    kernel.run("rows = spark.range(3)").done()
     for name, wanted in {
         "spark": "`spark` is a SparkSession; it exists only on the driver.",
         "rows": "`rows` is a Spark DataFrame; it exists only on the driver. Collect it with `.toPandas()`",
@@ -926,12 +953,8 @@ def test_spark_objects_stay_on_the_driver(kernels: Callable[..., Kernel], wait_u
         cell = kernel.run(f"%%horovod -n -2\nx = 1\n{name}")
         assert cell.error.traceback == [f"CaptureError: {cell.error.evalue}"]
         assert cell.error.evalue.startswith(f"cell line 3 reads `{name}`, which cannot be sent to the ranks: {wanted}")
-    assert len(kernel.ranks()) == len(java)
+    assert only_spark_s(kernel)
     kernel.run("%%horovod -n -2\nrank").done()
-    kernel.run("spark.stop()").done()
-    kernel.close()
-    pids = [int(line.split()[0]) for line in java]
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "Spark's JVM ends with the kernel")
 
 
 # ── A rank that fails ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1148,21 +1171,8 @@ def test_what_ends_a_gang(kernels: Callable[..., Kernel], wait_until: Callable[.
 
 
 @pytest.mark.slow
-def test_a_job_that_starves_behind_a_gang_is_explained(
-    kernels: Callable[..., Kernel], wait_until: Callable[..., Any]
-) -> None:
-    kernel = kernels()
-    kernel.run("""
-        import os
-        from sparkring.cluster.session import find_java
-        if find_java():
-            os.environ["JAVA_HOME"] = find_java()
-        from pyspark.sql import SparkSession
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        for name in ("host", "bindAddress"):
-            builder = builder.config(f"spark.driver.{name}", "127.0.0.1")
-        spark = builder.getOrCreate()
-    """).done()
+def test_a_job_that_starves_behind_a_gang_is_explained(spark_kernel: Kernel, wait_until: Callable[..., Any]) -> None:
+    kernel = spark_kernel
     kernel.run("%gang start -n 2").done()
     wait_until(lambda: "warm gang of 2: 2" in kernel.run("%slots").done().displayed, "Spark has counted the tasks")
     assert "on Spark" in kernel.run("%gang").done().displayed
@@ -1178,7 +1188,6 @@ def test_a_job_that_starves_behind_a_gang_is_explained(
     assert interrupts
     kernel.run("%gang stop").done()
     assert kernel.value("spark.range(10).count()") == "10"
-    kernel.run("spark.stop()").done()
 
 
 # ── In the background ─────────────────────────────────────────────────────────────────────────────────────────────────

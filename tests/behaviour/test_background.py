@@ -126,6 +126,7 @@ def test_several_at_once(ring, go, wait_until):
     assert len({here.record.run_id, *(run.run_id for run in both)}) == 3
 
 
+@pytest.mark.slow
 def test_two_rings_of_horovod(ring):
     """Each has its own meeting point."""
     cell = """

@@ -55,6 +55,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
     """Every variable is the command's, but for those that are named above."""

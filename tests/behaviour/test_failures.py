@@ -132,6 +132,7 @@ def test_values_of_ranks_that_had_finished(ring):
     assert error.values == {0: 5}
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_ranks_that_echo_a_killed_one_are_folded(ring):
     """In an allreduce the killed rank is named, not those that lost their peer."""
@@ -154,6 +155,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring):
     assert str(error).startswith("rank 1 on ")
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_any_rank_killed_at_any_time(ring):
     """Whichever rank is killed, whenever, is the one that is named."""

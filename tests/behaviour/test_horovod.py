@@ -19,6 +19,7 @@ def function(source: str, name: str):
     return namespace[name]
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_ring_that_is_made_twice(ring):
     """Ranks agree on their place and on sums, and hvd.init() works again after hvd.shutdown()."""
@@ -95,6 +96,7 @@ state.epoch, [weights.tolist() for weights in model.get_weights()]
 """
 
 
+@pytest.mark.slow
 def test_an_elastic_training_in_a_ring_that_stays(local):
     """It commits, goes back to the last commit when a collective fails on all ranks, and goes on in a ring made anew.
 
@@ -106,6 +108,7 @@ def test_an_elastic_training_in_a_ring_that_stays(local):
     assert first[3] == []
 
 
+@pytest.mark.slow
 def test_an_elastic_training_with_keras(local):
     """KerasState and its callbacks."""
     first, second = local.run(ELASTIC_KERAS, framework="horovod").values
@@ -181,6 +184,7 @@ def train(base, step):
 """
 
 
+@pytest.mark.slow
 def test_run_is_the_runner_with_options(ring, tmp_path):
     """HorovodRunner's keywords, and a launch magic's options; the other arguments are the function's own."""
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 LIGHTNING = """
 import lightning as L
 import torch
@@ -81,6 +83,7 @@ arguments.world_size, arguments.process_index, model.classifier.weight.tolist(),
 """
 
 
+@pytest.mark.slow
 def test_libraries_train_on_all_ranks(local_gang, tmp_path, monkeypatch):
     """One model, and each row is read by one rank; Lightning's Trainer is made twice on the same warm ranks."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

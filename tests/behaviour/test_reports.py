@@ -33,6 +33,7 @@ def test_metrics_arrive(ring):
     assert record.ranks[0].metrics.values["loss"] == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
     """A 0-d array or a tensor is taken as the number that it holds; torch has nothing to say of a loss's gradient."""
@@ -61,6 +62,7 @@ def test_messages(ring):
     assert [(line.stream, line.text) for line in ring.view.record.recent] == [("message", "x" * 4000), ("message", "0")]
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_keras_fit_reports_by_itself(ring):
     """Keras under Horovod: each epoch and the running values are in the record without a change to the cell."""
@@ -75,6 +77,7 @@ def test_keras_fit_reports_by_itself(ring):
         assert all(m.steps == 4 for m in steps)
 
 
+@pytest.mark.slow
 def test_autolog_can_be_left_out(local):
     """With --no-autolog Keras' fit is as it was."""
     assert local.run(FIT, n=1, framework="horovod", autolog=False).record.metrics == ()

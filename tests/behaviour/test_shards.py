@@ -75,6 +75,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
             assert reading.now.size_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
     """The plan of the epoch that it is in, also where that goes on from its middle, and in a run that is read again."""
@@ -107,6 +108,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
                 assert lay <= {(piece.file, piece.row_group) for piece in plan.pieces}
 
 
+@pytest.mark.slow
 @pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
     """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
@@ -124,6 +126,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
     assert {tuple(map(int, value)) for value in result.values} == {(3, 30)}
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the shards are read on the executors")
 def test_torch_trains_on_shards(ring, numbered):
     """With gradients that are averaged by hand, as many times on each rank."""
@@ -143,6 +146,7 @@ def test_torch_trains_on_shards(ring, numbered):
     assert result.values[0][0] == 15
 
 
+@pytest.mark.slow
 def test_torchs_workers_read_on_ranks(ring, numbered):
     """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")

@@ -34,6 +34,7 @@ weights = [w.tolist() for w in model.get_weights()]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_multi_worker_mirrored_strategy(ring, notebook_cell):
     """Each rank is a worker of one cluster, the replicas are in sync, and the weights equal.
@@ -60,6 +61,7 @@ data.epoch
 """
 
 
+@pytest.mark.slow
 def test_a_shard_is_read_to_its_end(local, tmp_path):
     """TensorFlow takes each batch apart, a part for each rank, and a fit goes on until all parts have had a step."""
     rows = pa.table({"x": np.arange(320, dtype="f4"), "y": np.zeros(320, "f4")})

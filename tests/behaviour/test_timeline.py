@@ -30,6 +30,7 @@ def kept(record, name: str = "timeline.json") -> list[dict]:
     return json.loads((Path(record.log_folder) / name).read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.standalone("the timeline's files are the executors'")
 def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
     """The file is valid, its summary is in the record, live and saved, and says whom the others waited for."""
@@ -46,6 +47,7 @@ def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
     assert run_store.load(Path(record.log_folder)).timelines == record.timelines
 
 
+@pytest.mark.slow
 def test_each_attempt_has_one_although_its_rank_was_killed(local):
     """SIGKILL leaves a file without an end: it comes home, is made valid, and a restart has one of its own."""
     with pytest.raises(RunFailed) as failed:
@@ -62,6 +64,7 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local):
         assert each.operations > 10
 
 
+@pytest.mark.slow
 def test_a_time_limit_keeps_it(local, limit):
     """Ranks that do not come back are ended by force, and the timeline is kept all the same."""
     with pytest.raises(RunFailed) as failed:

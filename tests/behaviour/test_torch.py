@@ -66,6 +66,7 @@ def test_distributed_data_parallel(ring, notebook_cell):
     assert first[3:] == second[3:] == [[True] * 3, [-3.0, 6.0]]
 
 
+@pytest.mark.slow
 def test_two_groups_one_after_another(local, tmp_path):
     """A process group can be closed and opened again in one cell, at the same address.
 
@@ -94,6 +95,7 @@ def test_two_groups_one_after_another(local, tmp_path):
     assert result.values == [[1, 3], [1, 3]]
 
 
+@pytest.mark.slow
 def test_fully_sharded(local):
     """FSDP shares the parameters out among the ranks, and trains one model on data that differ."""
     first, second = local.run(
@@ -146,6 +148,7 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
     return rank, size, model.module
 
 
+@pytest.mark.slow
 def test_torch_distributor_with_a_function(local):
     """The arguments are the function's, by position and by name, and rank 0's value comes back, a model too."""
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)

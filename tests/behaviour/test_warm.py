@@ -311,6 +311,7 @@ LONELY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", LONELY)
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_collective_in_every_cell(shared_gang, framework):
@@ -369,6 +370,7 @@ def test_a_stall_is_told(shared_gang):
     assert re.search(r"rank 2 finished; ranks 0, 1 wait at cell line 3: `wait\(\)`", notice.text)
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(local_gang):
     """As in Keras' fit, which is one line; and an interrupt that TensorFlow swallows there is one all the same."""
     local_gang.start(2).cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
@@ -483,6 +485,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
     assert new_gang.values("rank") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
     """Whichever rank is killed, whenever, is the one that is named, and the next cell works."""
     new_gang.start()

@@ -67,10 +67,18 @@ class Lab(NamedTuple):
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return json.loads(answer.read() or b"null")
 
+    @property
+    def outcome(self) -> Path:
+        """Where the quickstart writes what it has reached, as `make demo` asks it to."""
+        return self.folder.parent / "outcome.json"
+
+    def session(self, name: str) -> dict[str, Any]:
+        """What the server says of a notebook that has a kernel."""
+        return next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
+
     def kernel(self, name: str) -> psutil.Process:
         """The process of a notebook's kernel."""
-        session = next(each for each in self.ask("/api/sessions") if each["path"] == f"{name}.ipynb")
-        wanted = f"kernel-{session['kernel']['id']}.json"
+        wanted = f"kernel-{self.session(name)['kernel']['id']}.json"
         return next(each for each in self.process.children() if any(part.endswith(wanted) for part in each.cmdline()))
 
 
@@ -95,6 +103,7 @@ def jupyterlab(folder: Path) -> Iterator[Lab]:
         "JUPYTER_TOKEN": token,
         "IPYTHONDIR": str(folder / "ipython"),
         "SPARKRING_HOME": str(folder / "home"),
+        "SPARKRING_DEMO_OUTCOME": str(folder / "outcome.json"),
         "TMPDIR": str(folder / "tmp"),
         "PYTHONPATH": os.pathsep.join(filter(None, (_SOURCE_ROOT, os.environ.get("PYTHONPATH")))),
     }

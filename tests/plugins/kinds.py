@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-# In the order in which they are begun, with the fixtures that tell them.
+# The fixtures that tell them; of a test with fixtures of several, the first one counts.
 KINDS = {
     "browser": {"browser", "chromium"},
-    "kernel": {"run_demo", "kernels", "shared"},
+    "kernel": {"run_demo", "kernels", "shared", "spark_kernel"},
     "cluster": {"brittle_cluster", "lonely_master", "gpu_cluster"},
     "spark": {"spark"},
     "driver": {"driver"},
     "ring": {"ring", "local", "local_gang"},
 }
+# The groups that take longest come first, so that the short ones fill up what is left of the workers' time.
+BEGUN = ("spark", "browser", "kernel", "cluster", "driver", "ring", "slow", None)
 WHAT = {
     "browser": "starts JupyterLab and a browser",
     "kernel": "starts a Jupyter kernel, or runs a notebook in one",
@@ -60,7 +62,8 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
     if kind in ("browser", "cluster"):
         return kind
     if kind == "spark":
-        return f"spark-{file.parts[0]}"
+        # Of the files in no folder, too few tests use Spark for a session of their own.
+        return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
     if "outputs" in getattr(item, "fixturenames", ()) or (kind is None and item.get_closest_marker("slow")):
         return item.nodeid  # it shares nothing
     return str(file)
@@ -73,14 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gone = [item for item in items if "standalone" not in places(item) and kind_of(item) != "spark"]
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
-    order = [*KINDS, "slow", None]
     rank: dict[str, tuple[int, int]] = {}
     groups: dict[pytest.Item, str] = {}
     for item in items:
         kind = kind_of(item)
         groups[item] = group = group_of(item, kind)
-        at = order.index("slow" if kind is None and item.get_closest_marker("slow") else kind)
-        rank[group] = min(rank.get(group, (len(order), 0)), (at, len(rank)))
+        at = BEGUN.index("slow" if kind is None and item.get_closest_marker("slow") else kind)
+        rank[group] = min(rank.get(group, (len(BEGUN), 0)), (at, len(rank)))
         if kind is not None:
             item.add_marker(kind)
         if group != item.nodeid:

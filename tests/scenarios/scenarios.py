@@ -62,7 +62,8 @@ def read(path: Path) -> Iterator[Scenario]:
 
 
 def run(shell: InteractiveShell, scenario: Scenario, magic: str) -> dict[str, Any]:
-    """Run one scenario in `shell`, whose notebook is empty afterwards; `magic` is the launch line."""
+    """Run one scenario in `shell`, whose notebook is as before afterwards; `magic` is the launch line."""
+    before = dict(shell.user_ns)
     with capture_output() as printed:
         for cell in scenario.notebook:
             _run_cell(shell, cell)
@@ -71,7 +72,10 @@ def run(shell: InteractiveShell, scenario: Scenario, magic: str) -> dict[str, An
         here = ""
         if scenario.refused is None:
             here = repr(_run_cell(shell, scenario.cell, value=True))
-        shell.reset(new_session=False)
+        # Not with reset(), which ends the gang and takes a second to look for garbage.
+        shell.user_ns.clear()
+        shell.user_ns.update(before)
+        shell.user_ns["_oh"].clear()
     expected = "identical" if scenario.refused is None else "refused"
     if isinstance(error, CaptureError) and (scenario.refused or "") in str(error):
         outcome = "refused"

@@ -92,6 +92,7 @@ def test_an_epoch_in_words(seen, remainder, words):
     assert epoch_words(seen([[20], [3]], 3, 3, remainder=remainder)) == words
 
 
+@pytest.mark.slow
 def test_requests_are_told_where_they_cost(seen):
     """Nothing for local files; elsewhere how many, what they cost, and when a prefix is slowed down."""
     counts = [[4]] * 200_000
