@@ -7,6 +7,7 @@ import importlib.util
 import linecache
 import os
 import shutil
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Thousands of processes import sparkring: each would compile it anew, which is a third of a small ring's CPU time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.fixture
