@@ -394,20 +394,25 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
 
 
 @pytest.mark.any_launcher
-def test_output_between_cells_comes_with_the_next(shared_gang, wait_until):
+def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_path):
     """What a thread prints while no cell runs is shown by the next one, also when the ranks' places are asked."""
+    shared_gang.notebook["folder"] = tmp_path
     shared_gang.cell("""
-        import threading
-        go = threading.Event()
+        import threading, time
         def later():
-            go.wait()
+            while not (folder / "go").exists():
+                time.sleep(0.01)
             print("from", rank, "later")
+            (folder / f"said by {rank}").touch()
         threading.Thread(target=later).start()
     """)
-    shared_gang.cell("threading.Timer(0.3, go.set).start()")
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    (tmp_path / "go").touch()
+
+    def all_have_printed():
         shared_gang.gang.stacks()
+        return len(list(tmp_path.glob("said by *"))) == 3
+
+    wait_until(all_have_printed, "the threads have printed")
     shared_gang.cell("rank")
     assert sorted(line.text for line in shared_gang.view.record.recent) == [f"from {rank} later" for rank in range(3)]
 
