@@ -619,12 +619,23 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
     assert len(starving()) == 1
 
 
-def test_the_end_of_the_session(driver):
-    """A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not."""
+def test_a_session_of_our_own_and_one_that_ends(driver):
+    """The notebook's jobs run beside a gang for which the session was made.
+
+    A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not.
+    """
     text = driver("""
+        import threading
+        from pyspark.sql import SparkSession
         from sparkring.engine import warm_gang as warm
         from sparkring.errors import LaunchError
         from sparkring.engine.options import GangOptions
+        warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
+        ours = SparkSession.getActiveSession()
+        print("COUNT", ours.range(10).count())
+        warm.stop()
+        ours.stop()
+
         session = spark("local[2]")
         say = lambda text: print("SAID", text, flush=True)
         gang = warm.start(GangOptions(2, "plain", 3600.0, ()), say, say)
@@ -635,25 +646,13 @@ def test_the_end_of_the_session(driver):
             warm.find(2, say)
         except LaunchError as error:
             print("ERROR", error)
-        import threading
         warm.stop()
         print("LEFT", [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkring")])
     """).wait()
+    assert "COUNT 10" in text, text
     assert re.search(r"SAID the warm gang of 2 ranks on Spark has ended", text), text
     assert "ERROR the SparkSession has been stopped" in text
     assert "LEFT []" in text
-
-
-def test_a_session_of_our_own_has_slots_to_spare(driver):
-    """The notebook's jobs run beside a gang for which the session was made."""
-    text = driver("""
-        from pyspark.sql import SparkSession
-        from sparkring.engine import warm_gang as warm
-        from sparkring.engine.options import GangOptions
-        warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
-        print("COUNT", SparkSession.getActiveSession().range(10).count())
-    """).wait()
-    assert "COUNT 10" in text, text
 
 
 # ── Drivers that end, and long lives ──────────────────────────────────────────
