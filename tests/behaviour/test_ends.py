@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,32 +14,40 @@ import psutil
 import pytest
 
 from sparkring.errors import RunFailed
+from sparkring.gangs.members import Members
 from sparkring.worker.member import process
 
 WAITING = """
 {start}
-try:
-    run('''
-        import os, subprocess, time
-        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        print("up", os.getpid(), child.pid, flush=True)
-        time.sleep(1000)
-    ''', {np})
-except KeyboardInterrupt as error:
-    print("KeyboardInterrupt:", error)
-    print("states:", *(rank.state for rank in view.record.ranks))
+for _ in range({cells}):
+    try:
+        run('''
+            import os, subprocess, time
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            print("up", os.getpid(), child.pid, flush=True)
+            time.sleep(1000)
+        ''', {np})
+    except KeyboardInterrupt as error:
+        print("KeyboardInterrupt:", error)
+        print("states:", *(rank.state for rank in view.record.ranks), flush=True)
 """
-WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np": 2}]
+LOCAL = {"start": "", "np": -2, "cells": 1}
+ON_SPARK = {"start": "session = spark('local[2]')", "np": 2, "cells": 2}
 
 
-def started(driver, where) -> tuple:
-    """A driver whose two ranks are up, and the processes of the ranks and their children."""
-    found = driver(WAITING.format(**where))
+def pids_of(found, after: str = "") -> list[int]:
+    """The processes of the ranks and their children, once the driver has said `after` and both ranks are up."""
     pids = []
     for rank in (0, 1):
-        pids += map(int, found.until_said(rf"^\[{rank}\] up (\d+) (\d+)$").groups())
+        pids += map(int, found.until_said(rf"(?s){after}.*^\[{rank}\] up (\d+) (\d+)$").groups())
     assert all(psutil.pid_exists(pid) for pid in pids)
-    return found, pids
+    return pids
+
+
+def started(driver) -> tuple:
+    """A driver whose two ranks on this machine are up, and the processes of the ranks and their children."""
+    found = driver(WAITING.format(**LOCAL))
+    return found, pids_of(found)
 
 
 def alive(pids) -> list[int]:
@@ -53,10 +62,9 @@ def alive(pids) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
-def test_interrupt(driver, where):
+def test_interrupt(driver):
     """Stop raises KeyboardInterrupt, says how many ranks were ended, and none is left."""
-    found, pids = started(driver, where)
+    found, pids = started(driver)
     found.process.send_signal(signal.SIGINT)
     text = found.wait()
     assert "KeyboardInterrupt: sparkring: interrupted, 2 ranks ended" in text
@@ -82,7 +90,7 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
 
 def test_interrupts_that_repeat(driver):
     """Pressing Stop again and again changes nothing about how it ends."""
-    found, pids = started(driver, WHERE[0])
+    found, pids = started(driver)
     for _ in range(5):
         found.process.send_signal(signal.SIGINT)
     text = found.wait()
@@ -149,15 +157,29 @@ def test_an_interrupt_at_any_time(driver):
     assert "CAUGHT 12 [0, 0, 0]" in text, text
 
 
-@pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
-def test_a_killed_driver_takes_everything_with_it(driver, wait_until, where):
+def test_a_killed_driver_takes_everything_with_it(driver, wait_until):
     """After kill -9 no rank lives on, nor a grandchild, not even one that called setsid."""
-    for _ in range(1 if where["start"] else 5):
-        found, pids = started(driver, where)
+    for _ in range(5):
+        found, pids = started(driver)
         found.process.kill()
         found.wait()
         wait_until(lambda pids=pids: not alive(pids), f"ranks and what they started have ended: {pids}")
-        wait_until(lambda found=found: not found.family(), "members, and Spark, have ended")
+        wait_until(lambda found=found: not found.family(), "members have ended")
+
+
+def test_interrupt_and_kill_on_spark(driver, wait_until):
+    """Stop ends Spark's tasks, and the session runs the next cell; kill -9 of the driver then leaves nothing."""
+    found = driver(WAITING.format(**ON_SPARK))
+    pids = pids_of(found)
+    found.process.send_signal(signal.SIGINT)
+    found.until_said("^states: stopped stopped$")
+    assert "KeyboardInterrupt: sparkring: interrupted, 2 ranks ended" in found.text
+    assert not alive(pids)
+    pids = pids_of(found, "^states: stopped stopped$")
+    found.process.kill()
+    found.wait()
+    wait_until(lambda: not alive(pids), f"ranks and what they started have ended: {pids}")
+    wait_until(lambda: not found.family(), "members, and Spark, have ended")
 
 
 def test_descendants_of_a_process_whose_main_thread_has_ended(watch, wait_until):
@@ -212,10 +234,10 @@ def test_a_hundred_launches_leave_nothing(driver):
                     len(list(Path(tempfile.gettempdir()).glob("sparkring-*"))), me.memory_info().rss]
 
         for _ in range(3):
-            run("rank", -2)
+            run("rank", -1)
         before = state()
         for _ in range(100):
-            assert run("rank", -2).values == [0, 1]
+            assert run("rank", -1).values == [0]
         print("STATES", json.dumps([before, state()]))
     """).wait()
     assert "STATES" in text, text
@@ -226,7 +248,19 @@ def test_a_hundred_launches_leave_nothing(driver):
 
 def test_a_member_that_falls_silent(local, monkeypatch):
     """A supervisor that neither speaks nor breaks off (frozen, or its host is gone) is given up, and ended."""
-    monkeypatch.setattr("sparkring.gangs.gang.SILENT_LIMIT_S", 4.0)  # they beat every 2 s
+    silences = Members.silences
+
+    def as_an_hour_later(members):
+        """For the supervisor that is frozen an hour has passed, for the other one no more than for the test."""
+        found = silences(members)
+        for member in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank = psutil.Process(members.pid_of(members.rank_of(member)))
+                if psutil.Process(rank.ppid()).status() == psutil.STATUS_STOPPED:
+                    found[member] += 3600.0
+        return found
+
+    monkeypatch.setattr(Members, "silences", as_an_hour_later)
     with pytest.raises(RunFailed, match="lost: no message from it") as caught:
         local.run("""
             import os, signal, time

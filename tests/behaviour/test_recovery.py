@@ -263,9 +263,34 @@ def test_the_kernel_is_killed(driver, tmp_path):
     assert re.search(r"ALL \[True, True\] continues from step \d+, .*saved", text), text
 
 
-# ── Ten kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-TRAIN = """
+ALONE = """
+import time
+import numpy as np
+from sparkring import checkpoints
+np.random.seed(rank)
+weights, velocity = np.zeros(4, np.float32), np.zeros(4, np.float32)
+state = {"weights": weights, "velocity": velocity, "data": data, "step": 0, "read": []}
+store = checkpoints(keep=2, sharded=True)
+begun = store.restore(state)
+for epoch in range(data.epoch, 4):
+    for batch in data.as_numpy():
+        time.sleep(0.005)
+        x = batch["x"] * (np.random.random(4) > 0.3)
+        error = x @ state["weights"] - batch["y"]
+        state["velocity"] = 0.9 * state["velocity"] + error @ x / len(x)
+        state["weights"] = state["weights"] - 0.01 * state["velocity"]
+        state["step"] += 1
+        state["read"].append((epoch, batch["id"].tolist()))
+        if state["step"] % 3 == 0:
+            store.save(state["step"], state)
+        while state["step"] == begun + 15 and not enough.exists():
+            time.sleep(0.01)  # until it is killed, however slow the machine is
+[state["weights"].tobytes(), state["velocity"].tobytes()], state["step"], state["read"]
+"""
+TOGETHER = """
+import time
 import torch, torch.distributed as dist
 from sparkring import checkpoints
 dist.init_process_group("gloo")
@@ -277,7 +302,7 @@ for weight in model.parameters():
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
 state = {"model": model, "optimizer": optimizer, "data": data, "step": 0, "read": []}
 store = checkpoints(keep=2, sharded=True)
-store.restore(state)
+begun = store.restore(state)
 for epoch in range(data.epoch, 4):
     for batch in data.as_torch():
         loss = ((model(batch["x"]).squeeze(1) - batch["y"]) ** 2).mean()
@@ -290,25 +315,34 @@ for epoch in range(data.epoch, 4):
         state["read"].append((epoch, batch["id"].tolist()))
         if state["step"] % 3 == 0:
             store.save(state["step"], state)
+        while state["step"] == begun + 15 and not enough.exists():
+            time.sleep(0.01)
 [weight.detach().numpy().tobytes() for weight in model.parameters()], state["step"], state["read"]
 """
-ROWS, BATCH, KILLS = 960, 8, 10
+ROWS, BATCH = 960, 8
 
 
 @pytest.mark.slow
-def test_ten_kills(local, tmp_path):
-    """Ranks are killed ten times; the weights are, bit by bit, those of a run that was left alone, dropout and all, and
+@pytest.mark.parametrize(
+    ("framework", "cell", "kills"),
+    [pytest.param("plain", ALONE, 10, id="ten"), pytest.param("torch", TOGETHER, 1, id="one in a ring of torch")],
+)
+def test_kills(local, tmp_path, framework, cell, kills):
+    """Whenever ranks are killed, the weights are, bit by bit, those of a run that was left alone, dropout and all, and
     each rank has read each of its rows once in each epoch."""
     draw = np.random.default_rng(0)
     columns = {"x": list(draw.random((ROWS, 4), np.float32)), "y": draw.random(ROWS, np.float32), "id": np.arange(ROWS)}
     pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=100)
+    enough = tmp_path / "enough"
 
-    def train(name: str, **options: object) -> object:
-        data = shards(tmp_path / "data.parquet", BATCH)
-        options = {"checkpoint_dir": str(tmp_path / name), "max_restarts": KILLS, **options}
-        return local.run(TRAIN, namespace={"data": data}, framework="torch", **options)
+    def train(name: str) -> object:
+        values = {"data": shards(tmp_path / "data.parquet", BATCH), "enough": enough}
+        options = {"checkpoint_dir": str(tmp_path / name), "max_restarts": kills}
+        return local.run(cell, namespace=values, framework=framework, **options)
 
+    enough.touch()
     undisturbed = train("undisturbed")
+    enough.unlink()
     chance, killed = random.Random(0), 0
 
     def kill(record) -> None:
@@ -316,14 +350,16 @@ def test_ten_kills(local, tmp_path):
         nonlocal killed
         saved = [each for each in record.checkpoints if each.attempt == len(record.attempts)]
         ready = len(saved) >= chance.randint(1, 3) and all(rank.state == "running" for rank in record.ranks)
-        if killed < KILLS and len(record.attempts) == killed + 1 and ready:
+        if killed < kills and len(record.attempts) == killed + 1 and ready:
             killed += 1
             os.kill(chance.choice(record.ranks).pid, signal.SIGKILL)
+            if killed == kills:
+                enough.touch()
 
     local.view.on_refresh = kill
     disturbed = train("disturbed")
     local.view.on_refresh = lambda record: None
-    assert len(disturbed.record.attempts) == KILLS + 1
+    assert len(disturbed.record.attempts) == kills + 1
     steps = 3 * (ROWS // 2 // BATCH)
     for calm, rough in zip(undisturbed.values, disturbed.values, strict=True):
         assert rough[1] == steps

@@ -396,20 +396,25 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
 
 
 @pytest.mark.any_launcher
-def test_output_between_cells_comes_with_the_next(shared_gang, wait_until):
+def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_path):
     """What a thread prints while no cell runs is shown by the next one, also when the ranks' places are asked."""
+    shared_gang.notebook["folder"] = tmp_path
     shared_gang.cell("""
-        import threading
-        go = threading.Event()
+        import threading, time
         def later():
-            go.wait()
+            while not (folder / "go").exists():
+                time.sleep(0.01)
             print("from", rank, "later")
+            (folder / f"said by {rank}").touch()
         threading.Thread(target=later).start()
     """)
-    shared_gang.cell("threading.Timer(0.3, go.set).start()")
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    (tmp_path / "go").touch()
+
+    def all_have_printed():
         shared_gang.gang.stacks()
+        return len(list(tmp_path.glob("said by *"))) == 3
+
+    wait_until(all_have_printed, "the threads have printed")
     shared_gang.cell("rank")
     assert sorted(line.text for line in shared_gang.view.record.recent) == [f"from {rank} later" for rank in range(3)]
 
@@ -617,12 +622,23 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
     assert len(starving()) == 1
 
 
-def test_the_end_of_the_session(driver):
-    """A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not."""
+def test_a_session_of_our_own_and_one_that_ends(driver):
+    """The notebook's jobs run beside a gang for which the session was made.
+
+    A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not.
+    """
     text = driver("""
+        import threading
+        from pyspark.sql import SparkSession
         from sparkring.engine import warm_gang as warm
         from sparkring.errors import LaunchError
         from sparkring.engine.options import GangOptions
+        warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
+        ours = SparkSession.getActiveSession()
+        print("COUNT", ours.range(10).count())
+        warm.stop()
+        ours.stop()
+
         session = spark("local[2]")
         say = lambda text: print("SAID", text, flush=True)
         gang = warm.start(GangOptions(2, "plain", 3600.0, ()), say, say)
@@ -633,25 +649,13 @@ def test_the_end_of_the_session(driver):
             warm.find(2, say)
         except LaunchError as error:
             print("ERROR", error)
-        import threading
         warm.stop()
         print("LEFT", [thread.name for thread in threading.enumerate() if thread.name.startswith("sparkring")])
     """).wait()
+    assert "COUNT 10" in text, text
     assert re.search(r"SAID the warm gang of 2 ranks on Spark has ended", text), text
     assert "ERROR the SparkSession has been stopped" in text
     assert "LEFT []" in text
-
-
-def test_a_session_of_our_own_has_slots_to_spare(driver):
-    """The notebook's jobs run beside a gang for which the session was made."""
-    text = driver("""
-        from pyspark.sql import SparkSession
-        from sparkring.engine import warm_gang as warm
-        from sparkring.engine.options import GangOptions
-        warm.start(GangOptions(3, "plain", 3600.0, ()), print, print)
-        print("COUNT", SparkSession.getActiveSession().range(10).count())
-    """).wait()
-    assert "COUNT 10" in text, text
 
 
 # ── Drivers that end, and long lives ──────────────────────────────────────────

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import textwrap
 import time
 
 import numpy as np
@@ -155,19 +156,30 @@ def test_what_a_plan_does_not_tell(spark, files):
 
 
 def test_a_later_kernel(spark, driver, cache, tmp_path):
-    """Another process with a Spark of its own finds what the first one wrote, by plan and by rows."""
-    spark.range(100).write.parquet(str(tmp_path / "in"))
-    script = f"""
-        from sparkring.data.materialise import materialise
+    """Another process with a Spark of its own finds what the first one wrote, by plan and by rows.
 
-        session = spark("local[2]")
+    Once that session has ended, its DataFrames are refused in one sentence.
+    """
+    spark.range(100).write.parquet(str(tmp_path / "in"))
+    build = f"""
         both = (session.read.parquet({str(tmp_path / "in")!r}).selectExpr("id", "id % 3 AS m"),
                 session.createDataFrame([(1, "a")], "n int, s string"))
-        print([materialise(frame, cache={str(cache)!r}).reused for frame in both])
-        session.stop()
+        reused = [materialise(frame, cache={str(cache)!r}).reused for frame in both]
     """
-    assert "[False, False]" in driver(script).wait()
-    assert "[True, True]" in driver(script).wait()
+    first = {"session": spark, "materialise": materialise}
+    exec(textwrap.dedent(build), first)
+    assert first["reused"] == [False, False]
+    text = driver(f"""
+        from sparkring.data.materialise import materialise
+        session = spark("local[2]")
+        {build}
+        session.stop()
+        try:
+            materialise(both[0], cache={str(cache)!r})
+        except Exception as error:
+            print(reused, type(error).__name__, error)
+    """).wait()
+    assert "[True, True] DataError the SparkSession of the DataFrame has been stopped" in text
 
 
 # ── What is written ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,34 +269,37 @@ SLOW = """
     materialise(frame, cache={cache!r})
     import sparkring.data.materialise as module
     module.version_of = lambda frame: "rows-0"  # not the wait is looked for, but the writing
-    print("writing", flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel has it, and not pyspark
-    try:
-        materialise(session.range(0, 8, 1, 4).mapInArrow(wait, "id long"), cache={cache!r})
-    except KeyboardInterrupt as error:
-        print(error)
-        print("left:", len(os.listdir({cache!r})), flush=True)
-        session.stop()
+    while True:
+        print("writing", flush=True)
+        try:
+            materialise(session.range(0, 8, 1, 4).mapInArrow(wait, "id long"), cache={cache!r})
+        except KeyboardInterrupt as error:
+            print(error)
+            print("left:", len(os.listdir({cache!r})), flush=True)
 """
 
 
-def test_stop(driver, cache, wait_until):
-    """Stop ends Spark's job and leaves nothing half-written."""
+def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
+    """Stop ends Spark's job and leaves nothing half-written.
+
+    What a killed kernel leaves is removed by the next that writes, but not as long as the kernel lives.
+    """
+
+    def unfinished():
+        return [path for path in kept(cache) if not (path / COMMIT).exists()]
+
     process = driver(SLOW.format(cache=str(cache)))
     process.until_said("^writing")
     wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
+    (stopped,) = unfinished()
     process.process.send_signal(signal.SIGINT)
-    assert "left: 1" in (text := process.wait())  # the copy that had been written before
-    assert "interrupted, and incomplete files were removed" in text
-    assert [path for path in kept(cache) if not (path / COMMIT).exists()] == []
-
-
-def test_a_killed_kernel(driver, files, cache, wait_until):
-    """What it leaves is removed by the next that writes, but not as long as it lives."""
-    process = driver(SLOW.format(cache=str(cache)))
-    process.until_said("^writing")
-    wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes")
-    (half,) = (path for path in kept(cache) if not (path / COMMIT).exists())
+    process.until_said("^left: 1$")  # the copy that had been written before
+    assert "interrupted, and incomplete files were removed" in process.text
+    assert not stopped.exists()
+    process.until_said("(?s)^left: 1$.*^writing")
+    wait_until(lambda: list(cache.glob("*/*/_temporary/**/part-*")), "Spark writes again")
+    (half,) = unfinished()
     assert str(half) not in clean(cache)
     assert half.exists()
     process.process.kill()
@@ -397,22 +412,6 @@ def test_no_usable_frame(files, cache):
     """Something else than a DataFrame is called what it is."""
     with pytest.raises(DataError, match="`df` is a `list`"):
         materialise([1, 2], cache=cache, name="df")
-
-
-def test_a_stopped_session(driver, cache):
-    """A DataFrame whose session has ended: one sentence."""
-    text = driver(f"""
-        from sparkring.data.materialise import materialise
-
-        session = spark("local[2]")
-        frame = session.range(3)
-        session.stop()
-        try:
-            materialise(frame, cache={str(cache)!r})
-        except Exception as error:
-            print(type(error).__name__, error)
-    """).wait()
-    assert "DataError the SparkSession of the DataFrame has been stopped" in text
 
 
 def test_where_copies_are_kept(monkeypatch, tmp_path):

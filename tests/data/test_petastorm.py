@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from leaks import Watch
 from pyarrow import parquet
+from rings import Ring, WarmRing
 
 from sparkring.data.petastorm import (
     SparkDatasetConverter,
@@ -25,6 +27,8 @@ from sparkring.data.petastorm import (
     make_spark_converter,
     row_group_shard,
 )
+from sparkring.engine import warm_gang
+from sparkring.engine.options import GangOptions
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
 QUIET = {"env": (("TF_CPP_MIN_LOG_LEVEL", "2"),)}  # what TensorFlow's C++ says of the processor
@@ -87,10 +91,35 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
     return materialized
 
 
+def gang_like(ring: Ring, watch: Watch) -> WarmRing:
+    """The two ranks there that the tests of this module share: TensorFlow and PyTorch take seconds to import."""
+    found = WarmRing(ring.where, watch.mark)
+    if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
+
+        def start() -> None:
+            warm_gang.start(GangOptions(found.np(2), "plain", 3600.0, QUIET["env"]), print, print)
+            found.cell("rank", framework="horovod")  # its meeting point lasts as long as the gang
+
+        watch.except_for(start)
+    return found
+
+
+@pytest.fixture
+def pair(local: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
+    """Two warm ranks on this machine."""
+    return gang_like(local, watch)
+
+
+@pytest.fixture
+def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
+    """Two warm ranks in Spark's tasks."""
+    return gang_like(tasks, watch)
+
+
 # ── As it is ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_shards_are_what_petastorm_gives(local, uneven):
+def test_shards_are_what_petastorm_gives(pair, uneven):
     """Rows per rank are those that row_group_shard says, for every number of shards that Petastorm takes."""
     cell = """
         from petastorm import make_batch_reader
@@ -102,16 +131,18 @@ def test_shards_are_what_petastorm_gives(local, uneven):
                     found.append((count, shard, sum(len(batch.x) for batch in reader)))
         found
     """
-    result = local.run(cell, namespace={"url": f"file://{uneven}"})
+    pair.notebook["url"] = f"file://{uneven}"
+    result = pair.cell(cell)
     told = {(count, shard): rows for values in result.values for count, shard, rows in values}
     for count in range(1, 8):
         assert [told[count, shard] for shard in range(count)] == row_group_shard(GROUPS, count)
     assert row_group_shard(GROUPS, 2) == [110, 90]
 
 
-def test_batch_reader_as_it_is(local, uneven):
+def test_batch_reader_as_it_is(pair, uneven):
     """make_batch_reader under TensorFlow, PyTorch and in processes of its own, with not a word on standard error."""
-    result = local.run("""
+    pair.notebook["url"] = f"file://{uneven}"
+    result = pair.cell("""
         import numpy as np
         from petastorm import TransformSpec, make_batch_reader
         from petastorm.pytorch import BatchedDataLoader, DataLoader
@@ -131,16 +162,17 @@ def test_batch_reader_as_it_is(local, uneven):
         with BatchedDataLoader(make_batch_reader(url, reader_pool_type="process", workers_count=1, **mine)) as loader:
             in_a_process = sum(len(batch["v"]) for batch in loader)
         under_tf, float(sum(half.sum() for half in under_torch)), in_a_process
-    """, namespace={"url": f"file://{uneven}"}, **QUIET)  # fmt: skip
+    """)
     assert sorted(x for found, _, _ in result.values for x in found) == list(range(200))
     assert sum(halves for _, halves, _ in result.values) == sum(range(200)) / 2
     assert [rows for _, _, rows in result.values] == [110, 90]
-    assert [line for line in local.view.record.recent if line.stream == "stderr"] == []
+    assert [line for line in pair.view.record.recent if line.stream == "stderr"] == []
 
 
-def test_reader_as_it_is(tasks, things):
+def test_reader_as_it_is(pair_of_tasks, things):
     """make_reader in Spark's tasks: a Unischema and codecs of the notebook's, and a TransformSpec on rows."""
-    result = tasks.run("""
+    pair_of_tasks.notebook["things"] = things
+    result = pair_of_tasks.cell("""
         import numpy as np
         from petastorm import TransformSpec, make_reader
         from petastorm.pytorch import DataLoader
@@ -160,15 +192,15 @@ def test_reader_as_it_is(tasks, things):
         with DataLoader(make_reader(things["url"], transform_spec=spec, **mine), batch_size=4) as loader:
             most = max(float(batch["image"].max()) for batch in loader)
         rows, images, most
-    """, namespace={"things": things}, **QUIET)  # fmt: skip
+    """)
     rows = sorted(row for found, _, _ in result.values for row in found)
     assert rows == [(number, f"n{number}", (number + 1, 2)) for number in range(12)]
     assert all(image.as_list() == [4, 3] for _, images, _ in result.values for image in images)
     assert max(most for _, _, most in result.values) == 1.0
-    assert [line for line in tasks.view.record.recent if line.stream == "stderr"] == []
+    assert [line for line in pair_of_tasks.view.record.recent if line.stream == "stderr"] == []
 
 
-def test_converter_as_it_is(spark, local, tmp_path):
+def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
     """A converter of Petastorm's own is made in the notebook, and used in a cell under Horovod."""
     from petastorm.spark import SparkDatasetConverter as Real
     from petastorm.spark import make_spark_converter as real
@@ -177,18 +209,19 @@ def test_converter_as_it_is(spark, local, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         converter = real(spark.range(64).repartition(4))
-    result = local.run("""
+    pair_of_tasks.notebook["converter"] = converter
+    result = pair_of_tasks.cell("""
         mine = {"cur_shard": rank, "shard_count": size, "num_epochs": 1}
         with converter.make_tf_dataset(batch_size=8, **mine) as dataset:
             under_tf = [int(x) for batch in dataset for x in batch.id]
         with converter.make_torch_dataloader(batch_size=8, **mine) as loader:
             under_torch = [int(x) for batch in loader for x in batch["id"]]
         under_tf, under_torch
-    """, namespace={"converter": converter}, framework="horovod", **QUIET)  # fmt: skip
+    """, framework="horovod")  # fmt: skip
     for found in zip(*result.values, strict=True):
         assert sorted(x for each in found for x in each) == list(range(64))
     assert os.path.isdir(converter.cache_dir_url.removeprefix("file://")), "a rank has removed the files"
-    assert [line for line in local.view.record.recent if line.stream == "stderr"] == []
+    assert [line for line in pair_of_tasks.view.record.recent if line.stream == "stderr"] == []
     converter.delete()
 
 
@@ -276,14 +309,15 @@ def test_arguments_that_cannot_be(uneven, options, said):
 # ── What ranks tell ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_record_knows_what_was_read(local, uneven):
+def test_the_record_knows_what_was_read(pair, uneven):
     """Data set, columns, epochs, rows and steps as planned, and the place where the last rows came from."""
-    result = local.run("""
+    pair.notebook["folder"] = str(uneven)
+    result = pair.cell("""
         from sparkring.data.petastorm import make_batch_reader
         with make_batch_reader(folder, ["x", "y"], num_epochs=3, workers_count=1, shuffle_row_groups=False) as reader:
             for batch in reader:
                 pass
-    """, namespace={"folder": str(uneven)})  # fmt: skip
+    """)
     for rank, rows, groups in ((0, 110, 4), (1, 90, 3)):
         (reading,) = result.record.ranks[rank].readings
         opened = reading.opened
@@ -303,19 +337,19 @@ def test_the_record_knows_what_was_read(local, uneven):
     assert len(versions) == 1
 
 
-def test_steps_and_rows_of_a_converter(local, uneven):
+def test_steps_and_rows_of_a_converter(pair, uneven):
     """With a batch size, steps are batches; endless reading counts epochs of so many rows as the shard has."""
-    converter = SparkDatasetConverter(
+    pair.notebook["converter"] = SparkDatasetConverter(
         f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
     )
-    result = local.run("""
+    result = pair.cell("""
         with converter.make_tf_dataset(batch_size=20) as dataset:
             for number, batch in zip(range(12), dataset):
                 pass
         with converter.make_torch_dataloader(batch_size=20, num_epochs=1) as loader:
             batches = len(list(loader))
         batches
-    """, namespace={"converter": converter}, **QUIET)  # fmt: skip
+    """)
     assert result.values == [6, 5]
     for rank, rows, steps in ((0, 110, 6), (1, 90, 5)):
         endless, once = result.record.ranks[rank].readings
@@ -326,13 +360,14 @@ def test_steps_and_rows_of_a_converter(local, uneven):
         assert [(read.rows, read.steps) for read in once.ended] == [(rows, steps)]
 
 
-def test_rows_of_a_petastorm_data_set(local, things):
+def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
     """Under make_reader a result is a row; batches of a known size are steps."""
-    result = local.run("""
+    pair_of_tasks.notebook["url"] = things["url"]
+    result = pair_of_tasks.cell("""
         from sparkring.data.petastorm import make_reader
         with make_reader(url, batch_size=4, num_epochs=2) as reader:
             sorted(int(row.id) for row in reader)
-    """, namespace={"url": things["url"]})  # fmt: skip
+    """)
     for rank in result.record.ranks:
         (reading,) = rank.readings
         found = [(read.epoch, read.rows, read.rows_planned, read.steps, read.steps_planned) for read in reading.ended]
@@ -341,16 +376,17 @@ def test_rows_of_a_petastorm_data_set(local, things):
         assert reading.plan.window == 6, "in which order they come is not known"
 
 
-def test_windows_of_rows(local, things):
+def test_windows_of_rows(pair_of_tasks, things):
     """An NGram reads as under Petastorm; how many windows there will be is not known."""
-    result = local.run("""
+    pair_of_tasks.notebook["url"] = things["url"]
+    result = pair_of_tasks.cell("""
         from petastorm.ngram import NGram
         from sparkring.data.petastorm import make_reader
         pairs = NGram({0: ["id"], 1: ["id", "name"]}, delta_threshold=1, timestamp_field="id")
         with make_reader(url, schema_fields=pairs) as reader:
             found = sorted((int(window[0].id), int(window[1].id)) for window in reader)
         found
-    """, namespace={"url": things["url"]})  # fmt: skip
+    """)
     within = [(number, number + 1) for number in range(12) if number % 3 < 2]  # a window ends with its row group
     assert sorted(pair for pairs in result.values for pair in pairs) == within
     for rank in result.record.ranks:
@@ -359,16 +395,17 @@ def test_windows_of_rows(local, things):
         assert [(read.rows, read.rows_planned) for read in reading.ended] == [(4, None)]
 
 
-def test_a_filter_leaves_rows_unplanned(local, uneven):
+def test_a_filter_leaves_rows_unplanned(pair, uneven):
     """With a predicate nobody knows how many rows will come: none are promised, and those that came are told."""
-    result = local.run("""
+    pair.notebook["folder"] = str(uneven)
+    result = pair.cell("""
         from petastorm.predicates import in_lambda
         from sparkring.data.petastorm import make_batch_reader
         below = in_lambda(["x"], lambda x: x < 50)
         with make_batch_reader(folder, predicate=below) as reader:
             found = sum(len(batch.x) for batch in reader)
         found
-    """, namespace={"folder": str(uneven)})  # fmt: skip
+    """)
     assert sum(result.values) == 50
     for rank, found in zip(result.record.ranks, result.values, strict=True):
         (reading,) = rank.readings
@@ -380,7 +417,7 @@ def test_a_filter_leaves_rows_unplanned(local, uneven):
 # ── The converter ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
+def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
     """Made in the notebook with a DBFS path, it serves Spark's tasks; what they leave is for delete() to remove."""
     from pyspark.ml.linalg import Vectors
 
@@ -392,7 +429,8 @@ def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
     assert len(converter) == 40
     assert folder.startswith(f"{tmp_path}/cache/")
     assert spark.conf.get(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF) == f"file://{tmp_path}/cache"
-    result = tasks.run("""
+    pair_of_tasks.notebook["converter"] = converter
+    result = pair_of_tasks.cell("""
         with converter.make_tf_dataset(batch_size=8, num_epochs=1) as dataset:
             specs = dataset.element_spec._asdict().items()
             spec = {name: (each.dtype.name, each.shape.as_list()) for name, each in specs}
@@ -400,7 +438,7 @@ def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
         with converter.make_torch_dataloader(batch_size=8, num_epochs=1) as loader:
             under_torch = [int(number) for batch in loader for number in batch["id"]]
         spec, batches, under_torch
-    """, namespace={"converter": converter}, **QUIET)  # fmt: skip
+    """)
     assert result.values[0][0] == {
         "id": ("int64", [None]),
         "y": ("float32", [None]),
@@ -412,7 +450,7 @@ def test_a_converter_travels(spark, tasks, tmp_path, monkeypatch):
                for _, batches, _ in result.values for numbers, features in batches)  # fmt: skip
     assert os.path.isdir(folder)
     with pytest.raises(RunFailed, match=r"OptionsError: delete\(\) on a rank would remove files"):
-        tasks.run("converter.delete()", namespace={"converter": converter})
+        pair_of_tasks.cell("converter.delete()")
     assert os.path.isdir(folder)
     converter.delete()
     assert not os.path.exists(folder)

@@ -54,7 +54,7 @@ def seen(records):
 # ── Shares ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     records=st.integers(1, 200),
     files=st.integers(1, 20),

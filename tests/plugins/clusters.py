@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import java_archive
 import psutil
 import pytest
 from kinds import places
@@ -32,18 +33,34 @@ class Cluster(NamedTuple):
     add: Callable[[], None]
 
 
-# The tests' JVMs live for seconds: what C2 would gain they never get back, and it costs half of all their CPU time.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
 @pytest.hookimpl(trylast=True)  # once there is a temp folder of our own
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Spark settings for every session of the tests, those of notebooks and of other processes, too."""
-    folder = Path(tempfile.mkdtemp(prefix="spark-settings-"))
-    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
-    (folder / "spark-defaults.conf").write_text("".join(f"{name} {SHORT_LIVED}\n" for name in names))
-    os.environ["SPARK_CONF_DIR"] = str(folder)
-    os.environ["SPARK_DAEMON_JAVA_OPTS"] = SHORT_LIVED  # a cluster's master and workers
+    folder = java_folder(config)
+    settings = shlex.quote(str(folder / java_archive.SETTINGS))
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {settings} pyspark-shell"
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    java_archive.write_settings(folder)
+    # It takes as long as it saves in a few tests, and is made while the workers collect theirs.
+    if config.getoption("numprocesses", None) and not (folder / java_archive.TRIED).exists():
+        set_java()
+        maker = subprocess.Popen(
+            [sys.executable, java_archive.__file__, str(folder)],
+            cwd=folder,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        config.add_cleanup(maker.wait)
+
+
+def java_folder(config: pytest.Config) -> Path:
+    """Where the archive of Spark's classes is kept, from one run of the tests to the next."""
+    folder = config.rootpath / ".pytest_cache" / "java"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def set_java() -> None:
@@ -80,12 +97,13 @@ def _gpu_properties(folder: Path, gpus: int) -> str:
 
 
 @contextlib.contextmanager
-def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
+def _standalone(config: pytest.Config, folder: Path, python: str, workers: int = 2, gpus: int = 0) -> Iterator[Cluster]:
     import pyspark
 
     set_java()
     home = str(Path(pyspark.__file__).parent)
     environment = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = java_archive.java_options(java_folder(config))
     for name in ("PYTHONPATH", MARK):
         environment.pop(name, None)
     started: list[subprocess.Popen[bytes]] = []
@@ -138,31 +156,33 @@ def _standalone(folder: Path, python: str, workers: int = 2, gpus: int = 0) -> I
 
 
 @pytest.fixture(scope="session")
-def cluster(shared_spark: Spark, bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    shared_spark: Spark, bare_python: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """A real standalone cluster on loopback: a master and two workers with two cores each."""
-    with _standalone(tmp_path_factory.mktemp("cluster"), bare_python) as found:
+    with _standalone(pytestconfig, tmp_path_factory.mktemp("cluster"), bare_python) as found:
         yield found
         shared_spark.stop()  # before the cluster on which it may be
 
 
 @pytest.fixture
-def lonely_master(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+def lonely_master(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster to which no worker has come yet."""
-    with _standalone(tmp_path, bare_python, workers=0) as found:
+    with _standalone(pytestconfig, tmp_path, bare_python, workers=0) as found:
         yield found
 
 
 @pytest.fixture
-def brittle_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+def brittle_cluster(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster of two workers, for a test that kills one."""
-    with _standalone(tmp_path, bare_python) as found:
+    with _standalone(pytestconfig, tmp_path, bare_python) as found:
         yield found
 
 
 @pytest.fixture
-def gpu_cluster(bare_python: str, tmp_path: Path) -> Iterator[Cluster]:
+def gpu_cluster(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster of one worker with two cores and four GPUs."""
-    with _standalone(tmp_path, bare_python, workers=1, gpus=4) as found:
+    with _standalone(pytestconfig, tmp_path, bare_python, workers=1, gpus=4) as found:
         yield found
 
 
