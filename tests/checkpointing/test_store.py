@@ -165,6 +165,23 @@ def test_bounded_history(directory, monkeypatch):
     assert [step for step, _ in found.history] == [2, 3, 4]
 
 
+def test_arrays_that_share_memory(tmp_path):
+    """Restoring one of them would overwrite the other, unless the same was saved of both."""
+    found = checkpoints(str(tmp_path))
+    found.save(1, {"w": np.ones(4), "m": np.zeros(4), "same": np.ones(4)})
+    found.wait()
+    one = np.full(4, 5.0)
+    alike = {"w": one, "m": np.full(4, 5.0), "same": one}
+    assert found.restore(alike) == 1
+    assert alike["same"] is one
+    assert [alike[name].tolist() for name in "wm"] == [[1.0] * 4, [0.0] * 4]
+    with pytest.raises(CheckpointError, match=r"state\['[mw]'\] shares its memory with another array"):
+        found.restore({"w": one, "m": one, "same": np.ones(4)})
+    halves = np.zeros(8)
+    assert found.restore({"w": halves[::2], "m": halves[1::2], "same": np.ones(4)}) == 1  # side by side, not shared
+    assert halves.tolist() == [1, 0] * 4
+
+
 def test_a_copy_is_saved(directory):
     """What training does to the arrays after save() is not in the checkpoint, also the second time."""
     found, live = checkpoints(directory), state()

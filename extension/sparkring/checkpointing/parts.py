@@ -11,7 +11,7 @@ import hashlib
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,11 @@ from sparkring.checkpointing import tensorflow_state, torch_state
 from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError, SparkringError
+
+# NumPy 2 has moved it.
+_byte_bounds: Callable[[npt.NDArray[Any]], tuple[int, int]] = (
+    np.lib.array_utils.byte_bounds if hasattr(np.lib, "array_utils") else np.byte_bounds
+)
 
 MARK = "·kind"
 _ESCAPED = "dict"  # a user's dict that has MARK for a key itself
@@ -133,11 +138,25 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
         _, leaves = tree_module.flatten(tree_of(value), _CALLED)
     except CheckpointError:
         return {}  # whether it can be put back is for put_back() to say
+    arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
+    shared = _sharing(arrays)  # what is read into one of these would be overwritten by the other
     return {
-        name: leaf
-        for name, leaf in leaves.items()
-        if isinstance(leaf, np.ndarray) and leaf.flags.c_contiguous and leaf.flags.writeable
+        name: array
+        for name, array in arrays.items()
+        if array.flags.c_contiguous and array.flags.writeable and name not in shared
     }
+
+
+def check_shared(value: Any, tree: Any) -> None:
+    """CheckpointError if arrays of a restored state share memory although their saved values differ."""
+    pairs = dict(_array_pairs(value, tree, _CALLED))
+    for path in sorted(_sharing({path: array for path, (array, _) in pairs.items()})):
+        array, saved = pairs[path]
+        if array.tobytes() != saved.tobytes():
+            raise CheckpointError(
+                f"{path} shares its memory with another array of the state, but the checkpoint has different values "
+                "for them: make one of them a copy()."
+            )
 
 
 def versions(value: Any) -> dict[str, str]:
@@ -149,6 +168,30 @@ def versions(value: Any) -> dict[str, str]:
     dataset = getattr(value, "dataset", None) if _has_state_dict(value) else None
     name, version = getattr(dataset, "name", None), getattr(dataset, "version", None)
     return {name: version} if isinstance(name, str) and isinstance(version, str) else {}
+
+
+def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The arrays in the containers of a restored state, by their paths, each with the saved one."""
+    if isinstance(value, np.ndarray) and isinstance(tree, np.ndarray):
+        yield path, (value, tree)
+    elif isinstance(value, dict) and isinstance(tree, dict):
+        for key in value.keys() & tree.keys():
+            yield from _array_pairs(value[key], tree[key], f"{path}[{key!r}]")
+    elif isinstance(value, list | tuple) and isinstance(tree, list | tuple):
+        for index, (item, saved) in enumerate(zip(value, tree, strict=False)):
+            yield from _array_pairs(item, saved, f"{path}[{index}]")
+
+
+def _sharing(arrays: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+    """The names of the arrays whose range of memory overlaps that of another one."""
+    found: set[str] = set()
+    last, end = "", 0
+    for start, stop, name in sorted((*_byte_bounds(array), name) for name, array in arrays.items() if array.size):
+        if start < end:
+            found |= {last, name}
+        if stop > end:
+            last, end = name, stop
+    return found
 
 
 # ── containers ────────────────────────────────────────────────────────────────

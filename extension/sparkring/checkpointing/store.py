@@ -184,7 +184,9 @@ class Store:
         if found is None:
             return 0
         entry, held = found
-        parts.put_back(state, tree.rebuild(held.state, held.leaves_of("state")), "state")
+        saved = tree.rebuild(held.state, held.leaves_of("state"))
+        parts.put_back(state, saved, "state")
+        parts.check_shared(state, saved)
         rank = world.world().rank
         if held.commit.sharded or rank == 0:
             parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
