@@ -159,7 +159,7 @@ def _told(frame: DataFrame) -> list[str]:
         return []
     files = [line for leaf in _leaves(plan) for line in _files(session, leaf)]
     # The text says some things that the JSON leaves out, and has its own limit to how many fields it shows.
-    text = plan.treeString(True, False, 1_000_000, False)
+    text = _text(plan)
     seen: dict[str, str] = {}
     settings = [
         line
@@ -174,6 +174,16 @@ def _told(frame: DataFrame) -> list[str]:
         *sorted(settings),
         *files,
     ]
+
+
+def _text(plan: Any) -> str:
+    from py4j.protocol import Py4JError
+
+    arguments = (True, False, 1_000_000, False)
+    try:
+        return str(plan.treeString(*arguments))
+    except Py4JError:  # Spark 4.3 has a fifth parameter, without a default that Java could use
+        return str(plan.treeString(*arguments, False))
 
 
 def _nodes(found: Any) -> Iterator[dict[str, Any]]:
