@@ -1,8 +1,11 @@
 # `make demo` trains a model from a fresh checkout. Needed: Python 3.11 with venv, g++ and make; all else is installed
-# into .venv, which nothing here asks you to activate.
+# into .venv, which nothing here asks you to activate. With Python 3.13, the newest versions go into .venv-current.
 
 PYTHON ?= python3.11
-VENV := .venv
+# The set of versions that fits the Python: constraints.txt for 3.11, constraints-current.txt for 3.13.
+SET := $(if $(filter 3.13,$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)),-current)
+VENV := .venv$(SET)
+CONSTRAINTS := constraints$(SET).txt
 BIN := $(VENV)/bin
 # The steps done are recorded in the environment itself, so that removing it removes the records, too.
 VENV_MADE := $(VENV)/.made
@@ -15,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Without isolation, so that the package is built with the setuptools that is already here.
 PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
-INSTALL := $(PIP) install --constraint constraints.txt --no-build-isolation --editable
+INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
 
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
@@ -26,20 +29,22 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick check panel lab bench docs notebooks env clean
+.PHONY: help demo test test-quick test-current check panel lab bench docs notebooks env env-current clean
 
 help:
 	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
 	@printf '%-15s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
 	@printf '%-15s %s\n' 'make test-quick' 'run only the tests that need no kernel, browser or Spark'
+	@printf '%-15s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
 	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-15s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
 	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
 	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
-	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11)'
-	@printf '%-15s %s\n' 'make clean' 'remove files left by runs and tools (rm -r $(VENV) removes the environment)'
+	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11 or 3.13)'
+	@printf '%-15s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
+	@printf '%-15s %s\n' 'make clean' 'remove files left by runs and tools (rm -r .venv .venv-current removes the environments)'
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
@@ -52,6 +57,13 @@ test: env
 
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
+
+CURRENT := SET=-current PYTHON=$(if $(SET),$(PYTHON),python3.13)
+env-current:
+	@$(MAKE) --no-print-directory env $(CURRENT)
+
+test-current:
+	@$(MAKE) --no-print-directory test $(CURRENT)
 
 check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff check .
@@ -87,20 +99,20 @@ notebooks: env
 
 clean:
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	@find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints -o -name spark-warehouse \
+	@find . -path './.venv*' -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints -o -name spark-warehouse \
 		-o -name metastore_db \) -prune -exec rm -rf {} +
-	@find . -path ./$(VENV) -prune -o -name derby.log -exec rm -f {} +
+	@find . -path './.venv*' -prune -o -name derby.log -exec rm -f {} +
 
 $(VENV_MADE):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-		echo "$(PYTHON) is not a Python 3.11, which this environment needs: install it, or select one with make PYTHON=/path/to/python3.11." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != $(if $(SET),(3, 13),(3, 11)))' 2>/dev/null || { \
+		echo "$(PYTHON) is not a Python $(if $(SET),3.13,3.11), which $(VENV) needs: install it, or select one with make PYTHON=/path/to/python." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3.11-venv), then run make again." >&2; exit 1; }
+		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3-venv), then run make again." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint constraints.txt --upgrade pip setuptools
+	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint $(CONSTRAINTS) --upgrade pip setuptools
 	@touch $@
 
-SETUP := constraints.txt setup.cfg pyproject.toml
+SETUP := $(CONSTRAINTS) setup.cfg pyproject.toml
 
 $(FIRST_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/first-packages.log 'Installing PyTorch and sparkring' $(INSTALL) '.[torch]' scikit-learn
@@ -118,6 +130,8 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
 		$(INSTALL) '.[all,dev]'
+	@# Horovod's Keras 2. It names the package tensorflow, which would overwrite tensorflow-cpu.
+	@$(if $(SET),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
 
 $(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py

@@ -1213,6 +1213,15 @@ NOT_FROM_TENSORFLOW = {
 }  # fmt: skip
 
 
+def test_what_is_wrong_is_found_beside_a_proxy() -> None:
+    """As TensorFlow's dicts and tuples are: wrapt 1 and 2 fail in their own ways where the wrapped has no __dict__."""
+    proxies = [pytest.importorskip("wrapt").ObjectProxy(wrapped) for wrapped in ({1: 2}, (1,))]
+    text = str(
+        error("holder", notebook("import threading\nholder = [[[threading.Lock()]], *proxies]", proxies=proxies))
+    )
+    assert "`holder[0][0][0]` is a `_thread.lock`" in text
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)

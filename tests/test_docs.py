@@ -179,7 +179,7 @@ def wrong_names(page: Page) -> Iterator[str]:
 def wrong_methods(page: Page) -> Iterator[str]:
     """Inline code that begins with a dot speaks of what the package gives to its users."""
     for span in page.spans:
-        found = re.match(r"\.([a-z]\w*)", span)
+        found = re.match(r"\.([a-z]\w*)\b(?!-)", span)  # .venv-current is a folder
         if found and found[1] not in methods() | OTHERS_METHODS and not (ROOT / span).exists():
             yield f"`{span}`: nothing of ours has that"
 

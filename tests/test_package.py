@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
+import subprocess
+import sys
 
 import sparkring
 
@@ -12,3 +14,20 @@ def test_no_package_hides_a_public_name():
     packages = {module.name for module in pkgutil.iter_modules(sparkring.__path__)}
     assert {"engine", "errors", "notebook"} <= packages
     assert not packages & {*sparkring.__all__, *sparkring._HOMES}
+
+
+def test_on_windows_the_import_says_what_to_do():
+    code = "import sys; sys.platform = 'win32'; import sparkring"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: sparkring runs on Linux and macOS: on Windows, install it in WSL2" in answer.stderr
+
+
+def test_petastorm_is_refused_where_it_cannot_be_installed():
+    """In the newest set, on Python 3.13, it is not there; elsewhere its absence is said with how to install it."""
+    code = "import sys; sys.modules['petastorm'] = None; from sparkring.data.petastorm import make_reader"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = (
+        "cannot be installed for Python 3.1" if sys.version_info >= (3, 13) else "Petastorm is not installed: run `pip"
+    )
+    assert "sparkring.errors.DataError: Petastorm" in answer.stderr
+    assert said in answer.stderr

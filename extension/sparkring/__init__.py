@@ -12,7 +12,11 @@ on the ranks.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("sparkring runs on Linux and macOS: on Windows, install it in WSL2 and run the notebook there.")
 
 if TYPE_CHECKING:
     from sparkring.checkpointing.store import checkpoints as checkpoints

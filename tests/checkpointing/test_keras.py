@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from fake_launcher import received
+from versions import keras_2
 
 from sparkring import shards
 from sparkring.checkpointing import keras as resuming
@@ -18,6 +19,8 @@ from sparkring.errors import CheckpointError, OptionsError
 from sparkring.runtime import report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
 from sparkring.worker import keras_hooks
+
+pytestmark = keras_2
 
 STEPS = 20
 

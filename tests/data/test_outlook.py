@@ -12,6 +12,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from versions import has_petastorm
 
 from sparkring.data.dataset import DataFile, Dataset, RowGroup, open_dataset
 from sparkring.data.epoch_plan import outlook
@@ -172,6 +173,7 @@ def rows_of(folder: Path, shard: int, count: int) -> int:
             return sum(len(batch.a) for batch in reader)
 
 
+@has_petastorm
 def test_petastorm_gives_each_shard_what_was_foretold(written):
     """Real shards of a real, uneven data set; and for more shards than row groups it raises, as the advice says."""
     folder = written([[40, 8], [8, 8, 1], [100]])

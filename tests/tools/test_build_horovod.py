@@ -34,6 +34,8 @@ SAMPLE = {
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
     ),
+    "horovod/tensorflow/keras/__init__.py": "from tensorflow import keras\n    from keras import backend as K\n",
+    "horovod/tensorflow/keras/callbacks.py": "from tensorflow import keras\n    from keras import backend as K\n",
 }
 
 
@@ -155,6 +157,16 @@ def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> N
     assert "/xla_mpi_ops.cc" not in text
     assert "/mpi_ops.cc" in text
     assert "set(CMAKE_CXX_STANDARD 17)" in (source / "CMakeLists.txt").read_text()
+
+
+def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Path) -> None:
+    """With TF_USE_LEGACY_KERAS, that is Keras 2; wheels that were built without these edits are not used again."""
+    build_horovod.patch(source, build_horovod.edits(TF_NEW))
+    for name in ("__init__.py", "callbacks.py"):
+        text = (source / "horovod/tensorflow/keras" / name).read_text()
+        assert "    from tensorflow.keras import backend as K\n" in text
+        assert "    from keras import" not in text
+    assert TF_NEW.key.endswith(f"r{build_horovod.RECIPE_WITH_KERAS_3}")
 
 
 def test_an_older_tensorflow_alone_needs_one_edit(source: Path) -> None:

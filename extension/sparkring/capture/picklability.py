@@ -248,7 +248,8 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                with contextlib.suppress(TypeError):  # a proxy that has put on another class
+                # A proxy that has put on another class: TypeError before wrapt 2, AttributeError from it on.
+                with contextlib.suppress(TypeError, AttributeError):
                     yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
             elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
                 try:

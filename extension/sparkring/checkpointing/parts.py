@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparkring.checkpointing import tensorflow_state, torch_state
+from sparkring.checkpointing import keras_3_state, tensorflow_state, torch_state
 from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError, SparkringError
@@ -506,6 +506,24 @@ _KINDS = {
         lambda value, tree, path: tensorflow_state.tensor(tree["value"]),
         lambda tree: tensorflow_state.tensor(tree["value"]),
         replaceable=True,
+    ),
+    "keras 3": Kind(
+        keras_3_state.is_layer,
+        keras_3_state.take_layer,
+        _returning(keras_3_state.put_layer),
+        keras_3_state.by_name,
+    ),
+    "keras 3 optimizer": Kind(
+        keras_3_state.is_optimizer,
+        lambda value, path: keras_3_state.take_optimizer(value),
+        _returning(keras_3_state.put_optimizer),
+        keras_3_state.by_name,
+    ),
+    "keras 3 variable": Kind(
+        keras_3_state.is_variable,
+        lambda value, path: {"value": keras_3_state.leaf(value)},
+        _returning(lambda value, tree, path: keras_3_state.put_variable(value, tree["value"], path)),
+        lambda tree: keras_3_state.array(tree["value"]),
     ),
     "keras": Kind(
         tensorflow_state.is_model,

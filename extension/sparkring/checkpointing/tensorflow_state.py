@@ -278,6 +278,9 @@ def plain_model(tree: dict[str, Any]) -> Any:
     import tensorflow as tf
 
     keras = tf.keras
+    # Keras 3 makes other models of such a configuration.
+    if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
+        return by_name
     architecture = json.loads(tree["architecture"])
     if not _known(architecture, keras):
         return by_name
@@ -344,7 +347,7 @@ def _known(config: Any, keras: Any) -> bool:
         elif module is None:
             ours = name == "Functional" or any(hasattr(getattr(keras, home), name) for home in _CLASSES)
         else:
-            ours = str(module).startswith("keras.") and name.isidentifier()
+            ours = str(module).startswith(("keras.", "tf_keras.")) and name.isidentifier()
         if not (registered or ours):
             return False
     return all(_known(item, keras) for item in config.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +68,9 @@ class Data(NamedTuple):
             schema = self.frame.schema
             # Packed and not JSON, since ranks cannot import types that the notebook defines.
             told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
-            return bytes(to_arrow_schema(schema).with_metadata({SPARK_SCHEMA: told}).serialize())
+            # Of the schema itself, tasks take the metadata only.
+            described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
+            return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
         except Exception as error:  # pyspark has more than one class for it
             raise LaunchError(
                 f"Arrow cannot represent a column of `{self.name}`: {line_with(str(error))} Cast it, or select the "
@@ -79,6 +82,11 @@ class Data(NamedTuple):
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         return frame.mapInArrow(task, "nothing int", barrier=True)
+
+
+def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
+    """What to_arrow_schema() of pyspark 4.3 refuses timestamps without; before, it was always UTC."""
+    return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:

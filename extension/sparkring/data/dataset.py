@@ -204,7 +204,7 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
         # Arrow would take in a row group's columns whole; through a buffer it takes what it decodes, and is faster.
         # Elsewhere a request for each piece costs more than the memory, unless a row group is very large.
         if dataset.local:
-            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES)
+            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)  # True in pyarrow 26
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
             found = pq.ParquetFile(

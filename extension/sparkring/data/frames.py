@@ -160,7 +160,7 @@ def _told(frame: DataFrame) -> list[str]:
     leaves = plan.collectLeaves()
     files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
     # The text says some things that the JSON leaves out, and has its own limit to how many fields it shows.
-    text = plan.treeString(True, False, 1_000_000, False)
+    text = _text(plan)
     seen: dict[str, str] = {}
     settings = [
         line
@@ -175,6 +175,16 @@ def _told(frame: DataFrame) -> list[str]:
         *sorted(settings),
         *files,
     ]
+
+
+def _text(plan: Any) -> str:
+    from py4j.protocol import Py4JError
+
+    arguments = (True, False, 1_000_000, False)
+    try:
+        return str(plan.treeString(*arguments))
+    except Py4JError:  # Spark 4.3 has a fifth parameter, without a default that Java could use
+        return str(plan.treeString(*arguments, False))
 
 
 def _nodes(found: Any) -> Iterator[dict[str, Any]]:

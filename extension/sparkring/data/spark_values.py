@@ -61,7 +61,15 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
         each = inner(kind.elementType)
         return lambda value: [each(item) for item in value]
     if isinstance(kind, BinaryType):
-        return bytearray
+        return None if _binary_is_bytes() else bytearray
     if isinstance(kind, TimestampType) and not zoned:
         return lambda value: value.replace(tzinfo=None)
     return None
+
+
+def _binary_is_bytes() -> bool:
+    """Whether collect() gives bytes: from 4.1 on, unless spark.sql.execution.pyspark.binaryAsBytes is set to false."""
+    import pyspark
+
+    major, minor = pyspark.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (4, 1)

@@ -30,8 +30,10 @@ from sparkring.tools.pace import Pace
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 HOROVOD = "0.28.1"
-# Part of the wheel's key: raise it when the edits or the build's environment change.
-RECIPE = 2
+# Part of the wheel's key: raise it when the edits or the build's environment change. From TensorFlow 2.16 on, there are
+# edits of its own.
+RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
+FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The same package, under the names that its variants are published as.
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
 OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
@@ -59,8 +61,14 @@ class Target:
         frameworks = [
             f"{name}{version}" for name, version in (("tf", self.tensorflow), ("torch", self.torch)) if version
         ]
-        parts = [f"horovod{HOROVOD}", self.python, self.platform, *frameworks, f"cxx{self.cxx_standard}", f"r{RECIPE}"]
+        recipe = RECIPE_WITH_KERAS_3 if self.has_keras_3 else RECIPE
+        parts = [f"horovod{HOROVOD}", self.python, self.platform, *frameworks, f"cxx{self.cxx_standard}", f"r{recipe}"]
         return "-".join(parts)
+
+    @property
+    def has_keras_3(self) -> bool:
+        """Whether this TensorFlow comes with Keras 3, that is, from 2.16 on."""
+        return self.tensorflow is not None and Version(self.tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3
 
     @property
     def frameworks(self) -> list[str]:
@@ -114,7 +122,7 @@ def _installed(*names: str) -> str | None:
 
 def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
     """The C++ standard for Gloo and for Horovod's PyTorch part (its TensorFlow part sets its own)."""
-    standard = 17 if tensorflow and Version(tensorflow) >= Version("2.16") else 14
+    standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3 else 14
     if torch:
         # PyTorch says itself which standard its headers want, in the flags that it gives to extensions.
         flags = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
@@ -133,10 +141,16 @@ def edits(target: Target) -> list[Edit]:
         # and the link fails on a constant that is defined twice.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
-    if target.tensorflow and Version(target.tensorflow) >= Version("2.16"):
+    if target.has_keras_3:
         # Written against XLA headers that these releases no longer ship; only XLA-compiled collectives need it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
         wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
+        # `keras` is Keras 3 there, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
+        imported = "from keras import backend as K"
+        wanted += [
+            Edit(f"horovod/tensorflow/keras/{name}.py", imported, "from tensorflow.keras import backend as K")
+            for name in ("__init__", "callbacks")
+        ]
     return wanted
 
 

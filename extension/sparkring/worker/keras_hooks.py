@@ -25,6 +25,7 @@ _MODULES = (
     "keras.src.engine.training",
     "tf_keras.src.engine.training",
     "keras.src.models.model",
+    # Where the callbacks are: Keras 3 and 2.13 to 2.15, and tf-keras.
     "keras.src.callbacks",
     "tf_keras.src.callbacks",
 )
@@ -115,7 +116,9 @@ def _tell_model_checkpoints(kind: Any) -> None:
         callback._sparkring_wrote = (os.fspath(filepath), took_s)
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
-        path, took_s = callback.__dict__.pop("_sparkring_wrote")  # KeyError if it was not good enough to be written
+        # KeyError if it was not good enough to be written.
+        path, writing_s = callback.__dict__.pop("_sparkring_wrote")
+        took_s = writing_s or took_s
         if _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
             numbers, best = report.numbers(logs), bool(callback.save_best_only)
@@ -125,20 +128,45 @@ def _tell_model_checkpoints(kind: Any) -> None:
             report.tell(saved._replace(kind="keras"))
 
     _tell_after(kind, "_save_handler", note)
+    _note_path(kind)
     _tell_after(kind, "_save_model", tell)
+
+
+def _note_path(kind: Any) -> None:
+    """Keras 3 has no handler that writes; what decides whether to write knows the path."""
+    decide = kind.__dict__.get("_should_save_model")
+    if decide is None or "filepath" not in decide.__code__.co_varnames or hasattr(decide, "_sparkring"):
+        return
+
+    @functools.wraps(decide)
+    def decide_and_note(self: Any, epoch: Any, batch: Any, logs: Any, filepath: Any) -> Any:
+        saves = decide(self, epoch, batch, logs, filepath)
+        if saves:
+            self._sparkring_wrote = (os.fspath(filepath), 0.0)
+        return saves
+
+    decide_and_note._sparkring = True  # type: ignore[attr-defined]
+    kind._should_save_model = decide_and_note
 
 
 def _tell_backups(kind: Any) -> None:
     """What a BackupAndRestore writes, and that it keeps the last only, and none when fit() is done."""
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
+        tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
+
+    def tell_weights(callback: Any, took_s: float) -> None:
+        """Keras 3 writes a file of weights; the epoch that it counts is a whole one at its end."""
+        in_epoch = callback._last_batch_seen > 0
+        tell_file(callback, took_s, callback._weights_path, callback._current_epoch + in_epoch)
+
+    def tell_file(callback: Any, took_s: float, path: str, epoch: int) -> None:
         if _writes(callback.model):
-            path = callback._training_state.write_checkpoint_manager.latest_checkpoint
             folder = os.fspath(callback.backup_dir)
             remove(callback)
             name = os.path.relpath(path, folder)
             callback._sparkring_wrote = (folder, name)
-            saved = CheckpointSaved(folder, name, int(epoch) + 1, _size_bytes(path), took_s, took_s, kind="tensorflow")
+            saved = CheckpointSaved(folder, name, epoch, _size_bytes(path), took_s, took_s, kind="tensorflow")
             report.tell(saved)
 
     def remove(callback: Any) -> None:
@@ -151,6 +179,7 @@ def _tell_backups(kind: Any) -> None:
             remove(callback)
 
     _tell_after(kind, "_backup", tell)
+    _tell_after(kind, "_save_model", tell_weights)
     _tell_after(kind, "on_train_end", ended)
 
 

@@ -15,7 +15,10 @@ This import is the only change that a notebook needs. The differences from Petas
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+from sparkring.errors import DataError
 
 if TYPE_CHECKING:
     from sparkring.data.petastorm.converter import SparkDatasetConverter as SparkDatasetConverter
@@ -38,12 +41,22 @@ _HOMES = {
     "TransformSpec": "petastorm.transform",
 }
 
+_FIRST_REFUSED_PYTHON = (3, 13)
+_ABSENT = "Petastorm is not installed: run `pip install 'sparkring[petastorm]'`, or read with sparkring.shards()."
+_ABSENT_ON_NEW_PYTHON = (
+    f"Petastorm cannot be installed for Python {sys.version_info[0]}.{sys.version_info[1]}, since it needs pyarrow "
+    "below 15 and NumPy below 2: read the data with sparkring.shards(), or use Python 3.11."
+)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
+    import importlib.util
 
+    if importlib.util.find_spec("petastorm") is None:
+        raise DataError(_ABSENT_ON_NEW_PYTHON if sys.version_info >= _FIRST_REFUSED_PYTHON else _ABSENT)
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

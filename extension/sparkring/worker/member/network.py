@@ -5,6 +5,11 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+import sys
+
+_ON_MACOS = sys.platform == "darwin"
+_SIOCGIFADDR = 0xC0206921 if _ON_MACOS else 0x8915
+_LOOPBACK = "lo0" if _ON_MACOS else "lo"
 
 
 def free_port(address: str) -> int:
@@ -21,11 +26,11 @@ def interface_of(address: str) -> str:
         for _, name in socket.if_nameindex():
             try:
                 request = struct.pack("256s", name[:15].encode())
-                reply = fcntl.ioctl(sock.fileno(), 0x8915, request)  # SIOCGIFADDR
+                reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue
             if socket.inet_ntoa(reply[20:24]) == address:
                 return name
-        return "lo" if address.startswith("127.") else ""
+        return _LOOPBACK if address.startswith("127.") else ""
     finally:
         sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 
+from sparkring.compat import horovod_keras_3
 from sparkring.worker.rank.imports import when_imported
 
 # Lightning under both of its names, the Trainer's and Fabric's.
@@ -19,6 +20,8 @@ _LIGHTNING = (
 def prepare() -> None:
     """Configure each library as soon as the user's code imports it."""
     when_imported("horovod.common.elastic", _start_no_notification_service)
+    when_imported("horovod._keras", horovod_keras_3.adapt)
+    when_imported("horovod._keras.callbacks", horovod_keras_3.adapt_callbacks)
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
 

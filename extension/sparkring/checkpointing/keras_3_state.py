@@ -1,0 +1,179 @@
+"""What a checkpoint takes of Keras 3's models, layers, optimizers and variables, on each of its backends.
+
+Keras 3 is another package than Keras 2 and tf-keras, for which tensorflow_state.py is. Nothing here imports Keras:
+who has such an object has done so. Tried with Keras 3.15 on TensorFlow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkring.checkpointing.tree import Raw
+from sparkring.errors import CheckpointError
+from sparkring.runtime import world
+
+_SEED = "seed_generator_state"
+
+
+def is_layer(value: Any) -> bool:
+    """Is it a layer or a model?"""
+    return _made_by_keras(value, "layers", "Layer")
+
+
+def is_model(value: Any) -> bool:
+    """Is it a model?"""
+    return _made_by_keras(value, "models", "Model")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Is it an optimizer?"""
+    return _made_by_keras(value, "optimizers", "Optimizer")
+
+
+def is_variable(value: Any) -> bool:
+    """Is it a keras.Variable?"""
+    keras = sys.modules.get("keras")
+    return _is_keras_3(keras) and isinstance(value, keras.Variable)  # type: ignore[union-attr]
+
+
+def _made_by_keras(value: Any, home: str, name: str) -> bool:
+    keras = sys.modules.get("keras")
+    return _is_keras_3(keras) and isinstance(value, getattr(getattr(keras, home), name))
+
+
+def _is_keras_3(module: Any) -> bool:
+    return str(getattr(module, "__version__", "")).startswith("3.")
+
+
+# ── variables ─────────────────────────────────────────────────────────────────
+
+
+def leaf(variable: Any) -> Any:
+    """A copy of what a variable holds now."""
+    found = np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value))
+    if found.dtype.kind == "V":  # bfloat16 and the small floats
+        return Raw(found.dtype.name, found.shape, found.reshape(-1).view(np.uint8))
+    return found
+
+
+def array(found: Any) -> Any:
+    """The NumPy array of a leaf."""
+    if isinstance(found, Raw):
+        import ml_dtypes  # which Keras 3 needs
+
+        dtype = np.dtype(getattr(ml_dtypes, found.dtype_name))
+        return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
+    return np.asarray(found)
+
+
+def put_variable(variable: Any, found: Any, path: str) -> None:
+    """Assign a leaf. CheckpointError if it does not fit."""
+    _assign([(variable, found)], path)
+
+
+def by_name(tree: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a layer or an optimizer by the paths of its variables."""
+    return {name: array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+
+
+def _take(variables: Sequence[Any]) -> dict[str, Any]:
+    return {"names": [variable.path for variable in variables], "values": [leaf(variable) for variable in variables]}
+
+
+def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, advice: str) -> None:
+    names, values = tree["names"], tree["values"]
+    if len(variables) != len(values):
+        raise CheckpointError(
+            f"{path}: the checkpoint has {len(values):,} variables of {what}, here it has {len(variables):,}. {advice}."
+        )
+    here = [variable.path for variable in variables]
+    if len(set(here)) == len(here) and set(here) == set(names):
+        known = dict(zip(names, values, strict=True))
+        values = [known[name] for name in here]
+    _assign(list(zip(variables, values, strict=True)), path)
+
+
+def _assign(pairs: list[tuple[Any, Any]], path: str) -> None:
+    ready = [(variable, array(found)) for variable, found in pairs]
+    for variable, found in ready:  # all of them, before the first is touched
+        dtype = str(variable.dtype)
+        if tuple(variable.shape) != found.shape or dtype != found.dtype.name:
+            raise CheckpointError(
+                f"{path}: `{variable.path}` has the shape {list(variable.shape)} and the dtype {dtype}, but in the "
+                f"checkpoint {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, or "
+                "start over."
+            )
+    for variable, found in ready:
+        variable.assign(found)
+
+
+# ── layers, models and optimizers ─────────────────────────────────────────────
+
+
+def take_layer(layer: Any, path: str) -> dict[str, Any]:
+    """Its variables, those of its random layers included, and the optimizer that a model is compiled with."""
+    if not layer.built:
+        raise CheckpointError(
+            f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
+        )
+    if hasattr(layer, "jax_state_sync"):
+        layer.jax_state_sync()  # during fit(), JAX has the state
+    optimizer = getattr(layer, "optimizer", None)
+    return {
+        **_take(layer.variables),
+        "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
+        "rank": world.world().rank,
+    }
+
+
+def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
+    """Assign what take_layer() took. CheckpointError if it does not fit."""
+    if not layer.built:
+        raise CheckpointError(
+            f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
+            "or call it once."
+        )
+    # A rank that takes another's state goes on with seeds of its own, or both would drop the same units.
+    own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
+    kept = [leaf(variable) for variable in own_seeds]
+    what = f"the {_called(layer)}"
+    _put(layer.variables, tree, path, what, "Make it the same as when it was saved, or start over")
+    for variable, before in zip(own_seeds, kept, strict=True):
+        variable.assign(np.array([before[0], leaf(variable)[1]], before.dtype))
+    optimizer = getattr(layer, "optimizer", None)
+    if is_optimizer(optimizer):
+        if tree["optimizer"] is None:
+            raise CheckpointError(
+                f"{path}: the model is compiled, but was not when it was saved, so the checkpoint has no state for its "
+                "optimizer. Compile it after restore(), or start over."
+            )
+        put_optimizer(optimizer, tree["optimizer"], path, layer.trainable_variables)
+
+
+def take_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Its variables, which include the learning rate and the loss scale."""
+    return _take(optimizer.variables)
+
+
+def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
+    """Assign what take_optimizer() took; `trainable` variables build an optimizer that is not built yet."""
+    if trainable is not None and not optimizer.built and len(tree["values"]) != len(optimizer.variables):
+        optimizer.build(trainable)
+    advice = (
+        "Use the same optimizer with the same trainable layers, or start over"
+        if trainable is not None
+        else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
+    )
+    _put(optimizer.variables, tree, path, "the optimizer", advice)
+
+
+def _seeds(layer: Any) -> list[Any]:
+    return [variable for variable in layer.variables if variable.name == _SEED]
+
+
+def _called(layer: Any) -> str:
+    return "model" if is_model(layer) else "layer"

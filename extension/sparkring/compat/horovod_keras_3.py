@@ -1,0 +1,216 @@
+"""Horovod 0.28's Keras functions for Keras 3, for which they were not written: without this, nothing is averaged.
+
+Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides; ranks would train apart without an
+error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls. Keras 2,
+and tf-keras, keep what Horovod has. Tried with Keras 3.15 on TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+from sparkring.errors import SparkringError
+
+
+class HorovodKerasError(SparkringError):
+    """Horovod cannot do with Keras 3 what was asked for."""
+
+
+def adapt(module: types.ModuleType) -> None:
+    """Make `horovod._keras` fit for Keras 3: both horovod.keras and horovod.tensorflow.keras call its functions."""
+    module.create_distributed_optimizer = _create(module)  # type: ignore[attr-defined]
+    module.load_model = _load_model(module.load_model)  # type: ignore[attr-defined]
+
+
+def adapt_callbacks(module: types.ModuleType) -> None:
+    """Make `horovod._keras.callbacks` fit for Keras 3."""
+    broadcast, schedule = module.BroadcastGlobalVariablesCallbackImpl, module.LearningRateScheduleCallbackImpl
+    broadcast.on_batch_end = _broadcast(broadcast.on_batch_end)
+    broadcast.register_local_var = _register_local(broadcast.register_local_var)
+    schedule._adjust_learning_rate = _adjust_learning_rate(schedule._adjust_learning_rate)
+
+
+def _is_of_keras_3(value: Any, name: str) -> bool:
+    keras = sys.modules.get("keras")
+    # Keras 2 keeps its version in the same place.
+    if keras is None or not keras.__version__.startswith("3."):
+        return False
+    kind = keras
+    for part in name.split("."):
+        kind = getattr(kind, part)
+    return isinstance(value, kind)  # type: ignore[arg-type]
+
+
+def _create(module: types.ModuleType) -> Any:
+    real, hvd = module.create_distributed_optimizer, module.hvd
+
+    @functools.wraps(real)
+    def create(
+        keras: Any,
+        optimizer: Any,
+        name: str | None,
+        device_dense: str,
+        device_sparse: str,
+        compression: Any,
+        sparse_as_dense: bool,
+        gradient_predivide_factor: float,
+        op: Any,
+        backward_passes_per_step: int = 1,
+        average_aggregated_gradients: bool = False,
+        groups: Any = None,
+        process_set: Any = hvd.global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> Any:
+        # In the order of Horovod's function that makes the reduction.
+        reducing = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups)
+        if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
+            return real(
+                keras,
+                optimizer,
+                name,
+                *reducing[:4],
+                gradient_predivide_factor,
+                op,
+                backward_passes_per_step,
+                average_aggregated_gradients,
+                groups,
+                process_set,
+                scale_local_gradients,
+            )
+        backend = sys.modules["keras"].backend.backend()
+        if backend != "tensorflow":
+            raise HorovodKerasError(
+                f"horovod.tensorflow.keras averages TensorFlow's gradients, and Keras computes with {backend}: "
+                "set KERAS_BACKEND=tensorflow, or average torch's gradients with horovod.torch."
+            )
+        if backward_passes_per_step != 1:
+            raise HorovodKerasError(
+                f"backward_passes_per_step={backward_passes_per_step} does not exist for Keras 3's optimizers: give "
+                f"the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages."
+            )
+        if _scales_loss(optimizer):
+            raise HorovodKerasError(
+                "under the policy mixed_float16, ranks have to agree on whether a step is skipped: give "
+                "DistributedOptimizer a keras.optimizers.LossScaleOptimizer around the optimizer."
+            )
+        label = name or f"Distributed{type(optimizer).__name__}"
+        reduce = hvd._make_allreduce_grads_fn(label, *reducing, process_set=process_set)
+        if getattr(type(optimizer), "_sparkring_distributed", False):
+            raise HorovodKerasError(
+                f"the optimizer `{type(optimizer).__name__}` is a DistributedOptimizer already: wrap it once."
+            )
+        made = type(optimizer).from_config(optimizer.get_config())
+        return _distribute(made, reduce, process_set.size() if scale_local_gradients else 1)
+
+    return create
+
+
+def _scales_loss(optimizer: Any) -> bool:
+    """Whether compile() puts a LossScaleOptimizer around it, which calls apply() only where gradients are finite."""
+    keras = sys.modules["keras"]
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return keras.config.dtype_policy().name == "mixed_float16" and not is_scaled
+
+
+def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
+    """Have a Keras 3 optimizer average its gradients, in place; its class keeps its name, under which it is saved."""
+    base = type(optimizer)
+    local: set[Any] = set()
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        # Keras keeps no public list of an optimizer's variables; 3.15 has this one once it is built.
+        known = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = [getattr(variable, "value", variable) for variable in known]
+        shared = [i for i, variable in enumerate(variables) if variable.ref() not in local]
+        for i, mean in zip(shared, reduce([grads[i] for i in shared], [variables[i] for i in shared]), strict=True):
+            grads[i] = mean
+        for i in set(range(len(grads))).difference(shared):
+            grads[i] = None if grads[i] is None else grads[i] / local_divisor
+        return base.apply(self, grads, trainable_variables)
+
+    def register_local_var(self: Any, variable: Any) -> None:
+        local.add(getattr(variable, "value", variable).ref())
+
+    members = {
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+        "_sparkring_distributed": True,
+        "apply": apply,
+        # What Horovod's callbacks of the learning rate read.
+        "lr": property(lambda self: float(self.learning_rate)),
+        "register_local_var": register_local_var,
+    }
+    optimizer.__class__ = type(base.__name__, (base,), members)
+    return optimizer
+
+
+def _load_model(real: Any) -> Any:
+    @functools.wraps(real)
+    def load_model(
+        keras: Any,
+        wrap_optimizer: Any,
+        filepath: Any,
+        custom_optimizers: Any,
+        custom_objects: Any,
+        legacy_opts: bool = False,
+    ) -> Any:
+        if not keras.__version__.startswith("3."):
+            return real(keras, wrap_optimizer, filepath, custom_optimizers, custom_objects, legacy_opts)
+        classes = {kind.__name__: kind for kind in custom_optimizers or ()}
+        model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
+        if getattr(model, "optimizer", None) is not None:
+            # Horovod's function wraps what a class of optimizers makes; the one that was loaded has its state.
+            stateless = type(model.optimizer).from_config(model.optimizer.get_config())
+            model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
+        return model
+
+    return load_model
+
+
+def _broadcast(real: Any) -> Any:
+    @functools.wraps(real)
+    def on_batch_end(self: Any, batch: Any, logs: Any = None) -> None:
+        if self.broadcast_done or not _is_of_keras_3(self.model, "Model"):
+            real(self, batch, logs)
+            return
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        # Seeds stay each rank's own: dropout would drop the same units on all of them.
+        values = [variable.value for variable in variables if variable.name != "seed_generator_state"]
+        with tf.device(self.device):
+            shared = [value for value in values if value.ref() not in self._local_vars]
+            hvd.broadcast_variables(shared, root_rank=self.root_rank)
+        self.broadcast_done = True
+
+    return on_batch_end
+
+
+def _register_local(real: Any) -> Any:
+    @functools.wraps(real)
+    def register_local_var(self: Any, var: Any) -> None:
+        real(self, getattr(var, "value", var) if _is_of_keras_3(var, "Variable") else var)
+
+    return register_local_var
+
+
+def _adjust_learning_rate(real: Any) -> Any:
+    @functools.wraps(real)
+    def adjust(self: Any, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
+            real(self, epoch)
+            return
+        if self.momentum_correction and getattr(optimizer, "momentum", 0):
+            raise HorovodKerasError(
+                f"{type(self).__name__} cannot correct the momentum of Keras 3's `{type(optimizer).__name__}`, where "
+                "it is a constant: give the callback momentum_correction=False."
+            )
+        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+
+    return adjust

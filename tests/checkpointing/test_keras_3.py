@@ -1,0 +1,160 @@
+"""Keras 3's objects in a state: what is restored goes on with the same numbers, to the bit; and what fit() tells."""
+
+import os
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+from fake_launcher import received
+from versions import keras_3
+
+from sparkring import checkpoints
+from sparkring.checkpointing import keras_3_state
+from sparkring.errors import CheckpointError
+from sparkring.runtime import report
+from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved
+from sparkring.worker import keras_hooks
+
+pytestmark = keras_3
+
+X = np.random.default_rng(0).random((64, 3)).astype("float32")
+Y = X.sum(1)
+
+
+@pytest.fixture(scope="module")
+def keras():
+    """Imported once; TensorFlow opens files for good."""
+    import keras
+
+    keras.ops.ones(1)
+    return keras
+
+
+def make(keras, optimizer=None, seed=7):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+    model.compile(optimizer or keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def fit(model, epochs=1, **options):
+    model.fit(X, Y, batch_size=16, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def numbers(owner):
+    return [variable.numpy().tobytes() for variable in owner.variables]
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["adam", "loss scale"])
+def test_a_restored_model_goes_on_with_the_same_numbers(keras, tmp_path, scaled):
+    """Weights, averages, the optimizer with its learning rate, and what dropout draws."""
+
+    def optimizer():
+        inner = keras.optimizers.Adam(0.05)
+        return keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2) if scaled else inner
+
+    whole = make(keras, optimizer())
+    fit(whole)
+    whole.optimizer.learning_rate = 0.02
+    store = checkpoints(tmp_path)
+    store.save(4, {"model": whole, "layer": whole.layers[0], "number": keras.Variable(2.5, dtype="bfloat16")})
+    store.wait()
+    fit(whole, 2)
+
+    resumed = make(keras, optimizer(), seed=1)
+    number = keras.Variable(0.0, dtype="bfloat16")
+    layer = keras.layers.Dense(4)
+    layer.build((None, 3))
+    assert checkpoints(tmp_path).restore({"model": resumed, "layer": layer, "number": number}) == 4
+    assert float(resumed.optimizer.learning_rate) == np.float32(0.02)
+    assert float(number) == 2.5
+    assert numbers(layer) == numbers(resumed.layers[0])
+    fit(resumed, 2)
+    assert numbers(resumed) == numbers(whole)
+    assert numbers(resumed.optimizer) == numbers(whole.optimizer)
+
+
+def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
+    """An optimizer is saved apart from a model, too; without objects, a checkpoint gives arrays by name."""
+    model = make(keras)
+    fit(model)
+    store = checkpoints(tmp_path)
+    store.save(1, {"optimizer": model.optimizer})
+    store.wait()
+    other = make(keras)
+    other.optimizer.build(other.trainable_variables)
+    store.restore({"optimizer": other.optimizer})
+    assert numbers(other.optimizer) == numbers(model.optimizer)
+    tree = keras_3_state.take_layer(model, "model")
+    kernels = [array for name, array in keras_3_state.by_name(tree).items() if name.endswith("dense/kernel")]
+    assert np.array_equal(kernels[0], model.layers[0].kernel)
+
+
+def test_what_does_not_fit_is_said(keras, tmp_path):
+    model = make(keras)
+    fit(model)
+    tree = keras_3_state.take_layer(model, "model")
+    fewer = make(keras, keras.optimizers.SGD())
+    with pytest.raises(CheckpointError, match=r"model: the checkpoint has \d+ variables of the optimizer"):
+        keras_3_state.put_layer(fewer, tree, "model")
+    other = make(keras)
+    before = numbers(other)
+    tree["values"][0] = np.ones((5, 4), "f4")
+    with pytest.raises(CheckpointError, match=r"has the shape \[3, 4\] and the dtype float32, but in the checkpoint"):
+        keras_3_state.put_layer(other, tree, "model")
+    assert numbers(other) == before
+    with pytest.raises(CheckpointError, match="the model is not built yet"):
+        keras_3_state.take_layer(keras.Sequential([keras.layers.Dense(1)]), "model")
+
+
+def test_seeds_of_other_ranks_stay_their_own(keras):
+    """A rank that takes rank 1's state draws as many numbers, but others."""
+    model, other = make(keras, seed=1), make(keras, seed=2)
+    fit(model)
+    tree = {**keras_3_state.take_layer(model, "model"), "rank": 1}
+    own = [seed.numpy() for seed in keras_3_state._seeds(other)]
+    keras_3_state.put_layer(other, tree, "model")
+    for before, after, theirs in zip(own, keras_3_state._seeds(other), keras_3_state._seeds(model), strict=True):
+        assert after.numpy().tolist() == [before[0], theirs.numpy()[1]]
+
+
+def test_what_keras_writes_is_told(keras, tmp_path, monkeypatch):
+    """Of ModelCheckpoint what is written, and of BackupAndRestore the last; these are attributes of Keras 3.15."""
+    from keras.src import callbacks
+
+    found = []
+    monkeypatch.setattr(report, "_tell", lambda message: found.append(received(message)))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for kind, name in (
+        (keras.Model, "fit"),
+        (callbacks.ModelCheckpoint, "_save_model"),
+        (callbacks.ModelCheckpoint, "_should_save_model"),
+        (callbacks.BackupAndRestore, "_save_model"),
+        (callbacks.BackupAndRestore, "on_train_end"),
+    ):
+        assert hasattr(kind, name), metadata.version("keras")
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    keras_hooks.install()
+    best = keras.callbacks.ModelCheckpoint(
+        str(tmp_path / "best.keras"), monitor="loss", mode="max", save_best_only=True, initial_value_threshold=1e9
+    )
+    each = keras.callbacks.ModelCheckpoint(str(tmp_path / "of-{epoch}.weights.h5"), save_weights_only=True)
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    fit(make(keras), 2, callbacks=[each, best, backup])
+
+    told = [message for message in found if isinstance(message, CheckpointSaved)]
+    assert [(one.kind, one.name, one.step) for one in told] == [
+        ("keras", "of-1.weights.h5", 1),
+        ("tensorflow", "latest.weights.h5", 1),
+        ("keras", "of-2.weights.h5", 2),
+        ("tensorflow", "latest.weights.h5", 2),
+    ]
+    assert told[0].size_bytes == os.path.getsize(tmp_path / "of-1.weights.h5")
+    assert set(told[0].metrics) == {"loss", "mae"}
+    assert told[0].took_s > 0
+    assert all(one.size_bytes > 0 for one in told)
+    removed = [message for message in found if isinstance(message, CheckpointRemoved)]
+    assert [one.name for one in removed] == ["latest.weights.h5"] * 2

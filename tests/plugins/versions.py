@@ -1,0 +1,17 @@
+"""What a test needs of the versions that are installed: the two sets differ in Keras, Python and pyarrow."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+import pytest
+from packaging.version import Version
+
+KERAS = Version(metadata.version("keras"))
+
+keras_2 = pytest.mark.skipif(KERAS.major != 2, reason=f"is about Keras 2, and this is Keras {KERAS}")
+keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"is about Keras 3, and this is Keras {KERAS}")
+has_petastorm = pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="Petastorm needs pyarrow below 15, which has no builds for Python 3.13"
+)
