@@ -18,7 +18,7 @@ from sparkring.data.shards import Shards
 FILE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
 
-`make docs` writes this page from docstrings and the help of the magics (`%%horovod?`). Edit it there.
+`make docs` generates this page from the docstrings and the magics' help (`%%horovod?`). Make any changes there.
 
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)

@@ -599,7 +599,9 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
     """Told before anything is read, with what to do."""
     few = shards(numbered, 300, rank=0, size=4)
     for use in (len, repr, lambda data: next(data.as_numpy())):
-        with pytest.raises(DataError, match=r'250 for each of 4 ranks and fills no batch of 300.*remainder="pad"'):
+        with pytest.raises(
+            DataError, match=r'250 for each of 4 ranks and does not fill a batch of 300.*remainder="pad"'
+        ):
             use(few)
     assert len(shards(numbered, 300, rank=0, size=4, remainder="pad")) == 1
     more = shards(numbered, 2, rank=0, size=8, where="x < 3", remainder="pad")

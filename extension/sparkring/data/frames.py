@@ -110,7 +110,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The type of a column with timestamps that have no time zone, also within other types."""
+    """The type of a column with timestamps that have no time zone, including those within other types."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):

@@ -198,7 +198,8 @@ class Shards:
             least = min(shard.rows for shard in found)
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
-                f'fills no batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or remainder="pad".'
+                f"does not fill a batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or "
+                'remainder="pad".'
             )
         self._planned = size, self.start, found
         return found

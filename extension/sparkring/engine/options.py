@@ -18,7 +18,7 @@ class Options:
 
     `gpus`: the number for each rank; 0 hides all GPUs, None is the default of the place.
     `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
-    `checkpoint_dir`: the directory of checkpoints, from which the run continues, unless `fresh`; with `resume`, also if
+    `checkpoint_dir`: the directory of checkpoints, from which the run continues, unless `fresh`; with `resume`, even if
     the cell or its data has changed. `max_restarts`: how often lost ranks are restarted, with `least` ranks or more.
     `background`: the notebook does not wait for the run. `timeline`: Horovod records a timeline from its start, so the
     ranks are new ones.

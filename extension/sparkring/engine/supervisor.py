@@ -223,8 +223,8 @@ class Supervisor:
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
             self.recorder.notice(
-                f"some ranks did not end within {grace_s:.0f} s after the cell (a thread or an atexit "
-                "function that hangs?) and were killed"
+                f"some ranks did not end within {grace_s:.0f} s of the end of the cell (a hanging thread or "
+                "atexit function?) and were killed"
             )
         self.gang.close()
 

@@ -15,7 +15,7 @@ class Torch(Framework):
 
     lesson = Lesson(
         "torchrun",
-        "ranks for torch.distributed, with the environment variables that torchrun sets",
+        "ranks set up for torch.distributed, with the environment variables that torchrun sets",
         """
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel

@@ -505,7 +505,7 @@ def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:
-    """A Failure from JSON values, also from those of version 0.1."""
+    """A Failure from JSON values, including those of version 0.1."""
     frames = tuple(
         CodeFrame(**{**frame, "source": tuple(SourceLine(**line) for line in frame.get("source", ()))})
         for frame in found.get("frames", ())

@@ -172,7 +172,7 @@ class _Traceback:
 
 
 class Blocks:
-    """Collects the lines of each traceback into one block, also if other ranks have printed in between.
+    """Collects the lines of each traceback into one block, even if other ranks have printed in between.
 
     take() returns complete blocks: a line by itself, or a whole traceback once it has ended. It returns nothing while a
     line may belong to an unfinished traceback.

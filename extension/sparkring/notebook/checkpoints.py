@@ -18,13 +18,13 @@ _HELP = """Show the checkpoints in a directory, and which one a run would contin
     %checkpoints store --check                          check the directory of sparkring.checkpoints(…)
     %checkpoints                                        show the --checkpoint-dir of the last run that had one
 
-Nothing is changed. The directory can be shown while a run writes to it, also from another notebook. A checkpoint is
-committed when all its files exist and have the sizes in its commit file; --check also compares their contents. A
-checkpoint that is not committed is being written, or its run ended while it was being written. A run continues from
-the committed checkpoint that was saved last, which need not have the highest step. It skips checkpoints that are not
-committed or are damaged. Below these, the checkpoints that Keras, TensorFlow and torch have written to the directory
-are listed. They are recognised by their names: .keras, .h5, .weights.h5, prefixes with .index and .data, folders of
-BackupAndRestore, SavedModels, .pt, .pth.
+Nothing is changed. The directory can be shown while a run is writing to it, even from another notebook. A checkpoint
+is committed when all its files exist and have the sizes recorded in its commit file; --check also compares their
+contents. A checkpoint that is not committed is still being written, or its run ended before it was complete. A run
+continues from the committed checkpoint that was saved last, which need not have the highest step. It skips
+checkpoints that are uncommitted or damaged. The table also lists the checkpoints that Keras, TensorFlow and torch have
+written to the directory. They are recognised by their names: .keras, .h5, .weights.h5, prefixes with .index and .data,
+folders of BackupAndRestore, SavedModels, .pt, .pth.
 
 Options:
 {options}
@@ -44,7 +44,7 @@ OPTIONS = OptionsTable(
         nargs="?",
         default="",
         metavar="DIR",
-        help="a path, a URL, or a variable that holds one or checkpoints(…); default: the last run's --checkpoint-dir",
+        help="a path or URL, or a variable that holds one or checkpoints(…); default: the last --checkpoint-dir",
         suggest=_suggest,
     ),
     Option("--check", action="store_true", help="compare every byte with what was saved"),

@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 
-    %gang start -n -4       start four processes on this machine; -n 4: four Spark barrier tasks, which hold their slots
+    %gang start -n -4       start four processes here; -n 4: four Spark barrier tasks, which keep their slots
     %gang                   list the gangs
     %gang --stacks          show the stack of each rank
     %gang stop              stop all gangs; `stop local` and `stop spark` stop one
 
-Cells without -n, or with the same -n, then run on the gang within milliseconds. Variables stay on the ranks.
-A later cell uses the ranks' value of a name, unless the notebook has assigned the name since. --push NAME
-always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a
-cell on some of the ranks. Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the
-gang ends.
+Cells without -n, or with the same -n, then start on the gang within milliseconds. Variables stay on the ranks. A
+later cell uses the value that a name has on the ranks, unless the notebook has since assigned to the name. --push
+NAME always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a cell
+on some of the ranks. Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the gang ends.
 
 Options of `%gang start`:
 {options}

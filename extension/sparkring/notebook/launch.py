@@ -33,7 +33,7 @@ notebook to the ranks: functions and classes by value, modules by reference. Eac
 appears below the cell, labelled by rank. The first rank to fail ends the run, and the error names the
 rank and the line of the cell.
 
-Returns a RunResult: .value (rank 0's last expression), .values (of all ranks), .record, .logs(rank).
+Returns a RunResult: .value (of rank 0's last expression), .values (of all ranks), .record, .logs(rank).
 `_` holds it afterwards.
 
 With --background, the cell returns a BackgroundRun at once, and the notebook is free. Its .result()
@@ -51,8 +51,8 @@ _RANKS_HELP = """Run the cell on some ranks of the warm gang: `%%ranks 0,2-3` or
     print(rank, "of", size, "has", len(x), "rows")
 
 The cell can use the variables of earlier cells on these ranks, and its own variables stay there. The result's
-.values has the values of these ranks, and --pull copies variables of the first of them into the notebook. The
-options are those of %%horovod, except for those that start new ranks.
+.values has the values of these ranks, and --pull copies variables from the first of these ranks into the notebook.
+The options are those of %%horovod, except for those that start new ranks.
 """
 
 _RANKS = Option(
@@ -68,14 +68,14 @@ _OPTIONS = (
         type=seconds,
         metavar="S",
         dest="timeout_s",
-        help="end the run after S seconds, and say on which line each rank was",
+        help="end the run after S seconds, and say which line each rank was on",
     ),
     Option(
         "--push",
         type=variables,
         metavar="NAME,…",
         action="append",
-        help="variables of the notebook to send, even if the cell does not name them",
+        help="notebook variables to send, even if the cell does not name them",
     ),
     Option(
         "--pull",
@@ -101,7 +101,7 @@ _OPTIONS = (
         "--logs",
         choices=LOGS,
         default="all",
-        help="what to show: the output of all ranks, of rank 0, or only messages of callbacks",
+        help="what to show: the output of all ranks, the output of rank 0, or only messages from callbacks",
     ),
     Option(
         "--stall-after",
@@ -109,13 +109,13 @@ _OPTIONS = (
         metavar="S",
         dest="stall_s",
         default=Options.stall_s,
-        help="if ranks are at different lines and silent for S seconds (default: 30), say where each one is",
+        help="if ranks are on different lines and have been silent for S seconds (default: 30), say where each one is",
     ),
     Option(
         "--checkpoint-dir",
         default="",
         metavar="PATH",
-        help="the directory of checkpoints() (dbfs:, any URL); the run continues from the last checkpoint there",
+        help="the directory for checkpoints() (dbfs: or any URL); the run continues from the last checkpoint there",
     ),
     Option(
         "--max-restarts",
@@ -129,14 +129,14 @@ _OPTIONS = (
         metavar="K",
         dest="least",
         default=0,
-        help="if Spark has lost slots, continue with K ranks or more, and with all ranks once the slots are back",
+        help="if Spark has lost slots, continue with at least K ranks, and with all ranks once the slots are back",
     ),
     Option("--fresh", action="store_true", help="start from the beginning; existing checkpoints are kept"),
     Option("--resume", action="store_true", help="continue from a checkpoint even if the cell or its data has changed"),
     Option(
         "--timeline",
         action="store_true",
-        help="record how Horovod spends its time, and which ranks the others wait for; saved with the run",
+        help="record how Horovod spends its time, and which ranks the others wait for; this is saved with the run",
     ),
     Option(
         "--no-autolog",
@@ -164,7 +164,7 @@ _BARRIER_DATA = Option(
     "--data",
     type=variable,
     metavar="DF",
-    help="a Spark DataFrame of the notebook; each rank gets one partition of it, as `rows`",
+    help="a Spark DataFrame from the notebook; each rank gets one partition of it, as `rows`",
 )
 
 

@@ -298,7 +298,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
 
 
 def _keep(made: Path, place: Path) -> Path:
-    """Put a file into the cache atomically, also if another build writes there."""
+    """Put a file into the cache atomically, even if another build writes there."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".incoming-")
     os.close(handle)
     try:

@@ -1,6 +1,6 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-This is imported with the runner, also on ranks, so the modules that draw are imported when they are used: executors
+This is imported with the runner, even on ranks, so the modules that draw are imported when they are used: executors
 need not have their libraries.
 """
 

@@ -76,7 +76,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            stack.callback(source.close)  # what reads ahead ends, also where an error's traceback keeps this alive
+            stack.callback(source.close)  # what reads ahead ends, even where an error's traceback keeps this alive
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:

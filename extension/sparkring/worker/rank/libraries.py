@@ -36,7 +36,7 @@ def _start_no_notification_service(module: types.ModuleType) -> None:
 
 
 def _count_ranks_as_devices(module: types.ModuleType) -> None:
-    """Make devices="auto" use every rank of this node, also on CPUs.
+    """Make devices="auto" use every rank of this node, even on CPUs.
 
     Lightning counts one CPU device, so under torchrun each process would train alone, on all of the data.
     """
