@@ -820,7 +820,7 @@ NOT_USABLE = {
     "an option without its value": ("%%horovod --timeout\n1", r"OptionsError: .*--timeout.*expected one argument.*"),
     "a time that is none": (
         "%%horovod --timeout soon\n1",
-        r"OptionsError: .*'soon' is not a time in seconds above 0.*",
+        r"OptionsError: .*'soon' is not a number of seconds greater than 0.*",
     ),
     "a choice that is none": ("%%horovod --logs some\n1", r"OptionsError: .*'some'.*all.*rank0.*callbacks.*"),
     "a variable without a value": ("%%horovod --env KEY\n1", r"OptionsError: .*'KEY' is not of the form KEY=VALUE.*"),
@@ -1057,7 +1057,7 @@ GANG_LINES = {
     "%%ranks 0\n1": r"OptionsError: %%ranks needs a gang that is up and free: .*",
 }
 WITH_A_GANG = {
-    "%gang start -n -2": r"OptionsError: a warm gang of 2 ranks on this machine is up: %gang stop ends it\.",
+    "%gang start -n -2": r"OptionsError: a warm gang of 2 ranks on this machine is already up: %gang stop ends it\.",
     "%%ranks\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",

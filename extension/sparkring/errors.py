@@ -17,7 +17,7 @@
         └── CheckpointDamagedError   … because its files are missing or do not match their digests
 
 A message says what happened, where, and what to do next. In IPython, these errors are shown
-without a traceback, because it would only have frames of sparkring.
+without a traceback, because it would contain only sparkring's own frames.
 """
 
 from __future__ import annotations

@@ -339,12 +339,12 @@ def test_data_that_is_not_there(tasks):
 
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_more_partitions_than_slots(barrier, spark):
-    with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, 4 in all.* -n 4"):
+    with pytest.raises(SlotsError, match=r"9 partitions of `digits` need 9 task slots, but there are 4 in all.* -n 4"):
         barrier("rank", spark.range(0, 9, 1, 9))
 
 
 def test_too_few_slots_point_to_no_local_processes(barrier):
-    with pytest.raises(SlotsError, match="needs 99 task slots, 4 in all") as caught:
+    with pytest.raises(SlotsError, match="needs 99 task slots, but there are 4 in all") as caught:
         barrier("rank", n=99)
     assert "-n -99" not in str(caught.value)
 

@@ -200,7 +200,7 @@ def test_run_is_the_runner_with_options(ring, tmp_path):
         ({"framework": "jax"}, "one of horovod, "),
         ({"framework": "barrier"}, "one of horovod, "),
         ({"fresh": True}, "--fresh needs a --checkpoint-dir"),
-        ({"driver_log_verbosity": "some"}, "driver_log_verbosity is"),
+        ({"driver_log_verbosity": "some"}, "driver_log_verbosity must be"),
         ({"np": 1.5}, "np must be a whole number"),
     ],
 )

@@ -141,7 +141,7 @@ def attempts(cases, driver, tmp_path):
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_too_few_slots(tasks):
     """The error has the numbers, and what to use instead."""
-    with pytest.raises(SlotsError, match=r"needs 99 task slots, 4 in all.*-n -99") as caught:
+    with pytest.raises(SlotsError, match=r"needs 99 task slots, but there are 4 in all.*-n -99") as caught:
         tasks.run("rank", n=99)
     assert "-n 4" in str(caught.value)
 

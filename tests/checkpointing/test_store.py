@@ -367,7 +367,7 @@ def test_training_goes_on(moody, wait_until):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free some space"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free up some space"),
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Use a directory"),
         (PermissionError("Access denied."), "Access denied. Use a directory"),
         (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Check the name of its bucket"),

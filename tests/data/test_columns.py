@@ -153,7 +153,7 @@ def test_what_is_no_array_is_told():
         converted([[1], [1, 2]])
     with pytest.raises(DataError, match="different lengths"):
         converted([[1], [2], [1, 2], [3, 4]])
-    with pytest.raises(DataError, match="lists with nulls inside"):
+    with pytest.raises(DataError, match="lists that contain nulls"):
         converted([[1, None], [1, 2]])
     with pytest.raises(DataError, match=r"`c` has nulls \(1 in 2 rows\), which an array of its shape"):
         converted([[1], None])

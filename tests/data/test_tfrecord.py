@@ -424,7 +424,7 @@ def test_a_full_disk(folder):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(DataError, match=r"records cannot be written: .*File too large.*Free some space"):
+        with pytest.raises(DataError, match=r"records cannot be written: .*File too large.*Free up some space"):
             write_tfrecord({"x": np.random.default_rng(0).random(1_000_000)}, folder, batch_size=1_000, files=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

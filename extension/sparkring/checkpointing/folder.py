@@ -230,7 +230,7 @@ def told(error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        advice = "Free some space, keep fewer checkpoints, or use another directory."
+        advice = "Free up some space, keep fewer checkpoints, or use another directory."
     elif number == errno.EROFS or isinstance(error, PermissionError):
         advice = "Use a directory that this user can read and write."
     elif isinstance(error, FileNotFoundError):

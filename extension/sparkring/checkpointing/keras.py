@@ -52,7 +52,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     Raises OptionsError, CheckpointError.
     """
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches of at least 1.')
+        raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches, at least 1.')
     if not tensorflow_state.is_model(model):
         raise CheckpointError(
             f"keras() is for a Keras 2 model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."

@@ -88,7 +88,8 @@ def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, a
     names, values = tree["names"], tree["values"]
     if len(variables) != len(values):
         raise CheckpointError(
-            f"{path}: the checkpoint has {len(values):,} variables of {what}, here it has {len(variables):,}. {advice}."
+            f"{path}: the checkpoint has {len(values):,} variables of {what}, but here it has {len(variables):,}. "
+            f"{advice}."
         )
     here = [variable.path for variable in variables]
     if len(set(here)) == len(here) and set(here) == set(names):

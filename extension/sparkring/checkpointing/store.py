@@ -59,15 +59,16 @@ def checkpoints(
         …
         store.save(step, state, {"val_loss": loss})     # on every rank; rank 0 writes
 
-    Random states are saved, too. A checkpoint is valid only when its commit file has been written, which contains the
-    digests of all its bytes.
+    Random states are saved, too. A checkpoint is valid only when its commit file has been written. That file contains
+    the digests of all the bytes of the checkpoint.
 
     directory: a path (dbfs:, file:, any URL that fsspec supports) that all ranks can reach. On a rank, the default is
         the run's --checkpoint-dir. All ranks then restore the same checkpoint, which the driver has chosen.
-    keep: how many of the newest checkpoints of this training to keep, None for all. Others are never removed.
+    keep: how many of the newest checkpoints of this training to keep, None for all. Checkpoints of any other training
+        are never removed.
     best, mode: a metric; the checkpoint with its minimum ("min") or maximum ("max") is kept, too.
-    sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model under
-        fully_shard() (FSDP) and its optimizer are saved in this way, each rank's part by itself.
+    sharded: every rank saves and restores its own state; the number of ranks must then stay the same. A model sharded
+        with fully_shard() (FSDP) and its optimizer are saved this way, each rank's part separately.
     background: save() copies the state and returns before it is written. If writing fails, the error is raised by the
         next save(), by wait(), or at the end of the cell. The copy takes as much memory as the state.
 
@@ -80,7 +81,7 @@ def checkpoints(
             "with --checkpoint-dir."
         )
     if keep is not None and _whole(keep, 1) is None:
-        raise CheckpointError(f"keep={keep!r}: expected a number of checkpoints of at least 1, or None to keep all.")
+        raise CheckpointError(f"keep={keep!r}: expected a number of checkpoints, at least 1, or None to keep all.")
     if best == "":
         raise CheckpointError(f"best={best!r}: expected the name of a metric that is passed to save().")
     if mode not in ("min", "max"):
@@ -167,7 +168,7 @@ class Store:
     # ── going back ────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore a checkpoint into `state`, in place, and set the random states; returns its step, 0 for none.
+        """Restore a checkpoint into `state`, in place, with the random states; return its step, or 0 if there is none.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
@@ -201,7 +202,7 @@ class Store:
     def load(self, which: Which = "latest") -> Any:
         """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
-        It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), also
+        It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), even
         after --fresh. CheckpointError: there is none.
         """
         self.wait()
@@ -217,7 +218,7 @@ class Store:
         """All checkpoints in the directory, newest first: complete, incomplete, or damaged (judged by file sizes).
 
         In a run's --checkpoint-dir, it lists the checkpoints that existed when the ranks started, and those of this
-        attempt for whose steps this rank has called save(). Checkpoints that have been removed since are left out. In
+        attempt whose steps this rank has passed to save(). Checkpoints that have been removed since are left out. In
         any other directory, it lists what exists now, so ranks that call it at different times may get different
         results: call it on one rank and broadcast the result.
         """
@@ -237,7 +238,7 @@ class Store:
         """The newest complete checkpoint, or None.
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
-        restore, or None after --fresh. Once this rank has called save(), it is the newest complete checkpoint of these
+        restore, or None after --fresh. Once this rank has called save(), it is the newest complete one among these
         saves, if there is one. A checkpoint is complete when rank 0 has written it. For the same result on all ranks,
         first call wait() and then a collective on all of them.
         """
@@ -257,8 +258,9 @@ class Store:
     def best(self) -> Entry | None:
         """The checkpoint with the best metric.
 
-        Once this store has saved or restored, only checkpoints of the same training are compared, otherwise all. They
-        are those of list(), so in a run with --checkpoint-dir, ranks get the same result under the same conditions.
+        Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
+        They are taken from list(), so in a run with --checkpoint-dir, ranks get the same result under the same
+        conditions.
         CheckpointError: the store has no metric.
         """
         return self._best(self.list())

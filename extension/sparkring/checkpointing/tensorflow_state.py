@@ -123,7 +123,8 @@ def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, a
     names, values = tree["names"], tree["values"]
     if len(variables) != len(values):
         raise CheckpointError(
-            f"{path}: the checkpoint has {_arrays(len(values))} for {what}, here it has {len(variables):,}. {advice}."
+            f"{path}: the checkpoint has {_arrays(len(values))} for {what}, but here it has {len(variables):,}. "
+            f"{advice}."
         )
     here = [variable.name for variable in variables]
     if len(set(here)) == len(here) and set(here) == set(names):
@@ -140,7 +141,8 @@ def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
         if not variable.shape.is_compatible_with(found.shape) or np.dtype(dtype) != found.dtype:
             raise CheckpointError(
                 f"{path}: `{variable.name}` of {what} has the shape {variable.shape.as_list()} and the dtype "
-                f"{variable.dtype.base_dtype.name}, but in the checkpoint {list(found.shape)} and {found.dtype.name}. "
+                f"{variable.dtype.base_dtype.name}, but in the checkpoint it has {list(found.shape)} and "
+                f"{found.dtype.name}. "
                 "Make it the same as when it was saved, or start over."
             )
     for variable, found in ready:

@@ -241,8 +241,8 @@ def _header(layout: Layout, metadata: Mapping[str, Any]) -> bytes:
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_BYTES:
         raise CheckpointError(
-            f"the state has {len(text) / 1e6:,.0f} MB of plain values and names, but a checkpoint can have at most "
-            f"{HEADER_BYTES / 1e6:,.0f} MB: convert long lists to NumPy arrays."
+            f"the state contains {len(text) / 1e6:,.0f} MB of plain values and names, but a checkpoint can contain at "
+            f"most {HEADER_BYTES / 1e6:,.0f} MB: convert long lists to NumPy arrays."
         )
     return _LENGTH.pack(len(text)) + text
 

@@ -63,8 +63,8 @@ def put(value: Any, found: Any, path: str) -> Any:
         return value
     if isinstance(value, torch.nn.Parameter):
         raise CheckpointError(
-            f"{path}: the checkpoint has a {_words(saved)}, but here is a {_words(value)}. Make it the same as when it "
-            "was saved, or start over."
+            f"{path}: the checkpoint has a {_words(saved)}, but here it is a {_words(value)}. Make it the same as when "
+            "it was saved, or start over."
         )
     return saved.to(value.device)
 

@@ -143,8 +143,8 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         )
     if found.total < size and data is not None:
         raise SlotsError(
-            f"{size} partitions of `{data.name}` need {size} task slots, {found.total} in all, {found.busy} busy "
-            f"({context.master}). Use -n {max(found.total, 1)}, or add executors or cores."
+            f"{size} partitions of `{data.name}` need {size} task slots, but there are {found.total} in all, "
+            f"{found.busy} of them busy ({context.master}). Use -n {max(found.total, 1)}, or add executors or cores."
         )
     if found.total < size:
         more = (
@@ -155,8 +155,8 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         )
         fewer = f"Use -n {found.total}, {'' if here else 'or '}" if found.total else "There are no executors: "
         raise SlotsError(
-            f"needs {size} task slots, {found.total} in all, {found.busy} busy ({context.master}). "
-            f"{fewer}{more}{or_here(size, here)}."
+            f"needs {size} task slots, but there are {found.total} in all, {found.busy} of them busy "
+            f"({context.master}). {fewer}{more}{or_here(size, here)}."
         )
 
 

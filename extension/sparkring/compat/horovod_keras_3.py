@@ -83,13 +83,14 @@ def _create(module: types.ModuleType) -> Any:
         backend = sys.modules["keras"].backend.backend()
         if backend != "tensorflow":
             raise HorovodKerasError(
-                f"horovod.tensorflow.keras averages TensorFlow's gradients, and Keras computes with {backend}: "
+                f"horovod.tensorflow.keras averages TensorFlow's gradients, but Keras computes with {backend}: "
                 "set KERAS_BACKEND=tensorflow, or average torch's gradients with horovod.torch."
             )
         if backward_passes_per_step != 1:
             raise HorovodKerasError(
-                f"backward_passes_per_step={backward_passes_per_step} does not exist for Keras 3's optimizers: give "
-                f"the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages."
+                f"backward_passes_per_step={backward_passes_per_step} is not supported for Keras 3's optimizers: give "
+                f"the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages the "
+                "gradients."
             )
         if _scales_loss(optimizer):
             raise HorovodKerasError(
@@ -100,7 +101,7 @@ def _create(module: types.ModuleType) -> Any:
         reduce = hvd._make_allreduce_grads_fn(label, *reducing, process_set=process_set)
         if getattr(type(optimizer), "_sparkring_distributed", False):
             raise HorovodKerasError(
-                f"the optimizer `{type(optimizer).__name__}` is a DistributedOptimizer already: wrap it once."
+                f"the optimizer `{type(optimizer).__name__}` is already a DistributedOptimizer: wrap it only once."
             )
         made = type(optimizer).from_config(optimizer.get_config())
         return _distribute(made, reduce, process_set.size() if scale_local_gradients else 1)

@@ -216,7 +216,9 @@ def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
 
 def _rows(values: pa.Array, rows: int, length: int, name: str, exact: bool) -> Array:
     if values.null_count:
-        raise DataError(f"column `{name}` has lists with nulls inside ({values.null_count:,} values): fill them first.")
+        raise DataError(
+            f"column `{name}` has lists that contain nulls ({values.null_count:,} values): fill them first."
+        )
     found = _array(values, name, exact=exact)
     return found.reshape(rows, length, *found.shape[1:])
 

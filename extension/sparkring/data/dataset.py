@@ -153,7 +153,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
         if column not in whole.names:
             raise DataError(f"{name} has no column `{column}`: {nearest(column, whole.names)}")
     if not chosen:
-        raise DataError(f"{name}: columns=[] selects no column.")
+        raise DataError(f"{name}: columns=[] selects no columns.")
     condition, words = compile_where(where, whole)
     filtered = _named_in(condition, whole) if condition is not None else set()
     reads = tuple(column for column in whole.names if column in {*chosen, *filtered})

@@ -56,13 +56,13 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
     session: SparkSession = frame.sparkSession
     if getattr(session, "_sc", None) is None:
         raise DataError(
-            f"{called} belongs to a Spark Connect session, which does not show its plan: write it with "
-            "df.write.parquet(…) and pass that path, or use a classic SparkSession."
+            f"{called} belongs to a Spark Connect session, which does not show the plan of a DataFrame: write the "
+            "DataFrame with df.write.parquet(…) and pass that path, or use a classic SparkSession."
         )
     if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
         raise DataError(
             f"the SparkSession of {called} has been stopped: make a new one with SparkSession.builder.getOrCreate(), "
-            "and the DataFrame with it."
+            "and use it to make the DataFrame again."
         )
     return session
 

@@ -265,7 +265,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 def _advice(reason: str) -> str:
     """What to do about a failure of Spark's that has to do with the cache."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
-        return f". Free some space, or set another folder with cache=… or {CACHE}."
+        return f". Free up some space, or set another folder with cache=… or {CACHE}."
     return ""
 
 
@@ -330,8 +330,8 @@ def _usable(home: Location) -> Iterator[None]:
     except Exception as error:  # each of fsspec's packages has its own
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(
-            f"the cache for DataFrames in {home.written} cannot be used: {reason}. Set another folder with cache=… or "
-            f"{CACHE}."
+            f"the cache for DataFrames in {home.written} cannot be used: {reason}. Choose a different folder with "
+            f"cache=… or {CACHE}."
         ) from error
 
 

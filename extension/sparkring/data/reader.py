@@ -112,10 +112,11 @@ class _Files:
             raise
         except BROKEN as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise DataError(f"{file.path}, row group {wanted.row_group} (from 0) cannot be read: {reason}.") from error
+            where = f"{file.path}, row group {wanted.row_group} (counted from 0)"
+            raise DataError(f"{where} cannot be read: {reason}.") from error
         raise DataError(
-            f"{file.path}, row group {wanted.row_group} (from 0) has {at:,} rows that pass the filter instead of "
-            f"{group.rows:,} since {self._dataset.name} was opened: open it again."
+            f"{file.path}, row group {wanted.row_group} (counted from 0) now has {at:,} rows that pass the filter, "
+            f"instead of {group.rows:,} when {self._dataset.name} was opened: open it again."
         )
 
     def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:

@@ -93,16 +93,16 @@ def shards(
     source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
         Spark DataFrame, which is written once to `cache` and read from there.
     batch_size: the number of rows in a batch of this rank.
-    columns: the names to read (default: all), or a dict of the arrays of a batch: the name of a column, or a list of
-        number columns, which become one array [rows, columns].
+    columns: the names of the columns to read (default: all), or a dict of the arrays of a batch: the name of a column,
+        or a list of numeric columns, which become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
     transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
     seed: the seed of that order, the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
-    fill: the replacement for nulls, by column. Without it, integers with nulls are float64 with NaN, and other types
-        have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
+    fill: the replacement for nulls, by column. Without it, integer columns with nulls become float64 with NaN, and
+        other types have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
     raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
     dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".
     prefetch: the number of buffers to read ahead. rank, size: use these instead of this rank's own.
@@ -123,7 +123,7 @@ def shards(
     for option, named in (("fill", fill or {}), ("raw", raw or {})):
         for name in named:
             if name not in dataset.columns:
-                raise DataError(f"{option} names `{name}`, which is not a column that is read.")
+                raise DataError(f"{option} names `{name}`, which is not among the columns to be read.")
     depends = [each.name for each in dataset.schema if changes_with_nulls(each.type) and each.name not in (fill or {})]
     making = Making(
         dict(fill or {}),
@@ -170,7 +170,7 @@ class Shards:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is read next, counted from 1."""
+        """The epoch that will be read next, counted from 1."""
         return self.start.epoch
 
     def __len__(self) -> int:
@@ -258,7 +258,7 @@ class Shards:
         return (take(batch) for batch in self.batches())
 
     def as_arrow(self) -> Iterator[pa.Table]:
-        """One epoch as Arrow tables, one per batch: the columns as they are stored, without fill and transform."""
+        """One epoch as Arrow tables, one per batch: the columns as they are stored, without fill or transform."""
         return self.handed_out(self._ahead(self._read_arrow), lambda table, begin: table.slice(begin, self.batch_size))
 
     def as_tf(self, *names: str) -> Any:
@@ -329,14 +329,14 @@ class Shards:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state_dict(), with the present number of ranks.
 
-        CheckpointError: the data has changed, or other columns or rows are read.
+        CheckpointError: the data has changed, or different columns or rows are being read.
         """
         if state["version"] != self.dataset.version:
             raise CheckpointError(
                 f"the data of {self.dataset.name} has changed since the checkpoint was saved (then: {state['name']} as "
-                f"of {state['version']}, now: {self.dataset.version}), or other columns or rows are read, so the saved "
-                "position is no longer valid. Start over with --fresh, or leave the data out of the state for "
-                "restore()."
+                f"of {state['version']}, now: {self.dataset.version}), or different columns or rows are being read, so "
+                "the saved position is no longer valid. Start over with --fresh, or leave the data out of the state "
+                "for restore()."
             )
         self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 

@@ -24,7 +24,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
 
     if workers < 0:
         raise DataError(
-            f"workers={workers}: expected a number of processes of at least 0; with 0, the rank itself reads."
+            f"workers={workers}: expected a number of processes, at least 0; with 0, the rank itself reads the rows."
         )
     wanted, take = data.tensors(names), data.taking(names)
     size = data.batch_size

@@ -76,7 +76,8 @@ def _carry_out(run: Run) -> RunResult:
 def spark(slots: int = 2) -> SparkSession:
     """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
 
-    It uses a Java from pip if there is no other. LaunchError: there is no Java, or the session has been stopped.
+    It uses a Java installed with pip if there is no other. LaunchError: there is no Java, or the session has been
+    stopped.
     """
     from sparkring.cluster.session import find_session
 
@@ -105,7 +106,7 @@ class HorovodRunner:
         self._logs = _logs(driver_log_verbosity)
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call `main(**kwargs)` on every rank; returns what rank 0 returned.
+        """Call `main(**kwargs)` on every rank; return what rank 0 returned.
 
         The function and its arguments are sent with cloudpickle. RunFailed: a rank failed; it says which and why.
         """
@@ -143,18 +144,18 @@ def run(
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
-    np, driver_log_verbosity: as in HorovodRunner. framework: horovod, torch, tensorflow or plain. The others are the
-    options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, it returns a
+    np, driver_log_verbosity: as in HorovodRunner. framework: horovod, torch, tensorflow or plain. The other keywords
+    are the options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, it returns a
     BackgroundRun at once.
 
-    A keyword that is an option and also a parameter of `main` is refused. Pass the argument of `main` by position, or
+    A keyword that is an option and also a parameter of `main` is rejected. Pass the argument of `main` by position, or
     with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
 
-    Raises the errors of a launch magic. OptionsError: an argument is invalid.
+    Raises the same errors as a launch magic. OptionsError: an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)
-        raise OptionsError(f"run(framework={framework!r}): it is one of {carried}.")
+        raise OptionsError(f"run(framework={framework!r}): expected one of {carried}.")
     directory = os.fspath(checkpoint_dir)
     options = Options(
         np=_whole(np),
@@ -183,5 +184,5 @@ def _whole(np: Any) -> int:
 def _logs(driver_log_verbosity: str) -> Logs:
     logs: dict[str, Logs] = {"all": "all", "log_callback_only": "callbacks"}
     if driver_log_verbosity not in logs:
-        raise ValueError(f"driver_log_verbosity is 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
+        raise ValueError(f"driver_log_verbosity must be 'all' or 'log_callback_only', not {driver_log_verbosity!r}")
     return logs[driver_log_verbosity]

@@ -24,7 +24,7 @@ from sparkring.runtime.storage import Location
 
 
 class BackgroundRun:
-    """A run in the background, while the notebook is free.
+    """A run in the background, which leaves the notebook free.
 
     `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
     stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
@@ -155,7 +155,7 @@ def stop(name: str) -> BackgroundRun:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
             f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else ", and there is no other.")
+            + (f"; running: {others}." if others else ", and no other run is either.")
         )
     found.stop()
     return found

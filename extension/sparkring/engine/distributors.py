@@ -30,7 +30,7 @@ class TorchDistributor:
 
     num_processes: the number of ranks. local_mode: processes on this machine; else Spark barrier tasks. use_gpu: a GPU
     for each rank; on Spark, the GPUs of its task. If there are no GPUs at all, the ranks run on CPUs, and the run says
-    so; too few GPUs are a LaunchError. use_gpu=False hides the GPUs.
+    so; too few GPUs raise a LaunchError. use_gpu=False hides the GPUs.
 
     The API is that of the class in pyspark's public documentation.
     """
@@ -41,10 +41,10 @@ class TorchDistributor:
         self.use_gpu = use_gpu
 
     def run(self, train_object: Callable[..., Any] | str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Call a function with these arguments on every rank; returns what rank 0 returned.
+        """Call a function with these arguments on every rank; return what rank 0 returned.
 
-        A path runs that script instead, with `args` as its sys.argv[1:]: the script is sent to the ranks, and None is
-        returned. RunFailed: a rank failed. OptionsError: an argument is invalid.
+        If a path is given, that script is run instead, with `args` as its sys.argv[1:]: the script is sent to the
+        ranks, and None is returned. RunFailed: a rank failed. OptionsError: an argument is invalid.
         """
         from sparkring.engine.api import run_spec
         from sparkring.engine.spec import Call, RunSpec
@@ -104,7 +104,7 @@ class MirroredStrategyRunner:
         self._use_custom_strategy = use_custom_strategy
 
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; returns what rank 0 returned.
+        """Call `train_fn(**kwargs)` on every rank, in the strategy's scope; return what rank 0 returned.
 
         RunFailed: a rank failed. OptionsError: an argument is invalid.
         """

@@ -60,7 +60,9 @@ def latest_gang_alive(magic: str) -> WarmGang:
 def check_ranks_options(options: Options) -> None:
     """OptionsError if %%ranks, which runs on the gang that was started last, cannot do what the options ask for."""
     if options.np != default_np():
-        raise OptionsError(f"%%ranks runs on the gang that was started last, with -n {default_np()}: leave out -n.")
+        raise OptionsError(
+            f"%%ranks runs on the gang that was started last, which has -n {default_np()}: leave out -n."
+        )
     if options.survives:
         raise OptionsError(
             "%%ranks runs on a warm gang, which does not restart its ranks: leave out the options for restarts."

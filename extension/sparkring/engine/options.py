@@ -59,7 +59,7 @@ class Options:
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
     """Whether to record a timeline; OptionsError if there is none to record."""
     if asked and not horovod:
-        raise OptionsError(f"{who}: --timeline is Horovod's and needs new ranks: use %%horovod --timeline.")
+        raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     return asked
 
 

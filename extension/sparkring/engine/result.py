@@ -15,10 +15,10 @@ from sparkring.history.record import RunRecord
 class RunResult:
     """The result of a run.
 
-    `value`: the value of the last expression (or the function) on rank 0. `values`: the values of all
-    ranks, in rank order; `by_rank`: the same as a dict. `pulled`: the names of --pull, from rank 0.
+    `value`: the value of the last expression (or of the function) on rank 0. `values`: the values of all
+    ranks, in rank order; `by_rank`: the same as a dict. `pulled`: the values of the names in --pull, from rank 0.
     `record`: the RunRecord. `logs(rank)`: everything that the rank printed. `problems`: values that
-    could not be returned, and why. For a run on some ranks (%%ranks), `values` has their values, and the
+    could not be returned, and why. For a run on only some ranks (%%ranks), `values` contains their values, and the
     first of these ranks takes the place of rank 0.
     """
 

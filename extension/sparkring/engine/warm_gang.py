@@ -235,7 +235,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
     """
     there = _at(wanted.np)
     if there is not None and not there.ended:
-        raise OptionsError(f"a {there.describe()} is up: %gang stop ends it.")
+        raise OptionsError(f"a {there.describe()} is already up: %gang stop ends it.")
     size = abs(wanted.np)
     title = f"warm gang of {size}"
     launcher = open_launcher(LaunchRequest(wanted.np, size, dict(wanted.env), title, wanted.gpus, persistent=True), say)

@@ -89,7 +89,7 @@ class RunFolder:
         self._told = True
         return Notice(
             event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free some space, "
+            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some space, "
             "or set SPARKRING_HOME to another folder.",
         )
 

@@ -14,10 +14,10 @@ _HELP = """Preview which rows of a data set each rank will read, before you star
 
     %shards /dbfs/data/digits -n 4 --batch-size 256
     %shards "s3://bucket/events/day=*/" -n 8 --columns speed,label --where "speed > 3" --epochs 100
-    %shards frame -n 4          a Spark DataFrame of the notebook, which is first written to the cache
+    %shards frame -n 4          a Spark DataFrame in the notebook; it is first written to the cache
     %shards train               a variable that holds the result of sparkring.shards(…)
 
-Only the footers of the files are read, and the columns that a filter names. The preview compares two ways to divide
+Only the footers of the files and the columns that a filter names are read. The preview compares two ways to divide
 the rows. sparkring.shards() divides them evenly: ranks differ by at most one row and take the same number of steps.
 Petastorm gives row group i to rank i % n, so some ranks may read more than others, or nothing, and ranks then wait
 for each other in allreduce. For each rank, the preview shows its rows, bytes, files, row groups and steps. For object
@@ -39,7 +39,7 @@ OPTIONS = OptionsTable(
     Option(
         "source",
         metavar="PATH|DF",
-        help="Parquet files (a path, a folder, a glob or a URL), or a variable of the notebook",
+        help="Parquet files (a path, a folder, a glob or a URL), or a variable in the notebook",
         suggest=_suggest,
     ),
     Option(
@@ -49,7 +49,7 @@ OPTIONS = OptionsTable(
         metavar="NP",
         dest="size",
         default=0,
-        help="number of ranks; default: those of the warm gang, or 1",
+        help="number of ranks; default: that of the warm gang, or 1",
     ),
     Option("--batch-size", type=positive_count, metavar="B", help="number of rows in a rank's batch; default: 32"),
     Option("--columns", type=columns, metavar="A,B,…", help="the columns to read; default: all"),
@@ -64,7 +64,7 @@ OPTIONS = OptionsTable(
         type=positive_count,
         metavar="E",
         default=1,
-        help="number of epochs, for the price of requests to an object store",
+        help="number of epochs, used to estimate the price of requests to an object store",
     ),
 )
 

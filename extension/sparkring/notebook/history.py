@@ -23,8 +23,9 @@ _RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or
 
 RUN is a name in the list, the beginning or the end of a name, or a title.
 
-TensorBoard shows the metrics of each rank and their mean, by step or epoch and by time. Its files are written to the
-run folder each time. Outside a notebook, the command that starts TensorBoard is printed.
+TensorBoard shows the metrics of each rank and their mean, against the step or epoch and against time. Its files are
+written to the run folder each time you use --tensorboard. Outside a notebook, the command that starts TensorBoard is
+printed.
 
 Options:
 {options}

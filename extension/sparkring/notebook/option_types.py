@@ -36,7 +36,7 @@ def _time(text: str, unit: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a time in {unit} above 0")
+        raise ArgumentTypeError(f"{text!r} is not a number of {unit} greater than 0")
     return number
 
 

@@ -66,7 +66,7 @@ def numbers(logs: Any) -> dict[str, float]:
 
 
 def log_to_driver(message: object) -> None:
-    """Show a message in the notebook, even if `--logs` hides output. It is cut after 4,000 characters."""
+    """Show a message in the notebook, even if `--logs` hides output. It is cut off after 4,000 characters."""
     text = str(message)[:MESSAGE_CHARACTERS]
     if _tell is None:
         print(text)

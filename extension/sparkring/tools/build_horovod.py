@@ -180,7 +180,7 @@ def find_cmake() -> Path:
             return Path(found)
         refused = refused or f"cmake {version} at {found}"
     if refused:
-        raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs a cmake from 3.13 to 3.x: {fix}")
+        raise BuildError(f"{refused} cannot configure Horovod, whose Gloo needs cmake 3.13 or later, below 4: {fix}")
     raise BuildError(f"No cmake was found in {sysconfig.get_path('scripts')} or on PATH: {fix}")
 
 

@@ -7,9 +7,9 @@ This import is the only change that a notebook needs. The differences from Petas
 - `cur_shard` and `shard_count` default to this rank and the number of ranks. In the notebook's process, the whole data
   set is read. To read everything on a rank, pass cur_shard=0, shard_count=1.
 - Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
-- The footers are read before a worker starts. A missing path, too few row groups, or a TransformSpec that does not
-  return what it declares is then a DataError; unequal numbers of steps cause a warning.
-- If a worker dies, the reader raises an error at each further read; Petastorm's own waits for ever.
+- The footers are read before any worker starts. A missing path, too few row groups, or a TransformSpec that does not
+  return what it declares then raises a DataError; unequal numbers of steps cause a warning.
+- If a worker dies, the reader raises an error on every subsequent read; Petastorm's own waits forever.
 - The progress of each rank is reported to the notebook.
 """
 

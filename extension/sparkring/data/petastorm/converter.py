@@ -34,8 +34,8 @@ def make_spark_converter(
     The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. It becomes the Spark
     setting petastorm.spark.converter.parentCacheDirUrl, which is also its default. The other arguments
     (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
-    and MLlib's vectors 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends. If the
-    process is killed, the folder is removed when the next process on the same host makes a converter in the same
+    and MLlib's vectors become 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends.
+    If the process is killed, the folder is removed when the next process on the same host makes a converter in the same
     parent folder. OptionsError: no parent folder is given. PathError: it is invalid.
     """
     silence()
@@ -45,7 +45,7 @@ def make_spark_converter(
     parent = parent_cache_dir_url or settings.get(_PARENT_CACHE_DIR_URL, None)
     if not parent:
         raise OptionsError(
-            "make_spark_converter needs a folder for the rows that all ranks can reach, for example "
+            "make_spark_converter needs a folder that all ranks can reach, in which to write the rows, for example "
             "parent_cache_dir_url='dbfs:/tmp/petastorm'."
         )
     url = _cache_url(parent)
@@ -85,8 +85,9 @@ class SparkDatasetConverter:
     ) -> Iterator[Any]:
         """A tf.data.Dataset of namedtuples of tensors, as a context manager: `with converter.make_tf_dataset() as d`.
 
-        `batch_size` None is 32, `num_epochs` None is endless; the very last batch may be smaller. `reader_options` and
-        errors are those of make_batch_reader. With TensorFlow, a transform must declare every change of a dtype.
+        A `batch_size` of None means 32, and a `num_epochs` of None means no limit; the very last batch may be smaller.
+        `reader_options` and errors are those of make_batch_reader. With TensorFlow, a transform must declare every
+        change of dtype.
         """
         plan = self._planned(reader_options, batch_size or 32, num_epochs, workers_count, every_change=True)
         manager = self._petastorms().make_tf_dataset(
@@ -118,8 +119,8 @@ class SparkDatasetConverter:
         """Remove the cache folder. OptionsError: called on one of several ranks, since the others may be reading it."""
         if world().size > 1:
             raise OptionsError(
-                "delete() on a rank would remove files that other ranks still read: call it in the notebook after the "
-                "run."
+                "delete() on a rank would remove files that other ranks are still reading: call it in the notebook "
+                "after the run."
             )
         self._petastorms().delete()
 

@@ -20,7 +20,7 @@ def make_reader(
 ) -> Reader:
     """Petastorm's make_reader: reads rows that were written with materialize_dataset(), each as a namedtuple.
 
-    `batch_size` is the size of the batches that will be made of the rows; it is used to count steps and to check that
+    `batch_size` is the size of the batches that will be made from the rows; it is used to count steps and to check that
     all ranks have the same number. Everything else is Petastorm's. DataError: no files, no Unischema, a file that is
     not Parquet, fewer row groups than shards, or a transform that does not return what it declares. PathError,
     OptionsError: an invalid argument.
@@ -47,7 +47,7 @@ def check_transform(
 ) -> None:
     """Check on the first rows of `source` (a path, URLs or a converter) that a TransformSpec returns what it declares.
 
-    Its function gets one row as a dict, as in make_reader, or with `batched` eight rows as a pandas DataFrame, as in
+    Its function gets one row as a dict, as in make_reader, or, with `batched`, eight rows as a pandas DataFrame, as in
     make_batch_reader. The default of `batched` depends on the data. DataError names the field, the expected value and
     the value found. The readers of this module make the same check, except for changes to a field that the
     TransformSpec does not declare, which some consumers accept.

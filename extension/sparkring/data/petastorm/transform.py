@@ -123,7 +123,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
         frames = traceback.extract_tb(error.__traceback__)[1:]
         where = f" (in {frames[0].name}, line {frames[0].lineno})" if frames else ""
         text = str(error).strip().splitlines()
-        raise DataError(f"{name}: the transform fails on {what}: {type(error).__name__}"
+        raise DataError(f"{name}: the transform failed on {what}: {type(error).__name__}"
                         f"{': ' + text[0] if text else ''}{where}.") from error  # fmt: skip
     if (batched and not hasattr(result, "columns")) or (not batched and not isinstance(result, dict)):
         kind, reader = ("a pandas DataFrame", "make_batch_reader") if batched else ("a dict", "make_reader")
@@ -142,7 +142,7 @@ def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
 def _check_names(columns: dict[str, list[Any]], declared: Any, name: str) -> None:
     missing = [field for field in declared.fields if field not in columns]
     if missing:
-        raise DataError(f"{name}: the transform returned no field {missing[0]!r}, which its TransformSpec "
+        raise DataError(f"{name}: the transform did not return the field {missing[0]!r}, which its TransformSpec "
                         f"declares. Got: {', '.join(columns) or 'none'}.")  # fmt: skip
     more = [field for field in columns if field not in declared.fields]
     if more:
@@ -173,7 +173,7 @@ def _check_unchanged(field: str, before: Seen, after: Seen, shape: tuple[int | N
     same = before.dtype == after.dtype or not (_is_number(before.dtype) and _is_number(after.dtype))
     if not same or (before.shape != after.shape and not _same_shape(after.shape, shape)):
         raise DataError(
-            f"{name}: the transform changes field {field!r} from {before} into {after}, which its TransformSpec does "
+            f"{name}: the transform changes field {field!r} from {before} to {after}, which its TransformSpec does "
             "not declare: name it in edit_fields."
         )
 

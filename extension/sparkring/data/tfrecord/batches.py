@@ -96,7 +96,7 @@ def _array(values: Any, what: str) -> Array:
         if array.dtype.kind == "O" and not _of_strings(array):
             array = _stacked(array, what)
     except ValueError:  # NumPy's
-        raise DataError(f"{what} is ragged: pad or cut its arrays to one length.") from None
+        raise DataError(f"{what} is ragged: pad or cut its arrays to the same length.") from None
     if array.ndim == 0 or 0 in array.shape[1:]:
         raise DataError(
             f"{what} has the shape {list(array.shape)}: expected an array of rows, each with at least one value."

@@ -41,13 +41,14 @@ def tfrecords(
 
     Make it in the notebook and use it in the cell, so that errors are raised before the launch.
 
-    columns: the names to read; default: all.
+    columns: the names of the columns to read; default: all.
     shuffle: read the records in a new order every epoch, which depends on `seed`; 0 is a seed like any other.
-    remainder: make batches full and ranks even by leaving out the last rows ("drop"), or by repeating rows ("pad").
+    remainder: make all batches full and give all ranks equal shares by leaving out the last rows ("drop"), or by
+        repeating rows ("pad").
     transform: a function from a dict of tensors [batch, …] to the model's input, run in TensorFlow's graph.
     rank, size: use these instead of this rank's own.
 
-    DataError: the folder is incomplete, a file is missing or has another size, a column does not exist, or there are
+    DataError: the folder is incomplete, a file is missing or has the wrong size, a column does not exist, or there are
     fewer records than ranks.
     """
     if remainder not in ("drop", "pad"):
@@ -126,7 +127,7 @@ class Records:
             raise self._damaged() or error from None
 
     def as_tf(self, *names: str) -> Any:
-        """A tf.data.Dataset of batches with static shapes: dicts; with names, tuples in that order, or a single tensor.
+        """A tf.data.Dataset of batches with static shapes: dicts; with several names, tuples; with one name, tensors.
 
         Each pass over it is an epoch, in a new order. It is already this rank's share: TensorFlow does not divide it
         again.

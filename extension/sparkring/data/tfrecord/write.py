@@ -53,7 +53,7 @@ def write_tfrecord(
     batch_size: the number of rows in a record. Leave it out for shards(…), which have their own.
     files: the number of files; default: ranks × files_per_rank, or 16.
     prefixes: spread the files over this many folders with names like hashes, since object stores limit the requests
-        per second and prefix.
+        per second for each prefix.
 
     DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, or a folder that is not empty. A
     write that fails or is stopped leaves no files.
@@ -99,7 +99,7 @@ def _refuse_nulls(frame: Shards, called: str) -> None:
         if count:
             raise DataError(
                 f"{called}: column `{name}` has nulls ({count:,}), which a TFRecord array cannot hold: replace or drop "
-                "them first, as with fillna() or dropna() of the DataFrame."
+                "them first, for example with the DataFrame's fillna() or dropna()."
             )
 
 
@@ -196,5 +196,5 @@ def _usable(target: Location) -> Iterator[None]:
     except (OSError, tensorflow().errors.OpError) as error:
         reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
         raise DataError(
-            f"{target.written} cannot be written: {reason}. Free some space, or use another folder."
+            f"{target.written} cannot be written: {reason}. Free up some space, or use another folder."
         ) from error
