@@ -89,8 +89,8 @@ class RunFolder:
         self._told = True
         return Notice(
             event.time,
-            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some space, "
-            "or set SPARKRING_HOME to another folder.",
+            f"this run's record and logs end here: {self._broken} ({self.path}). The run continues. Free up some "
+            "space, or set SPARKRING_HOME to another folder.",
         )
 
     def flush(self) -> None:
