@@ -604,10 +604,10 @@ WRONG = [
     (TransformSpec(pairs(lambda y: y), [("pair", np.float32, (), False)], selected_fields=["x"]),
      r"the field 'pair', which its TransformSpec does not declare"),
     (TransformSpec(pairs(lambda y: y), [("other", np.float32, (), False)], removed_fields=["y", "v"]),
-     r"no field 'other'.*Got: x, pair"),
+     r"did not return the field 'other'.*Got: x, pair"),
     (TransformSpec(None, selected_fields=["x", "yy"]), r"selected_fields names 'yy'.*Columns: v, x, y"),
     (TransformSpec(lambda rows: None), r"the transform returned NoneType\. With make_batch_reader"),
-    (TransformSpec(fails), r"fails on the first rows: ZeroDivisionError: division by zero \(in fails, line \d+\)"),
+    (TransformSpec(fails), r"failed on the first rows: ZeroDivisionError: division by zero \(in fails, line \d+\)"),
 ]  # fmt: skip
 
 
@@ -659,7 +659,7 @@ def test_partitions(tmp_path):
 def test_a_change_that_is_not_declared(uneven):
     """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
-    said = r"changes field 'x' from int64 into float64, which its TransformSpec does not declare"
+    said = r"changes field 'x' from int64 to float64, which its TransformSpec does not declare"
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     converter = SparkDatasetConverter(f"file://{uneven}", (f"file://{uneven}/part-0.parquet",), 100)

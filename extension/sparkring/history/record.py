@@ -19,6 +19,7 @@ TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
+EPOCHS_KEPT = 100  # of each reader of a rank
 PLANS_KEPT = 3  # of a rank's readers, those that were told last
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
@@ -81,10 +82,11 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, and the plan of its last epoch."""
+    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
 
     opened: events.DataOpened
     now: events.DataRead | None = None
+    ended: tuple[events.DataRead, ...] = ()
     plan: events.DataPlanned | None = None
 
 
@@ -232,7 +234,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _told(record, event, readings=_planned(record.ranks[event.rank].readings, event))
         case events.DataRead():
             readings = (
-                each._replace(now=event) if each.opened.reader == event.reader else each
+                _read(each, event) if each.opened.reader == event.reader else each
                 for each in record.ranks[event.rank].readings
             )
             return _told(record, event, readings=tuple(readings))
@@ -260,8 +262,13 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.Notice():
             return _noticed(record, event)
         case events.RunFinished():
-            ended = {**vars(event)}
-            return replace(_all_ended(record), ended=ended.pop("time"), **ended)
+            return replace(
+                _all_ended(record),
+                outcome=event.outcome,
+                message=event.message,
+                failed_rank=event.failed_rank,
+                ended=event.time,
+            )
     return record  # a part of a timeline: a file of its own has it
 
 
@@ -450,6 +457,11 @@ def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
     else:
         displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
     return replace(_told(record, event), displays=displays)
+
+
+def _read(reading: Reading, event: events.DataRead) -> Reading:
+    ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
+    return reading._replace(now=event, ended=ended)
 
 
 def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
