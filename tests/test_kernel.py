@@ -1061,7 +1061,7 @@ WITH_A_GANG = {
     "%%ranks\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",
-    "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, with -n -2: .*",
+    "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, which has -n -2: .*",
     "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
     "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* already have GPUs\. .*",
 }

@@ -141,7 +141,7 @@ def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
     (shown,) = found["list"]
     assert "The resume point is step 300" in shown.data["text/plain"]
     assert "<img" in shown.data["text/html"]
-    assert len(re.findall("equal in every bit: True", printed(found["same"]))) == 4
+    assert len(re.findall("bit-for-bit equal: True", printed(found["same"]))) == 4
     assert "False" not in printed(found["same"])
     (error,) = found["asked"]
     assert error.ename == "CheckpointError"

@@ -259,7 +259,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 def test_interrupt_keeps_the_gang(shared_gang):
     """Stop ends the cell; the ranks keep what they have, half-way values included."""
     shared_gang.cell("import time\nsteps = 0")
-    said = interrupted(shared_gang, "print('ready')\nwhile True:\n    steps += 1\n    time.sleep(0.01)")
+    said = interrupted(shared_gang, "steps += 1\nprint('ready')\nwhile True:\n    steps += 1\n    time.sleep(0.01)")
     assert "3 ranks stopped" in said
     assert "The gang stays up" in said
     assert all(steps > 0 for steps in shared_gang.values("steps"))
