@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
 import pytest
 
 from sparkring.history.stacks import GRAPH, cell_line, collective, innermost, waits_for_cell
@@ -154,3 +160,35 @@ def test_a_rank_that_waits_for_its_next_cell(folder):
     assert not waits_for_cell(text.replace("rank.py", "server.py"))
     assert not waits_for_cell(text.replace("in serve", "in run"))
     assert not waits_for_cell("")
+
+
+def test_a_stack_may_be_taken_while_threads_run():
+    """faulthandler reads frames without the GIL: those of other threads may be gone while it does."""
+    code = """
+        import os, threading
+        from sparkring.history import stacks
+
+        def deep(n):
+            return n and deep(n - 1)
+
+        def churn():
+            while True:
+                thread = threading.Thread(target=deep, args=(50,))
+                thread.start()
+                deep(100)
+                thread.join()
+
+        stacks.install(os.open(os.devnull, os.O_WRONLY))
+        for _ in range(3):
+            threading.Thread(target=churn, daemon=True).start()
+        print("up", flush=True)
+        while True:
+            deep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        for _ in range(1_000):
+            process.send_signal(signal.SIGUSR2)
+            time.sleep(0.001)
+        assert process.poll() is None
+        process.kill()

@@ -71,9 +71,13 @@ class Frame(NamedTuple):
 
 
 def install(fd: int) -> None:
-    """Write this process's stacks to `fd` on SIGUSR2, and to stderr when it crashes."""
+    """Write the main thread's stack to `fd` on SIGUSR2, and all threads' stacks to stderr when the process crashes.
+
+    The main thread handles the signal, so it can read its own stack. Reading the stacks of threads that are running
+    crashes the process sooner or later.
+    """
     faulthandler.enable(all_threads=True)  # a crash may be in a thread of a library
-    faulthandler.register(signal.SIGUSR2, file=fd, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=fd, all_threads=False)
 
 
 def cell_name(number: int) -> str:
@@ -135,6 +139,6 @@ def collective(text: str) -> str:
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """The frames of the main thread, which faulthandler prints last, innermost first."""
+    """The frames of the main thread, innermost first. Version 0.1 saved those of other threads before them."""
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]
