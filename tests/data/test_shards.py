@@ -684,7 +684,7 @@ def test_a_row_group_that_is_broken_is_named(numbered, tmp_path):
     begin = pq.read_metadata(path).row_group(2).column(0).data_page_offset
     whole[begin : begin + 4000] = bytes(4000)
     path.write_bytes(whole)
-    told = r"part-1\.parquet, row group 2 \(from 0\) cannot be read: "
+    told = r"part-1\.parquet, row group 2 \(counted from 0\) cannot be read: "
     with pytest.raises(DataError, match=told):
         list(shards(tmp_path, 50).as_numpy())
     with pytest.raises(DataError, match=told):

@@ -2,11 +2,12 @@
 
 The kinds are markers, so `-m "not browser"` leaves out the tests that need one. A worker runs a group from its first
 test to its last: what a group's tests share (a kernel, a Spark session, a JupyterLab) is started once. Groups that take
-long come first, so that the short ones fill up what is left of the workers' time.
+long come first, each followed by one that mostly waits for its ranks, so that the cores are busy and not overloaded.
 """
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ KINDS = {
     "driver": {"driver"},
     "ring": {"ring", "local", "local_gang"},
 }
-# The groups that take longest come first, so that the short ones fill up what is left of the workers' time.
-BEGUN = ("spark", "browser", "kernel", "cluster", "driver", "ring", "slow", None)
+# In the order in which their groups begin: those that compute, and those that mostly wait.
+COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
+WAITING = ("ring", "slow", None)
 WHAT = {
     "browser": "starts JupyterLab and a browser",
     "kernel": "starts a Jupyter kernel, or runs a notebook in one",
@@ -76,18 +78,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gone = [item for item in items if "standalone" not in places(item) and kind_of(item) != "spark"]
         config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if item not in gone]
-    rank: dict[str, tuple[int, int]] = {}
+    kinds: dict[str, str | None] = {}
     groups: dict[pytest.Item, str] = {}
     for item in items:
         kind = kind_of(item)
         groups[item] = group = group_of(item, kind)
-        at = BEGUN.index("slow" if kind is None and item.get_closest_marker("slow") else kind)
-        rank[group] = min(rank.get(group, (len(BEGUN), 0)), (at, len(rank)))
+        begun = "slow" if kind is None and item.get_closest_marker("slow") else kind
+        kinds[group] = min(kinds.get(group, begun), begun, key=(*COMPUTING, *WAITING).index)
         if kind is not None:
             item.add_marker(kind)
         if group != item.nodeid:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: rank[groups[item]])
+    order = {group: at for at, group in enumerate(_interleaved(kinds))}
+    items.sort(key=lambda item: order[groups[item]])
+
+
+def _interleaved(kinds: dict[str, str | None]) -> list[str]:
+    """The groups in the order in which they begin, given their kinds."""
+    computing, waiting = (
+        sorted((group for group in kinds if kinds[group] in some), key=lambda group: some.index(kinds[group]))
+        for some in (COMPUTING, WAITING)
+    )
+    both = itertools.zip_longest(computing, waiting)
+    return [group for pair in both for group in pair if group is not None]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
