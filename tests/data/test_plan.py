@@ -50,7 +50,7 @@ def on(position, size, window, rows):
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
     """Whatever the layout, the ranks, the seed and the epoch."""
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
@@ -63,7 +63,7 @@ def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, b
 
 
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, window):
     """With "drop" all batches are full and own rows; with "pad" all are full and no row is left out."""
     rows = len(all_rows(counts))
@@ -82,7 +82,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
 
 
 @given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
     """What was read before a stop, and before another, and what is read then is every row, each once."""
     position, seen = Position(epoch, 7), []
@@ -104,7 +104,7 @@ def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, b
 @given(
     LAYOUTS, WINDOWS, BATCHES, SIZES, st.lists(st.integers(0, 5), max_size=4), st.sampled_from(["drop", "pad", "join"])
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, size, stops, remainder):
     """Each rank is handed the same rows in the same order, however often all stop and go on."""
     options = {"remainder": remainder, "window": window}

@@ -95,13 +95,13 @@ def test_an_epoch_in_words(seen, remainder, words):
 @pytest.mark.slow
 def test_requests_are_told_where_they_cost(seen):
     """Nothing for local files; elsewhere how many, what they cost, and when a prefix is slowed down."""
-    counts = [[4]] * 20_000
+    counts = [[4]] * 200_000
     assert request_words(seen(counts, 4, epochs=1000)) == []
     priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
     assert priced == (
-        "GET requests: 20,000 to open it and 20,000 per epoch; 1,000 epochs: 8.01 USD at 0.0004 USD per 1,000."
+        "GET requests: 200,000 to open it and 200,000 per epoch; 1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
     )
-    assert "an epoch in less than 3.6 s is slowed down (20,000 GETs go to bucket/events)" in slowed
+    assert "an epoch in less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
     assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
 
 

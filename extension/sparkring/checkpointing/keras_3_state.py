@@ -105,7 +105,7 @@ def _assign(pairs: list[tuple[Any, Any]], path: str) -> None:
         if tuple(variable.shape) != found.shape or dtype != found.dtype.name:
             raise CheckpointError(
                 f"{path}: `{variable.path}` has the shape {list(variable.shape)} and the dtype {dtype}, but in the "
-                f"checkpoint {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, or "
+                f"checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, or "
                 "start over."
             )
     for variable, found in ready:
