@@ -325,7 +325,7 @@ ROWS, BATCH = 960, 8
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "cell", "kills"),
-    [pytest.param("plain", ALONE, 10, id="ten"), pytest.param("torch", TOGETHER, 1, id="one in a ring of torch")],
+    [pytest.param("plain", ALONE, 10, id="alone"), pytest.param("torch", TOGETHER, 10, id="in a ring of torch")],
 )
 def test_kills(local, tmp_path, framework, cell, kills):
     """Whenever ranks are killed, the weights are, bit by bit, those of a run that was left alone, dropout and all, and
