@@ -105,8 +105,8 @@ def _assign(pairs: list[tuple[Any, Any]], path: str) -> None:
         if tuple(variable.shape) != found.shape or dtype != found.dtype.name:
             raise CheckpointError(
                 f"{path}: `{variable.path}` has the shape {list(variable.shape)} and the dtype {dtype}, but in the "
-                f"checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, or "
-                "start over."
+                f"checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, "
+                "or start over."
             )
     for variable, found in ready:
         variable.assign(found)

@@ -142,8 +142,7 @@ def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
             raise CheckpointError(
                 f"{path}: `{variable.name}` of {what} has the shape {variable.shape.as_list()} and the dtype "
                 f"{variable.dtype.base_dtype.name}, but in the checkpoint it has {list(found.shape)} and "
-                f"{found.dtype.name}. "
-                "Make it the same as when it was saved, or start over."
+                f"{found.dtype.name}. Make it the same as when it was saved, or start over."
             )
     for variable, found in ready:
         variable.assign(found)
