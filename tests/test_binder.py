@@ -25,7 +25,7 @@ from sparkring.tools import build_horovod
 
 ROOT = Path(__file__).parents[1]
 BINDER = ROOT / "binder"
-# What repo2docker reads beside a Python; a file with another name would be passed over without a word.
+# The files that repo2docker reads for Python; it silently ignores files with other names.
 READ = {"apt.txt", "environment.yml", "postBuild", "requirements.txt", "runtime.txt", "start"}
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")  # Debian Policy 5.6.1
 
@@ -100,7 +100,7 @@ def test_the_package_is_installed_with_the_constraints(
 
 
 def test_what_the_notebooks_import_is_installed(commands: list[list[str]], setup: configparser.ConfigParser) -> None:
-    """By what postBuild names, or by what that brings along."""
+    """Either postBuild names it, or something that postBuild names requires it."""
     named = [word for words in commands for word in words if "pip" in words and re.fullmatch(r"[a-z-]+", word)]
     wanted = [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
     extras = Requirement(setup["options.extras_require"]["all"].strip()).extras

@@ -193,7 +193,7 @@ def test_names_read(construct: str) -> None:
     assert set(found.optional) - BUILTINS == set(optional.split())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* is of Python 3.11")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="except* needs Python 3.11")
 def test_except_star() -> None:
     """`except*` is followed as `except` is."""
     found = names_read("try: x = f()\nexcept* E as e: x = e\nx")
@@ -201,7 +201,7 @@ def test_except_star() -> None:
     assert not found.optional
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters are of Python 3.12")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="type parameters need Python 3.12")
 def test_type_parameters() -> None:
     """Type parameters are names of their own; what a generic class's body reads is read at once."""
     found = names_read("class A[T](B):\n    x: T = y\ndef f[U](a: U) -> V: return z\ntype W = list[Q]\ny = 1")
@@ -329,7 +329,7 @@ def test_helper_that_sets_a_global() -> None:
 
 
 def test_pushed_names() -> None:
-    """Names to push travel though the cell does not read them; one that does not exist is an error."""
+    """Names to push travel even if the cell does not read them; one that does not exist is an error."""
     assert travelled("pass", notebook(x=[1]), also=("x",))["x"] == [1]
     assert "`y` should be sent to the ranks, but" in str(error("pass", notebook(), also=("y",)))
 
@@ -451,7 +451,7 @@ def test_lazily_loaded_modules_go_by_reference() -> None:
 
         class Lazy(types.ModuleType):
             def __init__(self):
-                pass  # it has no name before it has been asked for something, as there
+                pass  # it has no name before an attribute is read, as in TensorFlow
 
             def __getattr__(self, name):
                 module = importlib.import_module("json")
@@ -470,7 +470,7 @@ def test_lazily_loaded_modules_go_by_reference() -> None:
 
 
 def test_table_order_and_sizes() -> None:
-    """Names are listed with the largest first, and each by its own size alone."""
+    """Names are listed with the largest first, each with only the size that it adds."""
     big = b"x" * 1000_000
     captured = capture("a, b, c, d", notebook(a=1, b=[big], c=big, d="text" * 10))
     assert [each.name for each in captured.names] == ["b", "d", "a", "c"]  # c is b's first element
@@ -487,7 +487,7 @@ def test_large_names() -> None:
 
 
 def test_a_million_elements() -> None:
-    """A long list, of which each element is looked at by no Python code, travels whole."""
+    """A long list travels whole, without Python code that looks at each element."""
     assert travelled("x", notebook(x=list(range(1_000_000))))["x"][-1] == 999_999
 
 
@@ -500,7 +500,7 @@ def test_numpy() -> None:
 
 
 def test_torch() -> None:
-    """Tensors and modules of this machine's memory travel."""
+    """Tensors and modules in this machine's memory travel."""
     torch = pytest.importorskip("torch")
     namespace = notebook(
         """
@@ -661,7 +661,7 @@ def test_values_made_by_the_notebooks_code() -> None:
 
 
 def test_redefined_by_the_cell() -> None:
-    """What a helper uses and cannot travel stays behind if the cell makes its own."""
+    """A name that a helper uses, and whose value cannot travel, stays behind if the cell defines it."""
     namespace = notebook("def use(): return len(rows)", rows=(i for i in ()))
     rank = travelled("rows = [1, 2]\nuse()", namespace)
     rank["rows"] = [1, 2]
@@ -782,7 +782,7 @@ def test_pickle_finds_what_values_are_made_of(tmp_path: Path) -> None:
     assert on_rank(captured.payload, cell, tmp_path) == "good\n"
     rows = {each.name: each for each in captured.names}
     assert (rows["Net"].via, rows["Net"].required, rows["Net"].travels) == ("values", False, "by value")
-    # An outer class that cannot travel costs only that pickle does not find what is inside it.
+    # If an outer class cannot travel, pickle does not find what is inside it, but nothing else is lost.
     assert (rows["Unsendable"].travels, rows["Unsendable"].via) == ("cannot", "within")
     assert rows["within"].travels == "by value"
 
@@ -795,7 +795,7 @@ def test_what_ranks_hold_does_not_come_along() -> None:
 
 
 def test_calls_bring_what_their_arguments_are_made_of(tmp_path: Path) -> None:
-    """Also under the name of an argument; what is not of the notebook is not bound."""
+    """Even if an argument has the same name; names that are not the notebook's are not bound."""
     namespace = notebook(
         "class Net: pass\ndef save(Net, m):\n    import pickle\n    return type(pickle.loads(pickle.dumps(m)))"
     )
@@ -1052,7 +1052,7 @@ first, last = table[:, 0], table[:, 999]
 
 
 def test_arrays_that_share_memory() -> None:
-    """Views share it on the rank, whatever their order; columns that have nothing in common bring no table along."""
+    """Views share memory on the rank, whatever their order; columns with nothing in common do not bring their table."""
     pytest.importorskip("numpy")
     namespace = notebook(ARRAYS)
     rank = travelled("stepped, turned, fixed, part, base", namespace)
@@ -1214,7 +1214,7 @@ NOT_FROM_TENSORFLOW = {
 
 
 def test_what_is_wrong_is_found_beside_a_proxy() -> None:
-    """As TensorFlow's dicts and tuples are: wrapt 1 and 2 fail in their own ways where the wrapped has no __dict__."""
+    """TensorFlow's dicts and tuples are proxies: if what is wrapped has no __dict__, wrapt 1 and 2 fail differently."""
     proxies = [pytest.importorskip("wrapt").ObjectProxy(wrapped) for wrapped in ({1: 2}, (1,))]
     text = str(
         error("holder", notebook("import threading\nholder = [[[threading.Lock()]], *proxies]", proxies=proxies))
@@ -1331,7 +1331,7 @@ def test_all_that_cannot_travel_at_once() -> None:
 
 
 def test_optional_names_are_left_out() -> None:
-    """What the cell may bind itself, and cannot travel, stays behind; the rest arrives."""
+    """A name that the cell may bind itself stays behind if its value cannot travel; the rest arrives."""
     namespace = notebook(TRAINER + "y = [1]")
     cell = "if y: trainer = 1\ntrainer, y"
     captured = capture(cell, namespace)

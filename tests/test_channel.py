@@ -28,7 +28,7 @@ SECRET = b"s" * 32
 
 
 def run(*parts) -> Run:
-    """A message with so many parts."""
+    """A message with these parts."""
     return Run("cell", "1", (), True, False, {}, {}, NotebookState(), Here(), (), parts)
 
 
@@ -180,7 +180,7 @@ def test_a_replayed_proof_is_refused(door):
 
 @pytest.mark.parametrize("proof", [bytes(NONCE_BYTES + PROOF_BYTES), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(64)])
 def test_nothing_is_parsed_before_the_proof(door, monkeypatch, proof):
-    """Of a peer without the proof only a fixed number of bytes is read; no JSON, no pickle."""
+    """From a peer without the proof, only a fixed number of bytes is read; no JSON, no pickle."""
 
     def never(*arguments: object, **keywords: object) -> None:
         raise AssertionError("parsed")
@@ -215,7 +215,7 @@ def test_a_silent_peer_is_given_up(monkeypatch, watch):
 
 
 def test_half_a_frame_is_no_frame(door):
-    """A connection that breaks in the middle of a frame ends; what came of it is not taken."""
+    """A connection that breaks in the middle of a frame ends; the part that arrived is discarded."""
     connection = dial("127.0.0.1", door.listener.port, SECRET)
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [100]}).encode()
     connection._sock.sendall(PREFIX.pack(len(header), 100) + header + b"half")
@@ -254,7 +254,7 @@ def test_what_is_no_message_ends_the_connection(header):
 
 
 def test_text_in_the_place_of_a_frame():
-    """It is refused when its beginning has come, and not waited for as the header that it would announce."""
+    """It is refused once its beginning has arrived, rather than taken for a prefix whose header is then awaited."""
     left, right = pair()
     left._sock.sendall(b"Traceback (most recent call last):")
     with pytest.raises(ProtocolError, match="Traceback"):
@@ -264,7 +264,7 @@ def test_text_in_the_place_of_a_frame():
 
 
 def test_a_part_that_no_memory_can_hold():
-    """Its sender is given up, rather than the thread that reads it lost."""
+    """The connection to its sender is given up; the thread that reads it is not lost."""
     left, right = pair()
     header = json.dumps({"message": "Output", "stream": "stdout", "sizes": [1 << 62]}).encode()
     left._sock.sendall(PREFIX.pack(len(header), 1 << 62) + header)
@@ -275,7 +275,7 @@ def test_a_part_that_no_memory_can_hold():
 
 
 def test_nothing_follows_half_a_frame():
-    """After a send that broke off the connection refuses further frames, rather than garble them."""
+    """After a send that was cut short, the connection refuses further frames rather than garble them."""
     left, right = pair()
     left._sock.settimeout(0.1)  # as if interrupted: nobody reads
     with pytest.raises((ChannelClosed, TimeoutError)):

@@ -175,7 +175,7 @@ def test_what_is_no_message_ends_that_peer(header, said, watch):
 
 
 def test_a_member_that_comes_twice(watch):
-    """The second one is turned away, and so is a number that there is none of; the first one works on."""
+    """The second one is turned away, and so is one with a number that does not exist; the first one carries on."""
 
     def cell(rank: FakeRank) -> int:
         turned_away = 0

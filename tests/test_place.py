@@ -24,7 +24,7 @@ def test_the_driver_is_rank_0_of_1():
 
 
 def test_members_in_their_own_order():
-    """Not by node, rank i is member i; what else there is to a place does not change."""
+    """With by_node=False, rank i is member i; the rest of a place does not change."""
     nodes = ["a", "b", "a"]
     placed = place_ranks(nodes, by_node=False)
     assert [place.rank for place in placed] == [0, 1, 2]
@@ -52,7 +52,7 @@ def test_places_are_complete_and_agree(nodes):
 
 @given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 3))
 def test_each_rank_gets_the_next_gpus(ranks, each, more):
-    """So many for each, none twice, in order, and the rest for nobody."""
+    """The same number for each rank, none twice, in order, and the rest for nobody."""
     addresses = [str(index) for index in range(ranks * each + more)]
     shared = share_gpus(addresses, ranks, each)
     assert [len(own) for own in shared] == [each] * ranks
@@ -61,7 +61,7 @@ def test_each_rank_gets_the_next_gpus(ranks, each, more):
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), st.integers(0, 3))
 def test_every_rank_finds_its_gpus_by_its_local_rank(nodes, each):
-    """With K for each, those of local rank r stand at r × K of what its node's ranks see."""
+    """With K GPUs for each, those of local rank r begin at index r × K of what its node's ranks see."""
     gpus = [
         [f"{node}{nodes[:member].count(node) * each + n}" for n in range(each)] for member, node in enumerate(nodes)
     ]

@@ -1,4 +1,4 @@
-"""Horovod's timeline: what a file says, of a ring whose ranks are known, and of files that no Horovod wrote."""
+"""Horovod's timeline: what is read from files with known operations, and from files that Horovod did not write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(name: str, pid: int = 1) -> str:
 
 
 def operation(begin: float, *, pid: int = 1, late: int = 1, ready: dict[int, float] | None = None) -> list[str]:
-    """One allreduce: negotiated in 100 µs, waiting 10, copying 5 twice, reducing 20, and 1 between the two copies."""
+    """One allreduce: negotiated in 100 µs, waiting 10, copying 5 twice, reducing 20, and 1 before the second copy."""
     ready = ready or {0: 1, late: 99}
     ticks = [event("X", begin + at, str(rank), pid) for rank, at in ready.items()]
     begin_end = begin + 100
@@ -50,7 +50,7 @@ def written(events: list[str], *, ended: bool = True) -> bytes:
 
 
 def brought(data: bytes, *, piece: int = 10_000, cut: int = 0, whole: bool = True):
-    """The summary, and what is in the file, of a timeline that comes in as the driver gets it."""
+    """The summary of a timeline that arrives in pieces, as at the driver, and what is then in the file."""
     packer = zlib.compressobj(1)
     packed = packer.compress(data) + packer.flush()
 
@@ -84,7 +84,7 @@ def test_where_the_time_went():
 
 
 def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
-    """Of two tensors under way the whole has the one that has come furthest; the parts add up to the wall time."""
+    """Of two tensors under way, the total counts the one that is furthest along; the parts add up to the wall time."""
     apart = operation(0) + operation(50, pid=2)
     events = sorted(apart, key=lambda text: json.loads(text)["ts"])
     found = summary(written([named("a"), named("b", 2), *events]))
@@ -96,20 +96,20 @@ def test_what_happens_at_once_counts_once_in_the_whole_and_apart_by_tensor():
 
 
 def test_who_was_late():
-    """The last to be ready is who the others waited for, since the last but one was; tensors at once count once."""
+    """The others wait for the last rank, from when the last but one is ready; waits at the same time count once."""
     one = operation(0, ready={0: 10, 2: 40, 1: 90})
     other = operation(0, pid=2, ready={2: 5, 0: 60, 1: 95})
     third = operation(1000, ready={0: 10, 1: 20, 2: 80})
     both = sorted(one + other, key=lambda text: json.loads(text)["ts"])
     found = summary(written([*both, *third]))
-    # Of rank 1 from 40 to 90 and from 60 to 95, of rank 2 from 20 to 80.
+    # For rank 1 from 40 to 90 and from 60 to 95, for rank 2 from 20 to 80.
     assert [(each.rank, each.times) for each in found.late] == [(2, 1), (1, 2)]
     assert [each.waited_s for each in found.late] == pytest.approx([60e-6, 55e-6])
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 100_000])
 def test_pieces_make_no_difference(piece):
-    """Wherever the file is taken apart, it says the same, and so does what is kept of it."""
+    """Wherever the data is split into pieces, the summary and what is kept are the same."""
     data = written([named("grä\\u00fc"), *operation(0), *operation(500, pid=2)])
     found, text = brought(data, piece=piece)
     assert found == summary(data)
@@ -189,7 +189,7 @@ def test_broken_places_are_counted_and_passed_over():
 
 
 def test_memory_is_bounded(monkeypatch):
-    """Tensors beyond the limit, depth and ranks are passed over; a bomb is not unpacked as a whole."""
+    """Tensors beyond the limit are ignored; a zip bomb is not unpacked whole, nor an endless event kept."""
     monkeypatch.setattr(horovod_timeline, "TENSORS", 10)
     monkeypatch.setattr(horovod_timeline, "MOST_BYTES", 100_000)
     many = [each for pid in range(100) for each in operation(pid * 1000, pid=pid)]
@@ -205,7 +205,7 @@ def test_memory_is_bounded(monkeypatch):
 
 
 def test_what_is_missing_is_said():
-    """A connection that was lost, bytes that too large to keep, and a stream that is damaged."""
+    """A connection that was lost, bytes that were too large to keep, and a stream that is damaged."""
     data = written(operation(0))
     assert brought(data)[0].problem == ""
     assert "was lost" in brought(data, whole=False)[0].problem

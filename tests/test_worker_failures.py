@@ -1,4 +1,4 @@
-"""What a rank tells of an exception: advice, what its type says of another attempt, and whose echo it may be."""
+"""What a rank reports of an exception: advice, whether another attempt may help, and whether another rank caused it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkring import errors
 from sparkring.capture import submodules
 from sparkring.worker.rank.failures import as_failure
 
-# What code of the notebook raises, and the name that the ranks do not know.
+# Code that fails on a rank, and the name that the ranks do not know; '' if that is not why it fails.
 UNKNOWN = {
     "a name": ("limit", "limit"),
     "pandas": ("raise NameError(\"local variable 'limit' is not defined\")", "limit"),
@@ -53,7 +53,7 @@ def test_a_name_that_the_ranks_do_not_know(what: str, advice: Callable[[str], st
 
 
 def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) -> None:
-    """Why is told by the error of the code that uses it."""
+    """The error of the code that uses it says why."""
     try:
         submodules.import_submodule("json.nowhere")
         told = advice("import json\njson.nowhere.f()")
@@ -65,7 +65,7 @@ def test_a_submodule_that_could_not_be_imported(advice: Callable[[str], str]) ->
 
 
 class HorovodInternalError(RuntimeError):
-    """Told by its name, as Horovod's own is."""
+    """Recognised by its name, as Horovod's own is."""
 
 
 class OwnTypeError(TypeError):

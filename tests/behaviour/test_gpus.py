@@ -151,7 +151,7 @@ def test_local(driver, four_gpus):
 
 
 def test_without_gpus(driver, monkeypatch):
-    """Where there is no NVML, or one that does not answer, there are no GPUs, and that costs no import."""
+    """Without NVML there are no GPUs, and finding that out does not import pynvml."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = found_by(driver, WITHOUT)
     if found["pynvml"]:

@@ -101,7 +101,7 @@ session.stop()
 
 
 def other_python(folder: Path) -> str:
-    """A Python of another minor version; if there is none, this one, told to say that it is."""
+    """A Python of another minor version; if there is none, this one, made to claim another version."""
     for minor in range(8, 15):
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
@@ -147,7 +147,7 @@ def test_too_few_slots(tasks):
 
 
 def test_without_a_session_one_is_made(attempts):
-    """Its making is told, and it stays for the next cell."""
+    """A notice says that a session is created, and the next cell uses it, too."""
     kind, text, values, notices = attempts["no session"]
     assert (kind, text, values) == ("", "", [0, 1])
     assert "no SparkSession yet" in notices[0]
@@ -179,16 +179,16 @@ def test_a_fixed_port(attempts):
 
 
 def test_under_a_local_master_members_run_this_python(attempts):
-    """Whichever Python Spark runs there for others: it has neither this one's version nor its packages."""
+    """Even if Spark is set to run another Python, which has neither this one's version nor its packages."""
     assert attempts["another Python"][2] == [0]
     assert attempts["its rows"] == [[[0, 1], sys.executable], [[2, 3], sys.executable]]
 
 
 def test_executors_with_another_python(driver, lonely_master, tmp_path):
-    """What it lacks is told in one sentence, with both paths and the setting; nothing of this one is mixed into it.
+    """What that Python lacks is told in one sentence, with both paths and the setting; our packages are not mixed in.
 
-    A module of the user's may name what sparkring and sparkdl offer there, though their libraries are missing.
-    Before any executor is there, np=0, which takes every slot, says that there is none.
+    The user's code may import there what sparkring and sparkdl offer, even though the libraries behind it are missing.
+    While there is no executor, np=0, which takes every slot, says that there are none.
     """
     folder = tmp_path / "bare"
     venv.create(folder, symlinks=True, with_pip=False)

@@ -73,7 +73,7 @@ def test_a_shard_is_read_to_its_end(local, tmp_path):
 
 
 def digits():
-    """In the place of MNIST, which is downloaded."""
+    """In place of MNIST, which would have to be downloaded."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -138,7 +138,7 @@ def makes_its_own(n):
 
 
 def test_mirrored_strategy_runner_with_a_strategy_of_the_functions_own(local, monkeypatch):
-    """Then the function is called outside of any; a machine without GPUs is no obstacle, and is told."""
+    """Then the function is called outside any strategy; a machine without GPUs is no obstacle, and a notice says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     runner = MirroredStrategyRunner(num_slots=1, local_mode=True, use_custom_strategy=True)
     assert runner.run(makes_its_own, n=3) == (3, False)

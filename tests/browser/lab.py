@@ -84,7 +84,7 @@ class Lab(NamedTuple):
 
 @contextlib.contextmanager
 def jupyterlab(folder: Path) -> Iterator[Lab]:
-    """A server of its own, with nobody's settings; when it ends, all that it has started has."""
+    """A separate server, without anybody's settings; when it ends, so has everything that it started."""
     for name in ("notebooks", "config", "data", "runtime", "home", "ipython", "tmp"):
         (folder / name).mkdir(parents=True)
     write_kernel_spec(folder / "data" / "kernels" / "python3")  # whatever kernels the user has installed
@@ -176,7 +176,7 @@ def browser(path: str, arguments: Sequence[str] = ()) -> Iterator[Browser]:
 
 
 def axe(page: Page, within: str, *rules: str) -> list[str]:
-    """What axe-core finds that people who cannot see, or use no mouse, would trip over."""
+    """What axe-core finds that is an obstacle to people who cannot see or do not use a mouse."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(content=_AXE)
     options = {"runOnly": rules} if rules else {}
@@ -297,7 +297,7 @@ class Opened:
         return Notebook(self.page(), self.lab, name).open(kernel=kernel)
 
     def page(self) -> Page:
-        """An empty page that is listened to."""
+        """An empty page whose errors, requests and dialogs are recorded."""
         page = self._browser.new_page(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
         page.on("pageerror", self._error)
         page.on("request", lambda request: self.requests.append(request.url))

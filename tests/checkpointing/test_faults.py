@@ -1,4 +1,4 @@
-"""The power goes at every single operation of a save, a byte changes anywhere: what was saved is found, or told."""
+"""The power fails at any operation of a save, or a byte changes: what was saved is found, or the damage is told."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
             assert how != ONCE or (step == course.saved[-1] and len(course.failed) <= 1)
             if step < max(course.saved, default=0):
                 lost.append((disk.done[disk.at], course, step))
-            with Disk(after, None, how):  # on which nothing has to wait for the real one
+            with Disk(after, None, how):  # so that nothing has to wait for the real disk
                 goes_on(directory, step)
         for path in (root, tmp_path / "after"):
             shutil.rmtree(path, ignore_errors=True)
@@ -114,7 +114,7 @@ def test_nothing_is_lost_wherever_the_power_goes(tmp_path, capsys, how, keep, ba
         print(f"\n{how}, keep={keep}: {places} places, {found}")
     assert not corrupt
     assert not lost
-    assert places > 60, "it saved with fewer operations than a save has"
+    assert places > 60, "fewer operations than four saves must have"
     assert found_steps > places // 2
 
 
@@ -128,7 +128,7 @@ def one_cut(root: Path, at: int, how: str, keep: int, background: bool) -> tuple
 
 def test_one_byte_anywhere_is_told(tmp_path, monkeypatch, capsys):
     """200 checkpoints, each with one bit changed or its end cut off: it is named, and the one before comes back."""
-    monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # no power goes here
+    monkeypatch.setattr(tensors, "sync", lambda descriptor: None)  # the power does not fail here
     rng = random.Random(5)
     directory = tmp_path / "run1"
     training = checkpoints(directory, keep=2, background=False)

@@ -1,4 +1,4 @@
-"""TensorFlow's and Keras' objects in a state, and the callback: a training that goes on is one that was not torn."""
+"""TensorFlow's and Keras' objects in a state, and the callback: a resumed training ends as if never interrupted."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ def clean():
 
 
 def begin_anew(seed):
-    """Layers are numbered anew, and random states are others."""
+    """Number layers from the start again, and set other random states."""
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(seed)
 
@@ -71,11 +71,11 @@ class Memory:
 
 
 class Stop(Exception):
-    """The training is torn."""
+    """Interrupts the training."""
 
 
 def stop_after(batches):
-    """A callback that raises after so many batches."""
+    """A callback that raises Stop after this many batches."""
     left = iter(range(batches - 1, -1, -1))
 
     def count(batch, logs):
@@ -87,7 +87,7 @@ def stop_after(batches):
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """320 rows in row groups of 50: x counts on."""
+    """320 rows in row groups of 50: x counts up."""
     folder = tmp_path_factory.mktemp("numbered")
     x = np.arange(320)
     pq.write_table(pa.table({"x": x.astype("f4"), "y": (x % 7).astype("f4")}), folder / "a.parquet", row_group_size=50)
@@ -151,7 +151,7 @@ def untorn(numbered):
 
 @pytest.mark.parametrize(("every", "torn", "kept"), [(7, 35, 35), ("epoch", 30, 20)])
 def test_a_training_that_goes_on_is_bit_equal(numbered, untorn, every, torn, kept):
-    """Weights, Adam's moments, dropout, the order of the data: as if it had not been torn."""
+    """Weights, Adam's moments, dropout, the order of the data: as if it had not been interrupted."""
     want, want_seen, want_history = untorn
     store, first = Memory(), []
     data, model = numbered_shards(numbered), make()
@@ -185,7 +185,7 @@ def fit(model, data, *callbacks, **more):
 
 
 def test_the_rest_of_an_epoch_on_more_ranks(numbered):
-    """It is shared out anew, the epochs after it are whole, and steps are counted on."""
+    """It is divided anew, the epochs after it are whole, and the step numbers continue."""
     store = Memory()
     data, model = numbered_shards(numbered), make()
     with pytest.raises(Stop):
@@ -361,7 +361,7 @@ def test_what_horovod_has_added_up(horovod):
 
 
 def test_what_is_taken_of_a_model_is_a_snapshot_without_a_copy():
-    """TensorFlow writes elsewhere once what it has was read."""
+    """Once the memory of a variable has been handed out, TensorFlow writes new values elsewhere."""
     model = make()
     taken = parts.tree_of(model)["values"]
     before = [value.copy() for value in taken]
@@ -396,7 +396,7 @@ def test_layers_that_were_frozen_since():
 
 
 def test_a_model_that_is_not_built_yet():
-    """It is built for the shapes of the saved one; saved it can only be when it is built."""
+    """It is built for the shapes of the saved one; it can be saved only once it is built."""
 
     def make():
         return tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(1)])
@@ -410,7 +410,7 @@ def test_a_model_that_is_not_built_yet():
 
 
 def test_models_that_do_not_fit():
-    """How many arrays, or which one, with its shapes; and nothing of the model is touched."""
+    """The error says how many arrays, or which one and its shapes; and the model is left untouched."""
     found = kept({"model": make()})
     other = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     with pytest.raises(CheckpointError, match=r"state\['model'\]: the checkpoint has 8 arrays for the model, .* 2\."):
@@ -581,7 +581,7 @@ def test_what_model_checkpoint_writes_is_told(told, tmp_path):
 
 
 def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
-    """Only what is written is."""
+    """Only what is written is reported."""
     keep = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.h5"), monitor="loss", save_best_only=True)
     keep.set_model(make())
     for epoch, loss in enumerate((3.0, 4.0, 2.0)):
@@ -590,7 +590,7 @@ def test_a_model_that_is_not_the_best_is_not_told(told, tmp_path):
 
 
 def test_what_backup_and_restore_writes_is_told(told, tmp_path):
-    """With what goes again; and it still takes a training up where it was torn."""
+    """And so is what it removes; it still resumes a training where that was interrupted."""
     x = np.ones((64, 2), "f4")
     model = make()
     keep = tf.keras.callbacks.BackupAndRestore(str(tmp_path))

@@ -48,7 +48,7 @@ def save(store, *steps, **metrics):
 
 
 def files(directory: str) -> list[str]:
-    """All that lies in a directory, and in none that is empty."""
+    """The names of all files below a directory."""
     location = locate(directory)
     location.fs.invalidate_cache()
     return sorted(path.rpartition("/")[2] for path in location.fs.find(location.path))
@@ -91,7 +91,7 @@ def remembers(directory: str, **options) -> None:
 
 @pytest.fixture
 def mount(tmp_path, monkeypatch):
-    """`mount(lag=…, …)`: dbfs:/ is on such a mount; it must refuse nothing of what is asked of it but syncing."""
+    """`mount(lag=…, …)`: dbfs:/ is on such a mount; nothing may be asked of it that it refuses, but for syncing."""
     root = tmp_path / "mount"
     root.mkdir()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(root))
@@ -107,14 +107,14 @@ def mount(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("syncs", [True, False])
 def test_a_mount_that_only_writes_in_one_go(mount, syncs):
-    """No seek, no append, no rename; one that cannot sync, either, does as well."""
+    """No seek, no append, no rename; a mount that cannot sync either is good enough."""
     with mount(syncs=syncs) as found:
         remembers("dbfs:/ml/run1")
     assert bool(found.refused) is not syncs
 
 
 def test_listings_that_are_stale(mount, run, monkeypatch):
-    """Nothing that counts is removed for them; what a run goes on from is found by its name; later all is as it was."""
+    """They cost nothing that is needed; a run resumes from a checkpoint by name; once they settle, all is in order."""
     with mount(lag=LAG) as found:
         store = checkpoints("dbfs:/ml/run1", keep=2)
         for step in range(1, 30):
@@ -167,7 +167,7 @@ def test_memory(background):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server that speaks S3, in a process of its own; the URL of a bucket there, in the environment all else."""
+    """A server that speaks S3, in a process of its own. Yields the URL of a bucket; the environment has the rest."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
         stdin=subprocess.DEVNULL,
@@ -210,6 +210,6 @@ def test_s3(bucket, watch, background):
 
 
 def test_a_bucket_that_is_not_there(bucket, watch):
-    """The error names it, and asks whether it is called so."""
+    """The error gives its name, and says to check it."""
     with pytest.raises(CheckpointError, match=r"s3://nowhere/run1.*bucket"):
         watch.except_for(lambda: save(checkpoints("s3://nowhere/run1"), 1))

@@ -94,7 +94,7 @@ def test_names():
 
 
 def test_arrays_as_they_are():
-    """Taking apart copies no array; two names for one array become two arrays in no memory of one another's."""
+    """Taking a state apart copies no array; an array that is in it twice becomes two leaves."""
     array = np.arange(3)
     leaves = flatten([array, array])[1]
     assert all(leaf is array for leaf in leaves.values())
@@ -122,7 +122,7 @@ def test_raw():
 
 
 def test_subclasses():
-    """What is a dict, tuple, number or text and more comes back as that."""
+    """A value of a subclass of a number or of text comes back as the plain type."""
 
     class Phase(enum.IntEnum):
         WARM = 3

@@ -174,7 +174,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
     """Said with what is there under a similar name."""
     with pytest.raises(DataError, match=r"does not exist; did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
-    with pytest.raises(DataError, match=r"no folder .*nowhere either"):
+    with pytest.raises(DataError, match=r"neither does the folder .*nowhere"):
         open_dataset(tmp_path / "nowhere" / "deep")
     with pytest.raises(DataError, match="no file matches"):
         open_dataset(f"{flights}/*.orc")

@@ -49,7 +49,7 @@ def frameworks():
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """1,000 rows in 3 files and row groups of 70: `x` counts on, `y` is twice that, `v` has three numbers."""
+    """1,000 rows in 3 files and row groups of 70: `x` counts up, `y` is twice that, `v` has three numbers."""
     folder = tmp_path_factory.mktemp("numbered")
     for number, (begin, end) in enumerate(((0, 400), (400, 410), (410, 1000))):
         x = np.arange(begin, end)
@@ -73,7 +73,7 @@ def flat(batches):
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("shuffle", [False, True, 64])
 def test_every_row_is_read_once_and_evenly(numbered, size, shuffle):
-    """In full batches, and with what is left over by rule."""
+    """In full batches, and with what is left over treated as `remainder` says."""
     joined = seen(numbered, size, batch_size=16, shuffle=shuffle, remainder="join")
     assert sorted(x for rank in joined for x in flat(rank)) == list(range(1000))
     dropped = seen(numbered, size, batch_size=16, shuffle=shuffle)
@@ -98,7 +98,7 @@ def test_the_order_is_the_files_or_new_in_every_epoch(numbered):
     assert flat(batch["x"].tolist() for batch in again.as_numpy()) == epochs[0]
     other = shards(numbered, 10, seed=1)
     assert flat(batch["x"].tolist() for batch in other.as_numpy()) != epochs[0]
-    # Neighbours in the files are none in a batch.
+    # Few rows that are neighbours in the files are neighbours in a batch.
     assert sum(abs(a - b) == 1 for a, b in zip(epochs[0], epochs[0][1:], strict=False)) < 100
 
 
@@ -144,14 +144,14 @@ def test_arrow_tables_hold_the_same_rows_as_arrays(numbered):
 
 
 def test_a_filter_changes_what_is_shared_out(numbered):
-    """Ranks are even in what passes, wherever it lies; columns of the filter need not be read."""
+    """Ranks are even in what passes, wherever it lies; columns of the filter need not be chosen."""
     found = seen(numbered, 4, batch_size=5, columns=["x"], where="y < 200 or x == 777", remainder="join")
     assert [len(flat(rank)) for rank in found] == [25, 25, 25, 26]
     assert sorted(x for rank in found for x in flat(rank)) == [*range(100), 777]
 
 
 def test_partitions_are_columns(tmp_path):
-    """Read from the path, alone too."""
+    """Read from the path, also if no other column is chosen."""
     for year in (2025, 2026):
         (tmp_path / f"year={year}").mkdir()
         pq.write_table(pa.table({"x": [year] * 3}), tmp_path / f"year={year}" / "a.parquet")
@@ -162,7 +162,7 @@ def test_partitions_are_columns(tmp_path):
 
 
 def test_a_transform_works_on_batches(numbered):
-    """It gives what a batch then holds, and is asked once before."""
+    """It returns what a batch then holds, and is called once before that."""
     data = shards(
         numbered,
         100,
@@ -224,7 +224,7 @@ def test_an_epoch_is_over_with_its_last_batch(numbered):
 
 
 def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
-    """So that a look at the first batch on one rank does not part it from the others."""
+    """So that a look at the first batch on one rank does not put it out of step with the others."""
     for peek in (
         lambda data: next(iter(data.as_tf())),
         lambda data: next(iter(data.as_torch())),
@@ -239,7 +239,7 @@ def test_an_epoch_that_is_left_early_is_begun_anew(numbered):
 
 
 def test_keras_reads_an_epoch_after_another(numbered):
-    """With a step count that it needs not be told, and validation beside it."""
+    """With a step count that need not be given, and validation data besides."""
     import tensorflow as tf
 
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
@@ -338,7 +338,7 @@ def test_what_a_large_batch_lacks_is_told(images):
 
 @pytest.mark.parametrize("most", [16, 1])
 def test_files_stay_open_for_row_groups_to_come(images, monkeypatch, most):
-    """But not more than so many; all are closed in the end."""
+    """But not more than OPEN_FILES; all are closed in the end."""
     files, open_file = [], dataset.open_file
     monkeypatch.setattr(reader, "OPEN_FILES", most)
     monkeypatch.setattr(reader, "open_file", lambda *which: files.append(open_file(*which)) or files[-1])
@@ -470,7 +470,7 @@ def lies(x):
 )
 @settings(max_examples=60, deadline=None)
 def test_the_plan_that_is_told_is_what_is_read(numbered, before, after, batch_size, steps, shuffle):
-    """Row group by row group in their order, within a buffer in any; also of an epoch that others have begun."""
+    """Row group by row group in its order, within a buffer in any order; also for an epoch that other ranks began."""
     options = {"batch_size": batch_size, "columns": ["x"], "shuffle": shuffle, "remainder": "join"}
     for rank in range(after):
         first = shards(numbered, rank=rank % before, size=before, **options)
@@ -543,7 +543,7 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
 
 
 def test_shards_travel_to_ranks(numbered):
-    """Made in the notebook, used in the cell: what it is goes along, what it has told does not."""
+    """Made in the notebook, used in the cell: its state goes along, its record of what it has reported does not."""
     data = shards(numbered, 10, where="x < 100", transform=lambda batch: batch, rank=0, size=1)
     list(data.as_numpy())
     copy = pickle.loads(cloudpickle.dumps(data))
@@ -676,7 +676,7 @@ def test_rows_that_change_their_shape_are_named(tmp_path):
 
 
 def test_a_row_group_that_is_broken_is_named(numbered, tmp_path):
-    """Its footer is whole, so it is found while it is read; nothing hangs, in any format."""
+    """The footer is intact, so the damage is found only when the rows are read; nothing hangs, in any format."""
     path = tmp_path / "part-1.parquet"
     rng = np.random.default_rng(0)
     pq.write_table(pa.table({"x": rng.random(4000)}), path, row_group_size=1000, use_dictionary=False)
@@ -761,7 +761,7 @@ def test_a_worker_that_is_killed_is_told(numbered):
 
 
 def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
-    """One row group of many rows is decoded in pieces, and little of it is ahead of the one who reads."""
+    """One row group of many rows is decoded in pieces, and only a little is read ahead."""
     pq.write_table(pa.table({"x": np.arange(4_000_000)}), tmp_path / "a.parquet", row_group_size=4_000_000)
     monkeypatch.setattr(module, "READ_BYTES", 80_000)
     monkeypatch.setattr(module, "SHUFFLED_BYTES", 80_000)
@@ -771,7 +771,7 @@ def test_memory_is_bounded_by_the_buffers(tmp_path, monkeypatch):
     most = 0
     for _ in data.as_numpy():
         most = max(most, pa.total_allocated_bytes() - before)
-    # A few pages as they are stored and a few buffers, of 32 MB in all.
+    # A few pages as they are stored and a few buffers; the data is 32 MB.
     assert most < 8_000_000
 
 
@@ -792,7 +792,7 @@ def test_data_elsewhere_is_read_like_data_here(numbered):
 
 @pytest.fixture
 def holes(tmp_path):
-    """40 rows in 2 files of 4 row groups: only the last one has nulls, in most columns."""
+    """40 rows in 2 files with 4 row groups in all: only the last group has nulls, in most columns."""
     rows = [
         {"x": x, "n": x, "b": x % 2 == 0, "s": f"s{x}", "d": datetime.date.fromordinal(x + 1), "r": {"a": x}}
         for x in range(40)
@@ -809,7 +809,7 @@ def holes(tmp_path):
 
 
 def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
-    """Decided by all row groups that are read, and not by the rows of a batch; a filter or fill= may remove them."""
+    """Decided by all row groups that are read, and not by the rows of a batch; a filter or fill= may remove nulls."""
 
     def dtypes(**more):
         found = [shards(holes, 5, rank=rank, size=2, **more) for rank in range(2)]
@@ -831,7 +831,7 @@ def test_a_dtype_is_the_same_wherever_the_nulls_lie(holes):
 
 
 def test_nulls_that_no_footer_tells(tmp_path):
-    """They have no place in a dtype that was decided without them, but those of a partition are told by its path."""
+    """They are an error, since the dtype was decided without them; but nulls of partitions are known from the paths."""
     pq.write_table(pa.table({"x": [*range(30), None]}), tmp_path / "0.parquet", write_statistics=False)
     with pytest.raises(
         DataError, match=r"`x` has nulls \(1 in 31 rows\), but the footers of its files do not count them"
@@ -845,7 +845,7 @@ def test_nulls_that_no_footer_tells(tmp_path):
 
 
 def test_what_is_no_tensor_is_told_with_what_to_do(holes):
-    """At the call, or for a call in a cell before its launch; where only the rows tell, when they are read."""
+    """At the call, or, for a call in a cell, before the launch; if only the rows show it, when they are read."""
     data = shards(holes, 5)
     assert next(iter(data.as_tf("x", "n")))[1].dtype == "float64"
     assert len(data.as_torch("n")) == 8

@@ -58,7 +58,7 @@ class Ring:
         view: Any = None,
         **options: Any,
     ) -> RunResult:
-        """Run a cell; its first line is line 2, as in a notebook. `self.view` has seen it, unless `view` did."""
+        """Run a cell; its first line is line 2, as in a notebook. `self.view` shows it, unless `view` is given."""
         return run_spec(self._spec(source, n, namespace, framework, options), view or self.view)
 
     def in_background(
@@ -144,7 +144,7 @@ class WarmRing(Ring):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A ring is local and on Spark; what a cluster makes a difference to is also run on one."""
+    """Run tests of rings locally and on Spark, and those for which a cluster makes a difference also on a cluster."""
     marked = metafunc.definition.get_closest_marker("standalone") is not None
     if metafunc.config.getoption("--standalone"):
         places = ["standalone"]

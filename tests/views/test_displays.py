@@ -53,7 +53,7 @@ def test_equal_displays_are_shown_once(replayed: Callable[..., RunRecord]) -> No
 
 
 def test_updates_and_cleared_displays(replayed: Callable[..., RunRecord]) -> None:
-    """An update stays in its place, on its rank and in its attempt; a display that clears takes its rank's places."""
+    """An update replaces a display of its rank and attempt in place; a display that clears replaces all of its rank."""
     record = replayed(shown(0, 1, b"a"), shown(1, 1, b"x"), shown(0, 2, b"b"), shown(0, 1, b"c"))
     assert [(each.rank, each.data) for each in record.displays] == [(0, b"c"), (1, b"x"), (0, b"b")]
     assert [each.data for each in apply(record, shown(0, 3, b"d", clears=True)).displays] == [b"x", b"d"]
@@ -92,7 +92,7 @@ def test_a_rank_that_shows_too_much(
 
 
 def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
-    """What no longer fits into the notebook is told with the place where it lies."""
+    """What no longer fits into the notebook is counted, with the folder where it is."""
     large = displays.OUTPUT_BYTES // 3
     record = replayed(*(shown(rank, 1, bytes([rank]) * large) for rank in range(4)), size=4)
     found = displays.bundle(record)
@@ -103,7 +103,7 @@ def test_an_output_has_an_end(replayed: Callable[..., RunRecord]) -> None:
 
 
 class Odd(HTMLParser):
-    """Collects what may not be in HTML that a rank has made."""
+    """Collects what must not be in HTML that a rank has made."""
 
     TAGS = frozenset(
         (
@@ -170,5 +170,5 @@ def test_what_is_harmless_stays() -> None:
     assert "<td><strong>b</strong></td>" in found
     assert '<a href="https://example.org" rel="noopener noreferrer">c</a>' in found
     assert 'src="data:image/png;base64,AAAA"' in found
-    # What is a widget or a script has a text form, and no more.
+    # Of a widget or a script, only the text form is shown.
     assert body_html(shown(0, 1, b"<div></div><script>draw()</script>", "text/html")) == "<pre>&lt;Figure&gt;</pre>"

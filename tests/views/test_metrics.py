@@ -26,7 +26,7 @@ def test_a_table_has_the_last_values_of_each_epoch_over_the_ranks(replayed):
     assert first["loss"] == (1.0, 1.0, 1.0)
     assert second["loss"] == pytest.approx((0.6, 0.5, 0.7))
     assert second["loss"].differs
-    assert second["test"].mean == 0.9, "a report without an epoch belongs where its rank is"
+    assert second["test"].mean == 0.9, "a report without an epoch counts for the epoch that its rank is in"
 
 
 def test_a_second_fit_begins_a_new_lap(replayed):
@@ -60,7 +60,7 @@ def test_only_steps_that_a_restart_made_again_say_so(replayed):
     labels = [table.label(row) for row in table.rows]
     assert labels[7:14] == ["8", "1st 9", "1st 10", "2nd 9", "2nd 10", "11", "12"]
     assert all("nd" not in label for label in labels[12:])
-    assert set(table.rows[10].by_rank["loss"]) == {0, 1}, "a rank that had not come so far is in the same attempt"
+    assert set(table.rows[10].by_rank["loss"]) == {0, 1}, "a rank that was behind is in the row of attempt 2"
     assert set(table.rows[8].by_rank["loss"]) == {0}
 
 
@@ -167,7 +167,7 @@ def test_progress_and_the_time_left(replayed):
 
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
-    """Also where the fast ones are in another epoch, or done; and of the attempt that goes on."""
+    """Even if faster ranks are in a later epoch, or done; and only the current attempt counts."""
     told = [*epochs(0, 4), *epochs(1, 1), Metrics(21.0, 1, {"loss": 1.0}, step=13, epoch=2, steps=40, epochs=4)]
     for done in ((), (RankFinished(40.0, 0, ""),)):
         record = replayed(*told, *done)
@@ -180,7 +180,7 @@ def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
     over = replayed(*epochs(0, 4), *(RankFinished(40.0, rank, "") for rank in (0, 1)))
     assert metrics.progress(over, now=41.0).fraction == 1
     alone = metrics.progress(replayed(*epochs(0, 4), RankFinished(40.0, 0, "")), now=41.0)
-    assert describe.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "the other one does not count"
+    assert describe.progress_words(alone) == "1 of 2 ranks finished · epoch 4 of 4", "a silent rank does not count"
     restarted = replayed(AttemptStarted(0.0, 1, 2), *told, AttemptStarted(50.0, 2, 2))
     assert metrics.progress(restarted, now=51.0) is None
 
@@ -204,7 +204,7 @@ def test_a_metric_has_one_value(replayed):
         values = row["loss"].mean, metrics.last(record)["loss"].mean, curve.last, curve.points[-1].value.mean
         assert values == pytest.approx((mean,) * 4)
     assert len(metrics.table(by_step[0]).rows) == 13
-    # One who has finished is waited for no longer; what a rank alone reports waits for nobody.
+    # A rank that has finished is no longer waited for; a metric of one rank alone waits for no other.
     record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics(60.0, 0, {"alone": 1.0}, step=39))
     assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
     assert metrics.last(record)["alone"].mean == 1

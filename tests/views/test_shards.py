@@ -30,7 +30,7 @@ from sparkring.views.shards import (
 
 @pytest.fixture
 def seen() -> Callable[..., Outlook]:
-    """`seen([[40, 40], [5]], 4)`: an outlook on files with so many rows in their row groups."""
+    """`seen([[40, 40], [5]], 4)`: the outlook for 4 ranks, on files with these rows in their row groups."""
 
     def look(
         counts: Sequence[Sequence[int]],
@@ -88,7 +88,7 @@ def test_what_the_data_set_is(seen):
     ],
 )  # fmt: skip
 def test_an_epoch_in_words(seen, remainder, words):
-    """What becomes of rows that fill no batch stands beside the steps."""
+    """Next to the steps it says what becomes of rows that do not fill a batch."""
     assert epoch_words(seen([[20], [3]], 3, 3, remainder=remainder)) == words
 
 
@@ -99,14 +99,15 @@ def test_requests_are_told_where_they_cost(seen):
     assert request_words(seen(counts, 4, epochs=1000)) == []
     priced, slowed = request_words(seen(counts, 4, epochs=1000, protocol="memory", path="bucket/events"))
     assert priced == (
-        "GET requests: 200,000 to open it and 200,000 per epoch; 1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
+        "GET requests: 200,000 to open the data set and 200,000 per epoch; "
+        "1,000 epochs: 80.08 USD at 0.0004 USD per 1,000."
     )
-    assert "an epoch in less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
+    assert "an epoch that would take less than 36 s is slowed down (200,000 GETs go to bucket/events)" in slowed
     assert len(request_words(seen([[4]] * 100, 4, protocol="memory"))) == 1
 
 
 def test_good_files_need_no_advice(seen):
-    """Even row groups, enough of them, neither large nor many."""
+    """Row groups that are even, enough for all ranks, and not too large; and few files."""
     assert advice(seen([[1000, 1000]] * 4, 4)) == []
 
 
@@ -115,7 +116,7 @@ def test_good_files_need_no_advice(seen):
     [
         ([[5_000, 120_000]], 2, {"row_bytes": 8_000},
          "One row group of 1.92 GB (part-0.parquet, row group 2 of 2): a reader of whole row groups, like Petastorm's, "
-         "holds it in memory once per worker. Write 64.0 MB"),
+         "holds it in memory once per worker. Write row groups of 64.0 MB"),
         ([[20_000]] * 4, 4, {"row_bytes": 8_000}, "(4 are larger than 256 MB)"),
         ([[50, 50], [50]], 5, {}, "3 row groups for 5 ranks: Petastorm assigns whole row groups, so it has none for "
                                   "ranks 3, 4 and raises NoDataAvailableError."),
@@ -123,19 +124,20 @@ def test_good_files_need_no_advice(seen):
         ([[100]] * 1000, 4, {"row_bytes": 80}, "1,000 files of 8.00 kB on average"),
         ([[100]] * 1000, 4, {"row_bytes": 8_000}, "Write 6 files: df.repartition(6)."),
         ([[7, 7]], 2, {"batch_size": 10},
-         "7 rows per rank do not fill a batch of 10, so an epoch has no step: --batch-size 7 or less, fewer ranks, or "
-         "--remainder pad."),
+         "7 rows per rank cannot fill a batch of 10, so an epoch has no steps: use --batch-size 7 or less, "
+         "fewer ranks, or --remainder pad."),
         ([[1, 1]], 4, {}, "2 rows for 4 ranks: ranks 0, 2 would have no rows. Use at most 2 ranks."),
         ([[150], [100], [100]], 3, {},
-         "Petastorm's shards are uneven: rank 0 gets 150 rows and rank 1 100, 1.5 times as many: 15 steps instead of "
-         "10, so an allreduce in step 11 waits for ranks that have no batches left."),
-        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many: 2 steps instead of 1"),
+         "Petastorm's shards are uneven: rank 0 gets 150 rows, 1.5 times as many as rank 1 with 100: 15 steps "
+         "instead of 10, so an allreduce in step 11 waits for ranks that have no batches left."),
+        ([[1000], [1000], [1009]], 3, {"batch_size": 1001}, "1.01 times as many as rank 0 with 1,000: 2 steps "
+         "instead of 1"),
         ([[1000, 1000]], 2, {"where": "a > 3", "kept": 0.1},
          "The filter keeps 200 rows of 2,000, but 2,000 must be read to find them."),
     ],
 )  # fmt: skip
 def test_advice_has_the_numbers(seen, counts, size, how, words):
-    """Each thing that can be wrong is told with what it is about and what to do."""
+    """Each problem is reported with the numbers concerned, and with what to do."""
     told = "\n".join(advice(seen(counts, size, **how)))
     assert words in told, told
 
@@ -149,7 +151,7 @@ def test_a_batch_that_is_not_filled_matters_only_where_it_is_dropped(seen, remai
 def test_a_filter_that_empties_a_petastorm_shard(seen):
     """A shard may have row groups and no rows."""
     found = seen([[1], [0]], 2, 1)
-    assert "Under Petastorm's shards rank 1 would get only row groups without matching rows." in advice(found)
+    assert "With Petastorm's shards, rank 1 would get only row groups without matching rows." in advice(found)
 
 
 # ── The table ─────────────────────────────────────────────────────────────────
@@ -265,7 +267,7 @@ def test_in_a_terminal(seen):
     assert text[6].split() == ["rank", "0", "█" * 16 + "·" * 16, "████" + "·" * 12 + "█" * 16]
     assert text[7].split() == ["rank", "1", "·" * 16 + "█" * 16, "····" + "█" * 12 + "·" * 16]
     assert even[0] != in_turn[0]
-    assert text[-1].startswith("→ Petastorm's shards are uneven: rank 0 gets 500 rows and rank 1 300")
+    assert text[-1].startswith("→ Petastorm's shards are uneven: rank 0 gets 500 rows, 1.7 times as many as rank 1")
 
 
 def test_it_is_printed_where_no_notebook_is(seen, capsys):

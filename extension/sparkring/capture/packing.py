@@ -2,7 +2,7 @@
 
 One pickler writes all values one after another, so what two names share they still share on the rank. Functions of
 the notebook arrive with the rank's own `__main__` as their globals, as they had the notebook's, and with their source
-lines. Its classes and functions that a value is made of get their names there, so that pickle finds them by name.
+lines. The notebook's classes and functions that values need are defined there, too, so that pickle finds them by name.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, except that it refuses what must not be sent and gives functions the rank's namespace.
 
-    `stays` says whether functions travel without a name of the notebook.
+    `stays(name)` says whether a name of the notebook is left behind when functions that use it travel.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
-    """Add what cloudpickle drops: the outer class in the qualified name, and `__slots__` as the class was made."""
+    """Add what cloudpickle drops: the outer class in the qualified name, and `__slots__` as the class defines them."""
     _, (*_, options, _, _), (attributes, _), *_ = reduced
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
@@ -268,7 +268,7 @@ def pack(
                     queue.append((met, namespace[met], name))
         else:
             if not blocks and (blocks := memory.shared()):
-                continue  # pack again, arrays as views of blocks; only once: a value may make new arrays
+                continue  # pack again with arrays as views of blocks; once only, as packing may make new arrays
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
@@ -331,7 +331,7 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """On a rank: load the values that `capture` packed into `namespace`, its `__main__.__dict__`.
+    """On a rank: load into `namespace`, its `__main__.__dict__`, the values that `capture` packed.
 
     Raises CaptureError, naming the value, if one cannot be loaded here, such as when a module is missing.
     """
@@ -340,7 +340,7 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """On a rank: load what `pack_call` packed, as the function and its arguments; errors as `unpack_names`."""
+    """On a rank: load what `pack_call` packed, as the function and its arguments; errors as in `unpack_names`."""
     (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
     args = [value for _, value in arguments[:positional]]
     return functools.partial(function, *args) if args else function, dict(arguments[positional:])

@@ -23,18 +23,18 @@ from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
-# Object stores: there are no folders to be made there, and what fsspec's packages make is a bucket that was misspelt.
+# Object stores: they need no folders, and there makedirs() would create a bucket whose name was misspelt.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
 
-# By directory and name: how commit.json looked from outside when it was read, and what it said.
+# By directory and name: the size, times and etag of commit.json when it was read, and what it said.
 _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
 class Folder(NamedTuple):
-    """One of our folders as the storage lists it: the sizes of its files, and how its commit.json looks from outside.
+    """One of our folders as the storage lists it: the sizes of its files; size, times and etag of its commit.json.
 
-    `changed` is when something in it last did, in Unix seconds; 0.0 where the storage does not tell.
+    `changed` is when something in it last changed, in Unix seconds; 0.0 where the storage does not tell.
     """
 
     sizes: dict[str, int]
@@ -45,8 +45,8 @@ class Folder(NamedTuple):
 def listing(directory: Location) -> list[Entry]:
     """The checkpoints in `directory`, newest first; other files are skipped.
 
-    Commits are read, and sizes compared; what is in the files is for check() to say. On a mount, what another machine
-    has just written may not be there yet. CheckpointError if the directory cannot be read; a missing one is empty.
+    Commits are read and sizes compared; the contents of files are left to check(). On a mount, what another machine
+    has just written may not be there yet. CheckpointError if the directory cannot be read; if it is missing, [].
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
@@ -112,7 +112,7 @@ def look(directory: Location, name: str) -> Entry | None:
 
 
 def check(directory: Location, entry: Entry) -> str:
-    """What is wrong with a checkpoint, of which every byte is read; '' if nothing. CheckpointError: it cannot be."""
+    """Read every byte of a checkpoint, and say what is wrong; '' if nothing. CheckpointError if it cannot be read."""
     if entry.state == "partial":
         return f"it was not completed: it has no {COMMIT}"
     try:
@@ -153,14 +153,14 @@ def make(directory: Location, name: str) -> None:
         missing.append(new)
     if not _WITHOUT_FOLDERS.intersection(protocols(directory.fs)):
         directory.fs.makedirs((directory / name).path, exist_ok=True)
-    for parent in missing:  # a disk that has the checkpoint and not the way to it has none
+    for parent in missing:  # a checkpoint is lost if the folders above it are not on the disk
         sync_folder(parent)
 
 
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
     """Make a checkpoint of a folder whose files are all written and closed. Raises OSError."""
     folder = directory / name
-    sync_folder(folder)  # the files' names are there before what vouches for them
+    sync_folder(folder)  # the files' names must be on the disk before the commit that vouches for them
     _write_sealed(folder / COMMIT, content_of(commit))
     sync_folder(folder)
     sync_folder(directory)
@@ -200,7 +200,7 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    for name in (COMMIT, *files, *parts):  # by name: where listings are stale, the one below ends at what is gone
+    for name in (COMMIT, *files, *parts):  # by name: with a stale listing, rm() below stops at a file that is gone
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
     if folder.local:
@@ -215,7 +215,7 @@ def remove(directory: Location, entry: Entry) -> None:
 def in_words(what: str) -> Iterator[None]:
     """Whatever a file system says becomes a CheckpointError: `what`, the reason, and what to do.
 
-    A file that is not there remains a FileNotFoundError: that is often no mistake.
+    A file that is not there remains a FileNotFoundError: often that is not an error.
     """
     try:
         yield

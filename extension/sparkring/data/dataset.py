@@ -38,7 +38,7 @@ Wanted = TypeVar("Wanted")
 AT_ONCE = 16  # footers that are read at the same time: most of it is waiting
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
-LARGE_BYTES = 128_000_000  # of a row group that is not held in memory as it is stored
+LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 # What Arrow raises for bytes that are not Parquet and for damaged compressed data, and what file systems raise.
@@ -46,7 +46,7 @@ BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
-    """One row group. `rows` pass the filter, `rows_in_file` are all; sizes are of the chosen columns, in bytes.
+    """One row group. `rows` pass the filter, `rows_in_file` are all; sizes in bytes are of the columns that are read.
 
     `size_bytes` is what they take in the file, `stored_bytes` what they take uncompressed.
     """
@@ -72,9 +72,9 @@ class Dataset:
     """A data set as it was when it was opened: `version` is a digest of all footers and what was chosen of them.
 
     `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
-    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` are the
-    numbers of nulls by column in all rows, as far as footers and paths have them. `spark` has Spark's types of columns,
-    where a DataFrame stands behind it, of those that have to be made into Spark's values.
+    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` is the number
+    of nulls by column in all rows, as far as footers and paths tell. `spark`, if the data comes from a DataFrame, has
+    the Spark types of those columns whose values must be converted to Spark's.
     """
 
     name: str
@@ -100,12 +100,12 @@ class Dataset:
 
     @property
     def row_groups(self) -> int:
-        """How many there are, those included of which no row passes."""
+        """How many there are, including those of which no row passes the filter."""
         return len(self._groups())
 
     @property
     def size_bytes(self) -> int:
-        """What the chosen columns take in the files."""
+        """What the columns that are read take in the files."""
         return sum(group.size_bytes for group in self._groups())
 
     @property
@@ -128,9 +128,9 @@ class Dataset:
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
     """Read the footers of a Parquet file, a folder of them (Hive partitions too), a glob, or a list of those.
 
-    With a filter the rows that pass are counted, for which its columns are read where the footers do not tell.
-    DataError if nothing is there or it holds no rows, for a file that is no Parquet or is broken, files whose columns
-    differ, and names that are not there.
+    With a filter, the rows that pass are counted; where the footers are not enough, the filter's columns are read.
+    DataError if nothing is there, if there are no rows, if a file is damaged or not Parquet, if the files' columns
+    differ, or if a column does not exist.
     """
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not sources:
@@ -180,7 +180,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Those of `columns` that have nulls in rows that pass the filter; where there is one, it takes a look at them."""
+    """Those of `columns` that have nulls in rows that pass the filter; if there is a filter, their values are read."""
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -201,10 +201,11 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
     known = dataset.files[file]
     try:
-        # Arrow would take in a row group's columns whole; through a buffer it takes what it decodes, and is faster.
-        # Elsewhere a request for each piece costs more than the memory, unless a row group is very large.
+        # By default Arrow reads the columns of a row group whole; through a buffer, only what it decodes, and faster.
+        # Remotely, a request for each piece costs more than the memory, unless a row group is very large.
         if dataset.local:
-            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)  # True in pyarrow 26
+            # pre_buffer: True by default in pyarrow 26.
+            found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
             found = pq.ParquetFile(
@@ -226,7 +227,7 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
 
 @functools.lru_cache(maxsize=10_000)
 def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
-    """Read once, and not in every epoch: each request costs time and money. `version` is there to tell files apart."""
+    """Read once, and not in every epoch: each request costs time and money. `version` tells a rewritten file apart."""
     with fs.open(path, "rb") as opened:
         return pq.read_metadata(opened)
 
@@ -236,7 +237,7 @@ def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMe
 
 class _File(NamedTuple):
     path: str
-    below: str  # its path below what was named, in which partitions stand
+    below: str  # its path relative to the one given, which may contain partitions
     size_bytes: int
 
 
@@ -292,7 +293,7 @@ def _similar(place: Location) -> str:
         if close:
             return f"; did you mean {posixpath.dirname(place.written.rstrip('/')) or '.'}/{close[0]}?"
         return "."
-    return f", and no folder {posixpath.dirname(place.written.rstrip('/'))} either."
+    return f", and neither does the folder {posixpath.dirname(place.written.rstrip('/'))}."
 
 
 def _footer(fs: AbstractFileSystem, file: _File) -> _Footer:
@@ -319,7 +320,7 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """What Hive-style paths say, key=value, and the keys' types: numbers where all values are whole ones."""
+    """What Hive-style paths say, key=value, and the keys' types: integer if all values are integers."""
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
         for path in below
@@ -412,7 +413,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """With the rows that pass the filter in each row group, which statistics tell or a look at the columns does."""
+    """The data set with the number of rows that pass the filter in each row group, from statistics or by reading."""
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
     def count(file: DataFile) -> DataFile:

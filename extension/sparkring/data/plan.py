@@ -34,7 +34,7 @@ class RowRange(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of an epoch that has been read: each of `size` ranks its first `rows` rows, shuffled in `window` rows."""
+    """A part of an epoch that has been read: by each of `size` ranks the first `rows` rows, in windows of `window`."""
 
     size: int
     rows: int
@@ -64,8 +64,8 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in the rest of an epoch: `steps` batches from `ranges`, in windows as `shuffled()` says.
 
-    `rows` are its own, of which the first `read` have been read, and "drop" leaves the last ones out; `pad` are the
-    rows that fill the last batch.
+    `rows` is how many rows are in `ranges`; the first `read` of them have been read, and "drop" leaves out the last
+    ones. `pad` are the rows that fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -76,7 +76,7 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """The rank and the number of ranks that were given, or None where neither was. DataError for half of it."""
+    """The rank and the number of ranks that were given, or None if neither was. DataError if they do not fit."""
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -118,7 +118,7 @@ def plan(
 
 
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
-    """Where the ranks began to read as they do now, and how many rows each has had since.
+    """The position at which these ranks began to read with this window, and how many rows each has read since.
 
     The same number of ranks continue, each in its own range. Another number of ranks divide the remaining rows again.
     """
@@ -187,7 +187,7 @@ def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
 
 
 def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
-    """So many rows from the beginning of `ranges`, over again where they do not suffice."""
+    """The first `rows` rows of `ranges`, starting over if there are too few."""
     found: list[RowRange] = []
     for each in itertools.cycle(ranges):
         if rows <= 0:

@@ -37,19 +37,21 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and a function
-        # more to tell what has been handed out, would cost time at the start of each epoch and gain none.
+        # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and another
+        # function to report what has been handed out, would cost time at the start of each epoch and gain none.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # The rest of an epoch is shorter than those to come. And MultiWorkerMirroredStrategy takes each batch apart, a part
-    # for each of its workers, and would still stop after so many: most of the shard would never be read.
+    # No length is declared for the rest of an epoch, which is shorter than the epochs to come, or under
+    # MultiWorkerMirroredStrategy, which splits each batch among its workers but would still stop after that many
+    # batches, so that most of the shard would never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
-    # Nothing is read ahead behind the last step: what it hands out, the training has.
+    # No prefetch after the last step of the pipeline: what that hands out has reached the training.
     options.experimental_optimization.inject_prefetch = False
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is a shard
+    # The data is a shard already.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return found.with_options(options)
 
 
@@ -72,7 +74,7 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
     size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Several batches, one more dimension, and with each the epoch that it is the last of, or 0."""
+        """Several batches at a time, stacked; with each batch the epoch if it is that epoch's last batch, else 0."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))
@@ -112,5 +114,5 @@ def _numbers(name: str, array: Any) -> Any:
 
 
 def as_int64(array: Any) -> Any:
-    """Times as int64 nanoseconds, those of dates and timestamps since 1970."""
+    """Times as int64 nanoseconds; dates and timestamps count from 1970."""
     return array.astype(f"{array.dtype.kind}8[ns]").view(np.int64)

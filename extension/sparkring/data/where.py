@@ -52,7 +52,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """The end of a sentence about a column that is not there: the one that may be meant, or those that there are."""
+    """The end of a sentence about a column that is not there: the one that may be meant, or those that exist."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -135,7 +135,7 @@ class _Reader:
             kind = kind.value_type
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and _is_number(kind):
-            return pa.scalar(value)  # not as the column's: a fraction stays one, and 300 may be compared with int8
+            return pa.scalar(value)  # not cast to it: a fraction stays one, and 300 may be compared with int8
         try:
             found = pa.scalar(value)
             if not number:
@@ -154,7 +154,7 @@ class _Reader:
 
 
 class _Constants(ast.NodeTransformer):
-    """Takes true, false and null for what they mean, unless a column is called so."""
+    """Replaces the names true, false, null and none by their values, unless a column has that name."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns

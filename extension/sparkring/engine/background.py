@@ -47,7 +47,7 @@ class BackgroundRun:
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # The interpreter does not wait for it at its exit, where stop_all() is called.
+        # A daemon, which the interpreter does not wait for when it exits; stop_all() is called then.
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -104,11 +104,11 @@ class BackgroundRun:
         elif self._result is not None:
             self._result._repr_pretty_(printer, cycle)
         else:
-            # It will stand there when the run is long over.
+            # This text stays in the notebook after the run has ended, so it does not say how far the run is.
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], RunResult]) -> None:
-        """In a thread of its own."""
+        """Do the work and keep its result or error; runs in this run's own thread."""
         try:
             self._result = work()
         except BaseException as error:  # raised again by result()

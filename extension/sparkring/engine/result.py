@@ -51,7 +51,7 @@ class RunResult:
         return f"RunResult({describe.ranks(self.record)}, {self.record.outcome} in {took}{value})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's Out[]: the ranks' values, where this is the whole that is shown."""
+        """IPython's Out[]: the ranks' values, if this result is not shown as part of another object."""
         whole = len(printer.stack) <= 1
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 
@@ -66,7 +66,7 @@ def unpack_results(execution: Execution) -> Results:
         for name, packed in named.items():
             problem = f"cannot be pickled ({packed.error})" if packed.error else ""
             try:
-                # From a peer that has proved the gang's secret, and so is as trusted as this process.
+                # From a peer that has proved that it knows the gang's secret, and so is as trusted as this process.
                 value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
             except Exception as error:  # whatever the value's class does when it is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"

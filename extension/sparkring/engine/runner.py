@@ -28,7 +28,7 @@ class Run:
             self.recorder.notice(notice)
 
     def to_the_end(self) -> RunResult:
-        """Carry it out; what could not be brought back is among the result's `problems`.
+        """Carry out the run; values that could not be returned are listed in the result's `problems`.
 
         RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well.
         """

@@ -22,19 +22,20 @@ from typing import IO, Any, Literal, NoReturn
 
 from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
-EVENT_CHARACTERS = 64 * 1024  # a longer one is no event of Horovod's
+EVENT_CHARACTERS = 64 * 1024  # anything longer is not one of Horovod's events
 BROKEN_PLACES = 1_000  # after this number, the rest is not read
-TENSORS = 20_000  # whose times are told apart
+TENSORS = 20_000  # that are timed; events of further ones are ignored
 RANKS = 1_024
 DEPTH = 16
 NAME_CHARACTERS = 200
-SLOWEST, LATEST = 20, 64  # that a summary names
+SLOWEST, LATEST = 20, 64  # how many tensors and ranks a summary names
 PIECE_BYTES = 1 << 20
 MOST_BYTES = 1 << 29  # unpacked; members send less
 STRETCHES = 1_000
 
 Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
-PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")  # what counts first
+# In order of precedence: time counts towards the first of these that is under way.
+PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
 # Horovod writes names as they are, quotation marks included.
@@ -45,7 +46,7 @@ _BETWEEN = re.compile(r"[\s\[\],]*")
 
 
 def phase_of(name: str, *, outermost: bool) -> Phase:
-    """What a tensor's event called `name` is; the outermost one of an operation holds the others."""
+    """The phase that a tensor's event called `name` belongs to; an operation's outermost event encloses the others."""
     if name.startswith("NEGOTIATE_"):
         return "negotiating"
     if name in _WAITING:
@@ -59,7 +60,7 @@ def phase_of(name: str, *, outermost: bool) -> Phase:
 
 
 class Scanner:
-    """Takes a timeline apart, piece by piece; `broken` counts the places where there was something else."""
+    """Parses a timeline, piece by piece; `broken` counts the places that could not be parsed."""
 
     def __init__(self) -> None:
         self.broken = 0
@@ -86,7 +87,7 @@ class Scanner:
                     at = named.end()
                     continue
                 if len(text) - at < EVENT_CHARACTERS and not last:
-                    break  # its end may be still to come
+                    break  # its end may still be to come
                 self.broken += 1
                 at = text.find("{", at + 1)
                 if at < 0:
@@ -103,7 +104,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
-    """What a timeline lacks, in words; '' for nothing."""
+    """What is wrong with a timeline, in words; '' if nothing is."""
     found = []
     if not whole:
         found.append("its end is missing: the connection to the rank was lost")
@@ -132,11 +133,11 @@ class Arriving:
 
     @staticmethod
     def holds_any(data: bytes) -> bool:
-        """Whether there is something in a stream of which `data` is the whole."""
+        """Whether the compressed stream `data`, which is complete, has any content."""
         try:
             return bool(zlib.decompressobj().decompress(data, 1))
         except zlib.error:
-            return True  # whatever it is
+            return True  # damaged, but not empty
 
     def add(self, data: bytes) -> None:
         """Take in a piece. OSError if it cannot be written."""
@@ -185,11 +186,11 @@ class _Tensor:
 
 
 class _Stretches:
-    """How much time stretches cover together that come in the order of their ends."""
+    """How much time stretches cover together; they may overlap, and are added in the order of their ends."""
 
     def __init__(self) -> None:
         self.covered = 0.0
-        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # apart from one another
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # none of them overlap
 
     def add(self, begin: float, end: float) -> None:
         while self._last and self._last[-1][1] >= begin:
@@ -235,7 +236,7 @@ class Tally:
             tensor.ready.setdefault(int(name), at)
 
     def _pass(self, at: float) -> None:
-        """Add the time that has passed to the operation that was furthest along."""
+        """Add the time since the last event to the phase that was furthest along."""
         if self._now is not None and at > self._now:
             phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
             self._wall[phase] += at - self._now
@@ -298,7 +299,7 @@ class Tally:
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
-    # Of an operation, what is neither waiting nor copying: what happens between its steps is part of it.
+    # The part of an operation that is neither waiting nor copying; time between its steps counts, too.
     reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
     return TensorTimes(
         tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)

@@ -45,7 +45,7 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """How many of the requested ranks could run now, including those that already run."""
+    """How many ranks could run now, including those that already run; on this machine, all that are requested."""
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots

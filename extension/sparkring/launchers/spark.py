@@ -56,7 +56,7 @@ class SparkLauncher(Launcher):
         if data is not None:
             if "barrier" not in inspect.signature(type(data.frame).mapInArrow).parameters:
                 raise LaunchError("--data needs Spark 3.5 or newer, where mapInArrow() supports barrier stages.")
-            self.give_up_after_s = math.inf  # what it takes to make the DataFrame may take hours
+            self.give_up_after_s = math.inf  # computing the DataFrame may take hours
         self._context = session.sparkContext
         self._environment = request.environment
         self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
@@ -110,7 +110,7 @@ class SparkLauncher(Launcher):
         if not self._ended:
             return self._too_few()
         if self._error is None:
-            # With nothing gone wrong it ends after the ranks, or without any.
+            # If nothing went wrong, the stage ended after its ranks did, or had none to run.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
@@ -139,7 +139,7 @@ class SparkLauncher(Launcher):
         return LaunchError(f"Spark ended the barrier stage: {said}")
 
     def _too_few(self) -> LaunchError | None:
-        """An executor that is lost after the stage was submitted leaves it waiting for slots without a word."""
+        """The error if there are too few slots left: Spark does not say so when it loses an executor, and waits."""
         now = time.monotonic()
         if self._data is not None or now < self._count_at:
             return None
@@ -155,7 +155,7 @@ class SparkLauncher(Launcher):
     def waits_for(self) -> str:
         found = slots(self._context, apart_from=self._stage.ids())
         if not found.busy:
-            first = f"makes what `{self._data.name}` comes from, and then starts" if self._data else "is starting"
+            first = f"computes what `{self._data.name}` depends on, and then starts" if self._data else "is starting"
             return f"Spark {first} the tasks"
         held = "; ".join(found.holders)
         return (
@@ -171,7 +171,7 @@ class SparkLauncher(Launcher):
             behind = {} if found.free else waiting(self._context, mine)
         except Exception:  # py4j's many ways of saying that the session has been stopped
             return ""
-        # Seen twice: a stage that has just been submitted has no tasks yet.
+        # Only stages seen waiting twice count: one that has just been submitted has no tasks yet.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
         if not starving:
             return ""

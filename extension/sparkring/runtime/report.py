@@ -14,8 +14,8 @@ from typing import Any
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
 MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
-DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # of a rank in a run: number of displays, and bytes of all
-DISPLAY_TEXT_CHARACTERS = 4_000  # of a text form; the log has all of it
+DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # per rank and run: how many displays, and their total size
+DISPLAY_TEXT_CHARACTERS = 4_000  # of a display's text form; the log has the whole text
 
 Tell = Callable[[Told], None]
 _tell: Tell | None = None
@@ -28,7 +28,7 @@ def connect(tell: Tell) -> None:
 
 
 def connected() -> bool:
-    """Is there a driver that hears what is told?"""
+    """Whether there is a driver that receives what is reported."""
     return _tell is not None
 
 
@@ -57,7 +57,7 @@ def log(
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """What of Keras' logs is one number: what is not has no place in a table, and chooses no checkpoint."""
+    """The values in Keras' logs that are single numbers; others cannot be tabulated or used to rank checkpoints."""
     found = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):
@@ -83,7 +83,7 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     detach = getattr(value, "detach", None)
     try:
-        # 0-d arrays and tensors; raises for anything larger. torch warns of those that have a gradient.
+        # 0-d arrays and tensors; larger ones raise. Detached first: torch warns about tensors that require a gradient.
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DBFS_MOUNT = "/dbfs"
 DBFS_ROOT = "SPARKRING_DBFS_ROOT"
-# What Hadoop calls the schemes that fsspec's packages call otherwise.
+# Hadoop's names for schemes that have other names in fsspec.
 _HADOOP = {"s3": "s3a", "gcs": "gs"}
 
 
@@ -55,7 +55,7 @@ class Location(NamedTuple):
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """Where `path` is. PathError says what is wrong with it; whether anything is there is not looked at."""
+    """The Location of `path`, whether or not anything exists there. PathError says why a path cannot be used."""
     written = os.fspath(path)
     if not written.strip():
         raise PathError("the path is empty.")
@@ -120,7 +120,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A part of a path as it may be read if the path is taken for a URL."""
+    """A part of a path with all percent-encoding undone, as code that takes the path for a URL may read it."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

@@ -19,17 +19,17 @@ from sparkring.views.sections import Form, checkpoints, code, log, metrics, rank
 
 PAUSE_S = 0.2
 WARM_PAUSE_S = 0.1  # most cells on a warm gang end sooner: what they print is all there is to see
-PAUSE_PER_WORK = 10  # drawing may take this part of the time: the ranks may need the processor
-BYTES_PER_S = 500_000  # what the browser is given to swallow
+PAUSE_PER_WORK = 10  # drawing takes at most a tenth of the time, since the ranks may need the processor
+BYTES_PER_S = 500_000  # the most that is sent to the browser
 PANEL_BYTES = 190_000
-QUICK_LINES, QUICK_BYTES = 200, 120_000  # of a run that is shown by its lines only
+QUICK_LINES, QUICK_BYTES = 200, 120_000  # how much of a quick run's output is shown
 
 
 class HtmlView:
-    """Draws the panel in place, a few times a second at most; how it ended always.
+    """Draws the panel in place, at most a few times a second, and once more when the run has ended.
 
-    Of a quick run on a warm gang only what it printed is shown, and nothing if that was nothing. Displays of ranks
-    appear below; `early` makes a place for them at once.
+    For a quick run on a warm gang, only its output is shown, or nothing if there was none. Displays of ranks appear
+    below; `early` reserves their place at once.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HtmlView:
         self._displays.refresh(record)
 
     def close(self, record: RunRecord) -> None:
-        """Draw what stays."""
+        """Draw the final form, which stays in the notebook."""
         if self._shown is not None or record.recent_count or record.notices or not describe.quick(record):
             self._draw(record, final=True)
         self._displays.close(record)

@@ -22,7 +22,7 @@ from sparkring.history.lines import plain
 from sparkring.views.markup import RANK_COLOURS, advised, enclosed, svg, text
 from sparkring.views.tables import bare_table, show, table_text
 
-ROWS_SHOWN = 32  # ranks beyond that are shown in blocks of neighbours
+ROWS_SHOWN = 32  # if there are more ranks, all are shown in blocks of neighbours
 BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pixels
 CELLS = 32  # of a band, in characters
 FILES_MARKED = 64
@@ -34,7 +34,7 @@ LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
 FILE_BYTES = 128_000_000
 SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
-UNEVEN = 1.1  # the most rows of a rank over the fewest
+UNEVEN = 1.1  # ratio of the most rows of a rank to the fewest, from which there is advice
 
 
 def show_shards(found: Outlook) -> None:
@@ -108,14 +108,15 @@ def request_words(found: Outlook) -> list[str]:
     asked = found.requests
     price = f"{asked.price_usd(found.epochs):,.2f} USD at {USD_PER_GET * 1000:g} USD per 1,000"
     words = [
-        f"GET requests: {asked.opening:,} to open it and {asked.per_epoch:,} per epoch; "
+        f"GET requests: {asked.opening:,} to open the data set and {asked.per_epoch:,} per epoch; "
         f"{counted(found.epochs, 'epoch')}: {price}."
     ]
     if asked.throttled_below_s >= 1:
         limit = duration(float(asked.throttled_below_s))
         words.append(
-            f"S3 serves {GETS_PER_S:,} GETs a second under one prefix: an epoch in less than {limit} is slowed down "
-            f"({asked.busiest:,} GETs go to {first_line(asked.folder, 120)}). Larger files, or several prefixes, help."
+            f"S3 serves {GETS_PER_S:,} GETs a second under one prefix: an epoch that would take less than {limit} is "
+            f"slowed down ({asked.busiest:,} GETs go to {first_line(asked.folder, 120)}). Larger files, or several "
+            "prefixes, help."
         )
     return words
 
@@ -138,8 +139,8 @@ def _few_rows(found: Outlook) -> str:
         )
     if found.remainder == "drop" and not min(share.steps for share in found.ours):
         return (
-            f"{counted(min(rows), 'row')} per rank do not fill a batch of {found.batch_size:,}, so an epoch has no "
-            f"step: --batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
+            f"{counted(min(rows), 'row')} per rank cannot fill a batch of {found.batch_size:,}, so an epoch has no "
+            f"steps: use --batch-size {min(rows)} or less, fewer ranks, or --remainder pad."
         )
     return ""
 
@@ -163,13 +164,13 @@ def _uneven(found: Outlook) -> str:
         filtered = [rank for rank, share in enumerate(shares) if share.row_groups and not share.rows]
         if not filtered:
             return ""
-        return f"Under Petastorm's shards {rank_list(filtered)} would get only row groups without matching rows."
+        return f"With Petastorm's shards, {rank_list(filtered)} would get only row groups without matching rows."
     if most.rows < UNEVEN * least.rows and most.steps == least.steps:
         return ""
     ranks = shares.index(least), shares.index(most)
     told = (
-        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows and rank {ranks[0]} {least.rows:,}, "
-        f"{_times(most.rows / least.rows)} times as many"
+        f"Petastorm's shards are uneven: rank {ranks[1]} gets {most.rows:,} rows, "
+        f"{_times(most.rows / least.rows)} times as many as rank {ranks[0]} with {least.rows:,}"
     )
     if most.steps > least.steps:
         told += (
@@ -197,8 +198,8 @@ def _large_groups(found: Outlook) -> str:
     where = f"{first_line(file.path.rpartition('/')[2], 80)}, row group {number} of {len(file.row_groups)}"
     return (
         f"One row group of {size(largest)} ({where}){more}: a reader of whole row groups, like Petastorm's, holds it "
-        f"in memory once per worker. Write {size(GROUP_BYTES)} with .option('parquet.block.size', {GROUP_BYTES}), or "
-        "use shards(), which reads ranges of rows in bounded memory."
+        f"in memory once per worker. Write row groups of {size(GROUP_BYTES)} with "
+        f".option('parquet.block.size', {GROUP_BYTES}), or use shards(), which reads ranges of rows in bounded memory."
     )
 
 
@@ -234,13 +235,13 @@ _WRITE: dict[str, Callable[[int], str]] = {"size_bytes": size}
 
 
 def blocks(count: int, most: int = ROWS_SHOWN) -> list[range]:
-    """The ranks as they are shown: each alone, or neighbours together so that there are `most` blocks."""
+    """The ranks as they are shown: each alone, or neighbours together so that there are at most `most` blocks."""
     length = -(-count // most)
     return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
 def table_rows(found: Outlook) -> list[tuple[str, ...]]:
-    """A row of HEADERS for each rank or block of ranks; what its ranks have lies between two numbers there."""
+    """A row under HEADERS for each rank or block of ranks; for a block, a cell has its lowest and highest number."""
     rows: list[tuple[str, ...]] = []
     for ranks in blocks(found.size):
         cells = [rank_numbers(ranks)]
@@ -286,7 +287,7 @@ def _groups(found: Outlook) -> list[Stretch]:
 
 
 def covered(stretches: Iterable[Stretch], rows: int, cells: int) -> list[float]:
-    """How much of each of `cells` equal parts of `rows` rows the stretches cover, from 0 to 1."""
+    """The share (0 to 1) of each cell that stretches cover, with `rows` rows divided into `cells` equal cells."""
     found = [0.0] * cells
     scale = cells / max(1, rows)
     for begin, end in stretches:
@@ -340,7 +341,7 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # Too many to be told apart: how much of each part of the data set is among them.
+    # Too many to draw one by one: shade each part of the data set by how much of it they cover.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):
@@ -378,7 +379,7 @@ def _text_picture(found: Outlook) -> str:
     labels = ["row groups", *(rank_list(ranks) for ranks in shown)]
     width = max(map(len, labels))
     groups = _groups(found)
-    # Neighbours in two shades, as far as there is room for each.
+    # Neighbouring row groups alternate between two shades, if there is room for all.
     odd = covered(groups[1::2], rows, CELLS) if len(groups) <= CELLS // 2 else [0.0] * CELLS
     data = "".join("▓" if share > 0.5 else "█" for share in odd)
     lines = ["  ".join(["".ljust(width), *(layout.title.ljust(CELLS) for layout in layouts)])]

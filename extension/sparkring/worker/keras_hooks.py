@@ -20,7 +20,7 @@ from sparkring.runtime import report
 from sparkring.wire.messages import CheckpointRemoved, CheckpointSaved, Metrics
 from sparkring.worker.rank.imports import when_imported
 
-# Where Model is defined: Keras 2, tf-keras, Keras 3; and where the callbacks are, in Keras 2 and tf-keras.
+# Where Model is defined: Keras 2, tf-keras, Keras 3.
 _MODULES = (
     "keras.src.engine.training",
     "tf_keras.src.engine.training",
@@ -116,7 +116,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
         callback._sparkring_wrote = (os.fspath(filepath), took_s)
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
-        # KeyError if it was not good enough to be written.
+        # KeyError, which the caller suppresses, if the model was not good enough to be written.
         path, writing_s = callback.__dict__.pop("_sparkring_wrote")
         took_s = writing_s or took_s
         if _writes(callback.model):
@@ -133,7 +133,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
 
 
 def _note_path(kind: Any) -> None:
-    """Keras 3 has no handler that writes; what decides whether to write knows the path."""
+    """Keras 3 has no `_save_handler`; note the path in the method that decides whether to save."""
     decide = kind.__dict__.get("_should_save_model")
     if decide is None or "filepath" not in decide.__code__.co_varnames or hasattr(decide, "_sparkring"):
         return
@@ -150,13 +150,13 @@ def _note_path(kind: Any) -> None:
 
 
 def _tell_backups(kind: Any) -> None:
-    """What a BackupAndRestore writes, and that it keeps the last only, and none when fit() is done."""
+    """Report what a BackupAndRestore writes and removes: it keeps only the last, and none after fit()."""
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
 
     def tell_weights(callback: Any, took_s: float) -> None:
-        """Keras 3 writes a file of weights; the epoch that it counts is a whole one at its end."""
+        """Keras 3 writes a file of weights; its epoch counter includes an epoch only once that has ended."""
         in_epoch = callback._last_batch_seen > 0
         tell_file(callback, took_s, callback._weights_path, callback._current_epoch + in_epoch)
 
@@ -184,7 +184,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Have `tell(callback, seconds, …)` called after a method; what goes wrong there is not the training's business."""
+    """Have `tell(callback, seconds, …)` called after a method; its errors are suppressed, to spare the training."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return
@@ -202,13 +202,13 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def _writes(model: Any) -> bool:
-    """Is it this rank that writes? Under a strategy of several workers, others write to a folder that goes again."""
+    """Whether this rank's files stay: with several workers, the others write to a folder that is removed afterwards."""
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     return bool(getattr(extended, "should_checkpoint", True))
 
 
 def _size_bytes(path: str) -> int:
-    """Of a file, a folder, or the files that TensorFlow calls by one name; 0 where only TensorFlow can look."""
+    """The size of a file, a folder, or all files with a TensorFlow prefix; 0 if only TensorFlow can read the path."""
     files = [path] if os.path.isfile(path) else glob.glob(f"{glob.escape(path)}.index")
     files += glob.glob(f"{glob.escape(path)}.data-*")
     for folder, _, names in os.walk(path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# By name, and only when asked for: every rank imports the module of this package that keeps Petastorm quiet.
+# Imported only when asked for: every rank imports this package, for the module in it that keeps Petastorm quiet.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",

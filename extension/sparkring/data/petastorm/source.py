@@ -103,7 +103,7 @@ def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """What Petastorm and pyarrow raise about the data, in one sentence."""
+    """Turn what Petastorm and pyarrow raise about the data into a DataError of one sentence."""
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl.dataset_metadata import PetastormMetadataError
 
@@ -119,7 +119,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """For paths that are there for the notebook and not for a rank."""
+    """The end of a sentence: on which node a path is missing, since the notebook may see a path that a rank cannot."""
     here = world()
     if here.size == 1:
         return ""

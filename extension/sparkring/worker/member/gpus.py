@@ -40,7 +40,7 @@ class Meter:
         self._last: dict[str, GpuUsage] = {}
 
     def changes(self) -> Iterator[GpuUsage]:
-        """Those that are not as they were at the last reading."""
+        """The GPUs whose readings have changed since the last call."""
         if self._addresses and self._nvml is None:
             self._nvml = _open()
             if self._nvml is None:
@@ -57,7 +57,7 @@ def _open() -> Any:
     import ctypes
 
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # before pynvml, which takes 20 ms to import: most machines have none
+        ctypes.CDLL("libnvidia-ml.so.1")  # first, since most machines have no NVML, and importing pynvml takes 20 ms
         import pynvml
     except (ImportError, OSError):
         return None

@@ -1,7 +1,7 @@
 """What the operating system offers for starting, watching and ending a family of processes.
 
 On Linux a member becomes a child subreaper: whatever its rank started is handed to it when the
-rank ends, setsid or not, and so can be found and killed. Elsewhere the rank's process group is.
+rank ends, setsid or not, and so can be found and killed. Elsewhere, only the rank's process group is killed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def state(pid: int) -> str:
 def kill_family(rank_pid: int) -> None:
     """Kill the rank and everything below this process, until none is left."""
     signal_group(rank_pid, signal.SIGKILL)
-    # What dies hands its children to us, who look again.
+    # The children of a killed process become ours, so look again.
     deadline = time.monotonic() + _KILL_LIMIT_S
     while time.monotonic() < deadline:
         found = descendants(os.getpid())
@@ -84,12 +84,12 @@ def kill_family(rank_pid: int) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                pass  # it was first, or belongs to another user (sudo)
+                pass  # it has ended by itself, or belongs to another user (sudo)
         time.sleep(0.002)
 
 
 def reap_all() -> None:
-    """Leave no zombie to process 1, which in many containers is no init and keeps them."""
+    """Leave no zombies to process 1, which in many containers is not an init and would never reap them."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

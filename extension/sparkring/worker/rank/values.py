@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Values:
-    """Makes Spark's Python values of batches of a DataFrame, whose Arrow schema is `schema`."""
+    """Converts batches of a DataFrame, whose Arrow schema is `schema`, into Spark's Python values."""
 
     def __init__(self, schema: Any) -> None:
         # Trusted: it comes from the driver, through the task that has started this rank.
