@@ -192,7 +192,7 @@ def apply(record: RunRecord, event: events.Event) -> RunRecord:
 def _after(record: RunRecord, event: events.Event) -> RunRecord:
     match event:
         case events.RunStarted():
-            begun = {**vars(event)}
+            begun = event._asdict()
             time, part = begun.pop("time"), begun.pop("ranks")
             up_since = time if event.warm else 0.0
             return replace(
@@ -217,7 +217,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _printed(record, event)
         case events.Displayed():
             return _displayed(record, event)
-        case events.Message():
+        case events.UserMessage():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
         case events.Metrics():
@@ -362,7 +362,7 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     others = []
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
-            each = each._replace(saved=replace(each.saved, best=False))
+            each = each._replace(saved=each.saved._replace(best=False))
         if each.place != found.place:  # ModelCheckpoint may write over one
             others.append(each)
     return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
@@ -374,7 +374,7 @@ def _changed(record: RunRecord, event: events.CheckpointDamaged | events.Checkpo
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
     if isinstance(event, events.CheckpointDamaged) and all(each.place != place for each in found):
-        saved = events.CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
+        saved = events.CheckpointSaved(event.folder, event.name, event.step, 0, time=event.time, rank=event.rank)
         found = (Checkpoint(saved, 0), *found)[:CHECKPOINTS_KEPT]
     changed = (each._replace(state=state, reason=reason) if each.place == place else each for each in found)
     return replace(record, checkpoints=tuple(changed))
@@ -436,10 +436,10 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
     """The display as the record will keep it: without its data if the rank has reached its limits."""
-    event = replace(event, attempt=len(record.attempts) or 1)
+    event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
-    return replace(event, data=b"") if full else event
+    return event._replace(data=b"") if full else event
 
 
 def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:

@@ -127,7 +127,7 @@ class RunFolder:
         except OSError as error:
             problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
             found.append(Notice(part.time, problem))
-            part = replace(part, last=True)
+            part = part._replace(last=True)
         if part.last:
             found += self.end_timeline(part.time, whole=True, cut=part.cut)
         return found
