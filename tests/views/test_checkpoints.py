@@ -12,6 +12,7 @@ import pytest
 from sparkring.checkpointing.entries import Commit, Entry, File, Name
 from sparkring.checkpointing.foreign import Other
 from sparkring.checkpointing.inventory import Inventory
+from sparkring.history.describe import ago
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -162,11 +163,11 @@ def test_checked():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(-3, "0 s ago"), (59.9, "59 s ago"), (61, "1 min ago"), (7200, "2 h ago"), (3 * 86400, "3 days ago")],
+    [(-3, "just now"), (59.9, "59 s ago"), (61, "1 min ago"), (7200, "2 h ago"), (3 * 86400, "3 days ago")],
 )
 def test_ages(seconds, words):
     """As people say them."""
-    assert timeline.age(seconds) == words
+    assert ago(seconds) == words
 
 
 # ── The picture ───────────────────────────────────────────────────────────────
