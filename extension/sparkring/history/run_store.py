@@ -261,7 +261,7 @@ def is_named(name: str, run_id: str) -> bool:
 
 def load(path: Path) -> RunRecord:
     """The whole record of a saved run; an incomplete event at its end is skipped."""
-    return replace(replay(_events(path)), log_folder=str(path))
+    return replay(_events(path))._replace(log_folder=str(path))
 
 
 def _events(path: Path) -> Iterator[events.Event]:
