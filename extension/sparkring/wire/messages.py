@@ -11,10 +11,9 @@ field of type `Buffer` is one part of the frame's body, and one of type `Buffers
 other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
 
 Members import this module at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than all else here.
+messages are NamedTuples: importing `dataclasses` would take longer than all else here. And annotations are not made
+strings by `from __future__ import annotations`, because typing would compile each of them.
 """
-
-from __future__ import annotations
 
 import types
 from collections.abc import Callable, Container, Mapping, Sequence
