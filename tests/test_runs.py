@@ -84,7 +84,7 @@ def test_a_saved_run_is_the_live_one():
     live = replay(found)
     loaded = run_store.load(folder.path)
     assert loaded.log_folder == str(folder.path)
-    assert loaded == type(live)(**{**vars(live), "log_folder": str(folder.path)})
+    assert loaded == live._replace(log_folder=str(folder.path))
     assert run_store.log(folder.path, 0) == "one\nbad \\xff\nthree\n"
     assert run_store.log(folder.path, 1) == "two"
     assert run_store.log(folder.path, 7) == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -302,7 +301,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     many = replayed(*(saved(T + step, step) for step in range(1, 40)))
     count = [len(re.findall("<div|<tr|<figure", panel(each, now=T + 50, final=False))) for each in (few, many)]
     assert count[0] == count[1]
-    done = panel(replace(many, outcome="finished", ended=T + 41), now=T + 50, final=True)
+    done = panel(many._replace(outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
     assert "saved step 39, 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
     assert ">after 39 s</td>" in done
@@ -338,7 +337,7 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
     assert "<&>" not in page
     assert "\u202e" not in page
     assert "\u202e" not in bundle(record, now=T, final=True)["text/plain"]
-    assert len(panel(replace(record, outcome=None, ended=0.0), now=T, final=False)) < PANEL_BYTES
+    assert len(panel(record._replace(outcome=None, ended=0.0), now=T, final=False)) < PANEL_BYTES
 
 
 def test_the_panel_tells_the_story(replayed):

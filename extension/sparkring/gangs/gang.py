@@ -24,7 +24,6 @@ from sparkring.gangs.reports import as_event, exit_failure
 from sparkring.history import events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
-from sparkring.runtime.storage import root_for_ranks
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
@@ -324,6 +323,6 @@ def _order(request: Request, framework: Framework, world: World, pull: tuple[str
     return run._replace(
         pull=pull,
         barrier=framework.in_task,
-        environment={**root_for_ranks(), **environment, **run.environment},
+        environment={**environment, **run.environment},
         defaults=framework.defaults(world),
     )

@@ -11,8 +11,8 @@ field of type `bytes` is one part of the frame's body, and one of type `Buffers`
 other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
 
 Members import this module at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than all else here. Without `from __future__ import
-annotations`, NamedTuple need not compile each annotation, nor `decode` evaluate it.
+messages are NamedTuples: importing `dataclasses` would take longer than all else here. And annotations are not made
+strings by `from __future__ import annotations`, because typing would compile each of them.
 """
 
 import types
