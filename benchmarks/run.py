@@ -24,6 +24,9 @@ HERE = Path(__file__).parent
 # found by name on their ranks, and the runs measured here do not belong among the user's.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+# Users' Python keeps what it has compiled; else every rank would compile sparkring anew, and no peer its own package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import burst  # noqa: E402
 import checkpoints  # noqa: E402

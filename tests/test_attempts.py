@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sparkring.engine.restarts import cannot_heal, gives_up, pause_after
 from sparkring.gangs.execution import cause_priority
 from sparkring.gangs.reports import exit_failure
@@ -22,7 +20,7 @@ def attempts(*failures: Failure) -> list[Attempt]:
 
 
 def saved(attempt: int) -> Checkpoint:
-    return Checkpoint(CheckpointSaved(0.0, 0, "dir", "x", 1, 10), attempt)
+    return Checkpoint(CheckpointSaved("dir", "x", 1, 10, time=0.0, rank=0), attempt)
 
 
 def test_as_often_as_is_allowed():
@@ -43,8 +41,8 @@ def test_the_same_mistake_is_not_repeated_for_ever():
     assert why.why == "twice the same"
     assert gives_up(attempts(WRONG, WRONG), (saved(2),), 9) is None
     assert gives_up(attempts(WRONG, WRONG), (saved(1),), 9) is None, "it got further than the beginning"
-    assert gives_up(attempts(WRONG, replace(WRONG, summary="RuntimeError: 7 left")), (), 9) is not None, "other words"
-    elsewhere = replace(WRONG, frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
+    assert gives_up(attempts(WRONG, WRONG._replace(summary="RuntimeError: 7 left")), (), 9) is not None, "other words"
+    elsewhere = WRONG._replace(frames=(CodeFrame("<cell>", 9, "<module>", in_cell=True),))
     assert gives_up(attempts(WRONG, elsewhere), (), 9) is None
     assert gives_up(attempts(KILLED, KILLED), (), 9) is None
     echo = Failure("echo", "HorovodInternalError: gone", error="horovod.HorovodInternalError")
@@ -70,10 +68,10 @@ def test_what_cannot_heal():
         assert why == NoRestart("code", error="builtins.TypeError")
         assert no_restart(why) == "The run was not restarted: another attempt would raise the same TypeError."
     assert cannot_heal(mistake, [mistake, KILLED], 2, stepped=False) is None
-    assert cannot_heal(replace(mistake, cause="echo"), [mistake], 2, stepped=False) is None
+    assert cannot_heal(mistake._replace(cause="echo"), [mistake], 2, stepped=False) is None
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=False) == NoRestart("before the first step", size=2)
     assert cannot_heal(wrong, [wrong, wrong], 2, stepped=True) is None
-    for others in ([], [KILLED], [echo], [replace(wrong, frames=())], [replace(wrong, error="builtins.OSError")]):
+    for others in ([], [KILLED], [echo], [wrong._replace(frames=())], [wrong._replace(error="builtins.OSError")]):
         assert cannot_heal(wrong, [wrong, *others], 2, stepped=False) is None
     assert cannot_heal(damaged, [damaged, damaged], 2, stepped=False) is None
 

@@ -43,7 +43,7 @@ def read_back(folder) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
 def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = None) -> events.Metrics:
     """A report as of Keras' fit: within an epoch of 10 steps, or at its end."""
     values = {"loss": loss} if step else {"loss": loss, "val_loss": loss + 1}
-    return events.Metrics(time, rank, values, step, epoch, 10 if step else None, 2, ends_epoch=step is None)
+    return events.Metrics(values, step, epoch, 10 if step else None, 2, ends_epoch=step is None, time=time, rank=rank)
 
 
 def test_ranks_and_their_mean_by_step_and_by_epoch():
@@ -67,7 +67,7 @@ def test_ranks_and_their_mean_by_step_and_by_epoch():
 
 def test_counting_that_begins_anew_is_a_series_of_its_own():
     """After a restart the steps come again; one rank needs no mean."""
-    reports = [events.Metrics(float(at), 0, {"loss": at}, step) for at, step in enumerate((1, 2, 3, 2, 3))]
+    reports = [events.Metrics({"loss": at}, step, time=float(at), rank=0) for at, step in enumerate((1, 2, 3, 2, 3))]
     found = read_back(write_event_files(saved(*reports)))
     assert [step for step, _, _ in found["rank-0"]["loss"]] == [1, 2, 3]
     assert [step for step, _, _ in found["rank-0-again-1"]["loss"]] == [2, 3]
@@ -76,7 +76,9 @@ def test_counting_that_begins_anew_is_a_series_of_its_own():
 
 def test_reports_without_a_step_are_counted():
     """log(loss=…) needs no step."""
-    found = scalars([events.Metrics(1.0, 0, {"loss": 3.0}), events.Metrics(2.0, 0, {"loss": float("nan")})])
+    found = scalars(
+        [events.Metrics({"loss": 3.0}, time=1.0, rank=0), events.Metrics({"loss": float("nan")}, time=2.0, rank=0)]
+    )
     assert [(each.step, each.tag) for each in found] == [(1, "loss"), (2, "loss")]
 
 

@@ -18,7 +18,7 @@ from sparkring.gangs.inbox import QUEUE_MESSAGES
 from sparkring.history import events
 from sparkring.history.events import Event
 from sparkring.wire.channel import PREFIX, ChannelClosed, dial
-from sparkring.wire.messages import GpuUsage, Hello, Output, Run, Stack
+from sparkring.wire.messages import GpuUsed, Hello, Output, Run, Stack
 
 CELL = Request(Run("cell", parts=(b"",)), "plain")
 
@@ -88,13 +88,13 @@ def test_each_request_begins_with_how_the_gpus_were_used(watch):
 
     def cell(rank: FakeRank) -> None:
         if next(told):
-            rank.tell(GpuUsage("0", "NVIDIA", 5, 9, 40))
+            rank.tell(GpuUsed("0", "NVIDIA", 5, 9, 40))
 
     with running(cell, 1) as gang:
         for _ in range(2):
             execution = gang.submit(CELL)
             (used,) = (e for e in events_until(lambda: execution.done, gang) if isinstance(e, events.GpuUsed))  # noqa: B023
-            assert used == events.GpuUsed(used.time, 0, "0", "NVIDIA", 5, 9, 40)
+            assert used == events.GpuUsed("0", "NVIDIA", 5, 9, 40, time=used.time, rank=0)
 
 
 def test_the_cause_is_found_among_several_failures(watch):

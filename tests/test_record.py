@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,6 @@ from sparkring.history.events import (
     Failure,
     GpuUsed,
     MemberJoined,
-    Message,
     Metrics,
     Notice,
     Output,
@@ -29,6 +27,7 @@ from sparkring.history.events import (
     RunFinished,
     RunStarted,
     StackTaken,
+    UserMessage,
     from_json,
     to_json,
 )
@@ -39,7 +38,7 @@ STARTED = RunStarted(1.0, "id", "title", "code", 2, "local", "plain", "all")
 
 def printed(*data: bytes, rank: int = 0, stream="stdout") -> RunRecord:
     """The record of a run in which one rank wrote `data`, piece by piece."""
-    return replay([STARTED, *(Output(2.0, rank, stream, piece) for piece in data)])
+    return replay([STARTED, *(Output(stream, piece, time=2.0, rank=rank) for piece in data)])
 
 
 def texts(record: RunRecord, rank: int = 0) -> list[str]:
@@ -67,7 +66,7 @@ def test_a_rank_that_ends_without_a_word_was_stopped():
 
 def test_the_last_use_of_each_gpu_is_kept():
     """In the order in which they were first heard of; a GPU is no sign of life of its rank."""
-    told = [GpuUsed(2.0, 1, address, "A", used, 9, 50) for address, used in (("1", 3), ("0", 4), ("1", 5))]
+    told = [GpuUsed(address, "A", used, 9, 50, time=2.0, rank=1) for address, used in (("1", 3), ("0", 4), ("1", 5))]
     record = replay([STARTED, *told])
     assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
     assert (record.ranks[0].gpus, record.ranks[1].last_heard) == ((), 0.0)
@@ -78,7 +77,7 @@ def test_lines_in_pieces():
     record = printed(b"a", b"b\nc", b"\n", b"rest")
     assert texts(record) == ["ab", "c"]
     assert record.ranks[0].partial_stdout == b"rest"
-    record = apply(record, Output(3.0, 0, "stderr", b"error\n"))
+    record = apply(record, Output("stderr", b"error\n", time=3.0, rank=0))
     assert [(line.stream, line.text) for line in record.ranks[0].lines_with_partial()] == [
         ("stdout", "ab"), ("stdout", "c"), ("stderr", "error"), ("stdout", "rest"),
     ]  # fmt: skip
@@ -133,8 +132,12 @@ def test_a_line_without_an_end_is_bounded():
 def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
     """Of very many metrics the older ones are thinned out; the ends of epochs stay; the last is the rank's."""
     record = RunRecord(ranks=(module.RankRecord(0),))
-    many = [Metrics(0.0, 0, {"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0) for n in range(module.METRICS_KEPT)]
-    record = apply(RunRecord(ranks=record.ranks, metrics=tuple(many)), Metrics(0.0, 0, {"loss": 0.0}, step=-1))
+    many = [
+        Metrics({"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0, time=0.0, rank=0) for n in range(module.METRICS_KEPT)
+    ]
+    record = apply(
+        RunRecord(ranks=record.ranks, metrics=tuple(many)), Metrics({"loss": 0.0}, step=-1, time=0.0, rank=0)
+    )
     assert len(record.metrics) <= module.METRICS_KEPT
     assert [m.step for m in record.metrics if m.ends_epoch] == list(range(0, module.METRICS_KEPT, 1000))
     assert record.metrics[-1].step == -1 == record.ranks[0].metrics.step
@@ -146,7 +149,7 @@ def test_thinned_metrics_can_be_compared_across_ranks():
     record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(size)))
     for step in range(1, 5_001):
         for rank in range(size):
-            record = apply(record, Metrics(float(step), rank, {"loss": 1.0}, step=step))
+            record = apply(record, Metrics({"loss": 1.0}, step=step, time=float(step), rank=rank))
     steps = [{m.step for m in record.metrics if m.rank == rank} for rank in range(size)]
     assert len(record.metrics) <= module.METRICS_KEPT
     assert len(set.union(*steps)) > module.METRICS_KEPT / size / 2
@@ -167,8 +170,8 @@ def test_notices_go_when_they_are_no_longer_true():
     assert record.notices == (slow, large)
     record = replay([RankStarted(1.4, 1, "h", 11), stall, StackTaken(2.1, 0, "waiting", 4, "")], record)
     assert record.notices == (large, stall)
-    assert apply(record, Output(3.0, 1, "stdout", b"x")).notices == (large,)
-    assert apply(record, Output(3.0, 1, "stderr", b"KeyboardInterrupt")).notices == (large, stall)
+    assert apply(record, Output("stdout", b"x", time=3.0, rank=1)).notices == (large,)
+    assert apply(record, Output("stderr", b"KeyboardInterrupt", time=3.0, rank=1)).notices == (large, stall)
     assert from_json({name: value for name, value in json.loads(to_json(stall)).items() if name != "until"}).until == ""
 
 
@@ -183,7 +186,7 @@ def test_no_rank_runs_when_the_run_is_over():
 def test_messages_and_stacks():
     """A message is a line of its own kind; a stack is its rank's."""
     stack = StackTaken(2.0, 1, "waiting", 4, "text")
-    record = replay([STARTED, Message(1.5, 1, "hello"), stack])
+    record = replay([STARTED, UserMessage("hello", time=1.5, rank=1), stack])
     assert record.recent == (LogLine(1.5, 1, "message", "hello"),)
     assert record.ranks[1].stack == stack
 
@@ -194,17 +197,17 @@ def test_a_stack_is_kept_until_the_rank_has_moved_on():
     record = replay([STARTED, first, second])
     assert record.ranks[1].stack == second
     for news in (
-        Output(3.5, 1, "stdout", b"x\n"),
-        Metrics(3.5, 1, {"loss": 1.0}),
-        Message(3.5, 1, "hello"),
+        Output("stdout", b"x\n", time=3.5, rank=1),
+        Metrics({"loss": 1.0}, time=3.5, rank=1),
+        UserMessage("hello", time=3.5, rank=1),
         RankExited(9.0, 1),
-        Output(9.0, 0, "stdout", b"x\n"),
+        Output("stdout", b"x\n", time=9.0, rank=0),
     ):
         assert apply(record, news).ranks[1].stack == second
     for news in (
-        Output(4.5, 1, "stdout", b"x\n"),
-        Metrics(4.5, 1, {"loss": 1.0}),
-        Message(4.5, 1, "hello"),
+        Output("stdout", b"x\n", time=4.5, rank=1),
+        Metrics({"loss": 1.0}, time=4.5, rank=1),
+        UserMessage("hello", time=4.5, rank=1),
         RankFinished(3.1, 1, ""),
     ):
         assert apply(record, news).ranks[1].stack is None
@@ -229,13 +232,15 @@ def test_a_run_on_some_ranks_of_a_warm_gang():
 
 def test_all_ranks_are_no_part():
     """A run on every rank is the same whether they are named or not."""
-    record = apply(RunRecord(), replace(WARM, ranks=(0, 1, 2, 3)))
+    record = apply(RunRecord(), WARM._replace(ranks=(0, 1, 2, 3)))
     assert (record.part, len(record.taking_part)) == ((), 4)
     assert not any(rank.state == "idle" for rank in record.ranks)
 
 
 def test_a_warm_rank_does_not_exit_but_its_last_line_ends_with_the_run():
-    record = replay([WARM, Output(2.0, 0, "stdout", b"half"), RankFinished(2.0, 0, ""), RunFinished(3.0, "finished")])
+    record = replay(
+        [WARM, Output("stdout", b"half", time=2.0, rank=0), RankFinished(2.0, 0, ""), RunFinished(3.0, "finished")]
+    )
     assert [line.text for line in record.recent] == ["half"]
     assert (record.ranks[0].partial_stdout, record.ranks[0].state) == (b"", "finished")
 
@@ -245,13 +250,13 @@ def test_ranks_survive_being_saved():
     saved = json.loads(to_json(WARM))
     assert from_json(saved) == WARM
     older = {name: value for name, value in saved.items() if name not in ("ranks", "warm")}
-    assert from_json(older) == replace(WARM, ranks=(), warm=False)
+    assert from_json(older) == WARM._replace(ranks=(), warm=False)
 
 
 def test_of_many_readers_the_last_plans_are_kept():
     """The plan of an epoch takes the place of the one before; of readers that are not read any more none is kept."""
-    opened = [DataOpened(1.0, 0, reader, f"data {reader}", "parquet") for reader in range(6)]
-    plans = [DataPlanned(2.0 + epoch, 0, epoch % 5, epoch, (Piece(0, 0, epoch),)) for epoch in range(1, 9)]
+    opened = [DataOpened(reader, f"data {reader}", "parquet", time=1.0, rank=0) for reader in range(6)]
+    plans = [DataPlanned(epoch % 5, epoch, (Piece(0, 0, epoch),), time=2.0 + epoch, rank=0) for epoch in range(1, 9)]
     record = replay([STARTED, *opened, *plans])
     kept = [reading.plan and reading.plan.epoch for reading in record.ranks[0].readings]
     assert kept == [None, 6, 7, 8, None, None]
@@ -260,10 +265,10 @@ def test_of_many_readers_the_last_plans_are_kept():
 
 
 EVENTS = st.one_of(
-    st.builds(Output, st.just(2.0), st.integers(0, 1), st.sampled_from(["stdout", "stderr"]),
-              st.text("ab\n\r\xfc", max_size=30).map(str.encode)),
-    st.builds(Message, st.just(2.0), st.integers(0, 1), st.text(max_size=5)),
-    st.builds(Metrics, st.just(2.0), st.integers(0, 1), st.just({"loss": 1.0})),
+    st.builds(Output, st.sampled_from(["stdout", "stderr"]), st.text("ab\n\r\xfc", max_size=30).map(str.encode),
+              st.just(2.0), st.integers(0, 1)),
+    st.builds(UserMessage, st.text(max_size=5), st.just(2.0), st.integers(0, 1)),
+    st.builds(Metrics, st.just({"loss": 1.0}), time=st.just(2.0), rank=st.integers(0, 1)),
     st.builds(RankFinished, st.just(2.0), st.integers(0, 1), st.just("1")),
     st.builds(RankExited, st.just(2.0), st.integers(0, 1)),
 )  # fmt: skip

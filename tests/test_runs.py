@@ -38,18 +38,18 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
         ),
         events.MemberJoined(1.1, 0, "h"),
         events.RankStarted(1.2, 0, "h", 10),
-        events.Output(1.3, 0, "stdout", b"one\nbad \xff\n"),
-        events.Output(1.4, 1, "stderr", b"two"),
-        events.Output(1.5, 0, "stderr", b"three\n"),
-        events.Message(1.6, 0, "to you"),
-        events.Metrics(1.7, 0, {"loss": 0.5}, step=1, epochs=2, ends_epoch=True),
-        events.GpuUsed(1.75, 0, "0", "NVIDIA", 10**9, 8 * 10**9, 50),
-        events.DataOpened(1.76, 0, 0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32),
+        events.Output("stdout", b"one\nbad \xff\n", time=1.3, rank=0),
+        events.Output("stderr", b"two", time=1.4, rank=1),
+        events.Output("stderr", b"three\n", time=1.5, rank=0),
+        events.UserMessage("to you", time=1.6, rank=0),
+        events.Metrics({"loss": 0.5}, step=1, epochs=2, ends_epoch=True, time=1.7, rank=0),
+        events.GpuUsed("0", "NVIDIA", 10**9, 8 * 10**9, 50, time=1.75, rank=0),
+        events.DataOpened(0, "digits", "parquet", ("a", "b"), "a > 3", "v1", 2, 4, 1000, 9000, 32, time=1.76, rank=0),
         events.DataPlanned(
-            1.765, 0, 0, 1, (events.Piece(1, 0, 300), events.Piece(0, 2, 200, 3)), ((1, "b"), (0, "a")), 7, 64
+            0, 1, (events.Piece(1, 0, 300), events.Piece(0, 2, 200, 3)), ((1, "b"), (0, "a")), 7, 64, time=1.765, rank=0
         ),
-        events.DataRead(1.77, 0, 0, 1, 32, 1, 288, 500, 16, 0.1, 0.2, "part-0"),
-        events.DataRead(1.78, 0, 0, 1, 500, 16, 4500, 500, 16, 0.1, 0.2, "part-1", done=True),
+        events.DataRead(0, 1, 32, 1, 288, 500, 16, 0.1, 0.2, "part-0", time=1.77, rank=0),
+        events.DataRead(0, 1, 500, 16, 4500, 500, 16, 0.1, 0.2, "part-1", done=True, time=1.78, rank=0),
         events.TimelineSaved(
             1.79,
             "timeline.json",
@@ -84,7 +84,7 @@ def test_a_saved_run_is_the_live_one():
     live = replay(found)
     loaded = run_store.load(folder.path)
     assert loaded.log_folder == str(folder.path)
-    assert loaded == type(live)(**{**vars(live), "log_folder": str(folder.path)})
+    assert loaded == live._replace(log_folder=str(folder.path))
     assert run_store.log(folder.path, 0) == "one\nbad \\xff\nthree\n"
     assert run_store.log(folder.path, 1) == "two"
     assert run_store.log(folder.path, 7) == ""
@@ -96,18 +96,20 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
     """Two ranks read for so long and tell so five times a second, of four epochs, while one of them prints."""
     found: list[events.Event] = [events.RunStarted(100.0, "reads", "t", "c", 2, "local", "plain", "all")]
     found += [events.RankStarted(100.0, rank, "h", 10 + rank) for rank in (0, 1)]
-    found += [events.DataOpened(100.0, rank, 0, "digits", "parquet", rows=1000) for rank in (0, 1)]
+    found += [events.DataOpened(0, "digits", "parquet", rows=1000, time=100.0, rank=rank) for rank in (0, 1)]
     steps = int(seconds * 5)
     for step in range(1, steps + 1):
         at = 100 + step / 5
         for rank in (0, 1):
             epoch, done = 1 + (step - 1) * 4 // steps, step % (steps // 4) == 0
-            found.append(events.DataRead(at, rank, 0, epoch, step, step, 9 * step, 999, elapsed_s=step / 5, done=done))
-            found.append(events.GpuUsed(at, rank, "0", "NVIDIA", step, 8 * 10**9, step % 100))
+            found.append(
+                events.DataRead(0, epoch, step, step, 9 * step, 999, elapsed_s=step / 5, done=done, time=at, rank=rank)
+            )
+            found.append(events.GpuUsed("0", "NVIDIA", step, 8 * 10**9, step % 100, time=at, rank=rank))
         if step % 7 == 0:
             found.append(events.StackTaken(at + 0.01, 0, "waiting", 3, f"stack {step}"))
-            found.append(events.Output(at + 0.02, 1, "stdout", b"line\n"))
-    found.append(events.DataRead(at + 0.03, 1, 0, 5, 7, 1, 63, 999))
+            found.append(events.Output("stdout", b"line\n", time=at + 0.02, rank=1))
+    found.append(events.DataRead(0, 5, 7, 1, 63, 999, time=at + 0.03, rank=1))
     if ended:
         found += [events.RankFinished(at + 0.1, rank, "") for rank in (0, 1)]
         found += [events.RankExited(at + 0.2, rank) for rank in (0, 1)]
@@ -152,7 +154,7 @@ def test_of_plans_the_last_is_kept():
     found = [event for event in reading(20, ended=True) if not isinstance(event, events.DataRead)]
     start = len(found) - 6
     epochs = [(epoch, rank) for epoch in range(1, 1001) for rank in (0, 1)]
-    plans = [events.DataPlanned(100 + epoch / 50, rank, 0, epoch, pieces) for epoch, rank in epochs]
+    plans = [events.DataPlanned(0, epoch, pieces, time=100 + epoch / 50, rank=rank) for epoch, rank in epochs]
     found = [*found[:start], *plans, *found[start:]]
     path = save("plans", found).path
     kept = [event for event in run_store._events(path) if isinstance(event, events.DataPlanned)]
@@ -163,11 +165,11 @@ def test_of_plans_the_last_is_kept():
 def test_what_data_a_run_has_read():
     """Each once, in the order in which they were opened; what ranks say of data is no data."""
     opened = [
-        events.DataOpened(100.0, rank, reader, name, "parquet")
+        events.DataOpened(reader, name, "parquet", time=100.0, rank=rank)
         for rank in range(3)
         for reader, name in enumerate(("/data/digits", '{"type": "DataOpened", "name": 1}'))
     ]
-    said = events.Message(100.0, 0, '\n{"type": "DataOpened", "name": "no"}\n')
+    said = events.UserMessage('\n{"type": "DataOpened", "name": "no"}\n', time=100.0, rank=0)
     start = events.RunStarted(99.0, "reads", "t", "c", 3, "local", "plain", "all")
     path = save("reads", [start, said, *opened, *opened]).path
     assert run_store.data(path) == ["/data/digits", '{"type": "DataOpened", "name": 1}']
@@ -180,7 +182,7 @@ def test_what_data_a_run_has_read():
 def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
     """Where a line is cut there, too."""
     start = events.RunStarted(99.0, "long", "t", "c", 3, "local", "plain", "all")
-    opened = [events.DataOpened(100.0, 0, number, f"data {number}", "parquet") for number in range(50)]
+    opened = [events.DataOpened(number, f"data {number}", "parquet", time=100.0, rank=0) for number in range(50)]
     path = save("long", [start, *opened]).path
     monkeypatch.setattr(run_store, "LOOKED_THROUGH_BYTES", 5_000)
     found = run_store.data(path)

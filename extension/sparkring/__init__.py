@@ -34,23 +34,6 @@ if TYPE_CHECKING:
     from sparkring.runtime.world import world as world
 
 __version__ = "0.1.0"
-__all__ = [
-    "BackgroundRun",
-    "HorovodRunner",
-    "MirroredStrategyRunner",
-    "RunResult",
-    "TorchDistributor",
-    "World",
-    "checkpoints",
-    "load_ipython_extension",
-    "log",
-    "log_to_driver",
-    "run",
-    "shards",
-    "spark",
-    "world",
-]
-
 _HOMES = {
     "BackgroundRun": "engine.background",
     "HorovodRunner": "engine.api",
@@ -67,6 +50,7 @@ _HOMES = {
     "shards": "data.shards",
     "spark": "engine.api",
 }
+__all__ = sorted([*_HOMES.keys() - {"last_result"}, "load_ipython_extension"])
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,6 @@ from sparkring.history.events import (
     GpuUsed,
     Lateness,
     MemberJoined,
-    Message,
     Metrics,
     Notice,
     Output,
@@ -33,6 +32,7 @@ from sparkring.history.events import (
     RunStarted,
     TensorTimes,
     TimelineSaved,
+    UserMessage,
 )
 from sparkring.history.record import RunRecord, replay
 
@@ -67,34 +67,57 @@ def _measured(size: int = 4, steps: int = 30) -> Iterator[Event]:
         for rank in range(size):
             loss = math.exp(-step / 9) + rank / 40
             yield Metrics(
-                BEGAN + 2 + step, rank, {"loss": loss, "val_loss": loss * 1.2, "accuracy": 1 - loss / 2}, step, 1, 40, 3
+                {"loss": loss, "val_loss": loss * 1.2, "accuracy": 1 - loss / 2},
+                step,
+                1,
+                40,
+                3,
+                time=BEGAN + 2 + step,
+                rank=rank,
             )
 
 
 def _printed(size: int = 4) -> Iterator[Event]:
-    yield Output(BEGAN + 2, 0, "stderr", _NOISE)
+    yield Output("stderr", _NOISE, time=BEGAN + 2, rank=0)
     for rank in range(size):
         colours = b" ".join(b"\x1b[3%dmcolour\x1b[0m" % colour for colour in range(8))
-        yield Output(BEGAN + 3, rank, "stdout", b"the same everywhere\n" + b"of rank %d: %s\n" % (rank, colours))
         yield Output(
-            BEGAN + 4, rank, "stderr", b"a warning that is long enough to take more than one line " * 8 + b"\n"
+            "stdout", b"the same everywhere\n" + b"of rank %d: %s\n" % (rank, colours), time=BEGAN + 3, rank=rank
         )
-        yield Output(BEGAN + 5, rank, "stdout", b"".join(b"line %d of %d\n" % (line, rank) for line in range(5)))
-    yield Message(BEGAN + 6, 1, "a message to the notebook")
+        yield Output(
+            "stderr",
+            b"a warning that is long enough to take more than one line " * 8 + b"\n",
+            time=BEGAN + 4,
+            rank=rank,
+        )
+        yield Output(
+            "stdout", b"".join(b"line %d of %d\n" % (line, rank) for line in range(5)), time=BEGAN + 5, rank=rank
+        )
+    yield UserMessage("a message to the notebook", time=BEGAN + 6, rank=1)
 
 
 def _reading(size: int = 4) -> Iterator[Event]:
     names = tuple((number, f"part-{number}.parquet") for number in range(4))
     for rank in range(size):
         yield DataOpened(
-            BEGAN + 2, rank, 0, "/data/digits", "parquet", ("a", "b"), "a > 3", "3f2a", 8, 32, 40_000, 4_000_000, 256
+            0,
+            "/data/digits",
+            "parquet",
+            ("a", "b"),
+            "a > 3",
+            "3f2a",
+            8,
+            32,
+            40_000,
+            4_000_000,
+            256,
+            time=BEGAN + 2,
+            rank=rank,
         )
         yield DataPlanned(
-            BEGAN + 3, rank, 0, 1, pieces=tuple(Piece(at // 2, at % 2, 100) for at in range(8)), names=names
+            0, 1, pieces=tuple(Piece(at // 2, at % 2, 100) for at in range(8)), names=names, time=BEGAN + 3, rank=rank
         )
         yield DataRead(
-            NOW - 5,
-            rank,
             0,
             1,
             800 - 200 * rank,
@@ -104,22 +127,24 @@ def _reading(size: int = 4) -> Iterator[Event]:
             waited_s=9.0 if rank == 3 else 0.1,
             elapsed_s=10.0,
             place=f"part-{rank}.parquet, row group 1 of 4",
+            time=NOW - 5,
+            rank=rank,
         )
 
 
 def _saved() -> Iterator[Event]:
     for step in range(1, 9):
         yield CheckpointSaved(
-            BEGAN + 5 * step,
-            0,
             "/ckpt/digits",
             str(step),
             10 * step,
             4_200_000,
             metrics={"loss": 1 / step},
             best=step == 7,
+            time=BEGAN + 5 * step,
+            rank=0,
         )
-    yield CheckpointDamaged(BEGAN + 46, 0, "/ckpt/digits", "8", 80, "rank-0.safetensors is cut")
+    yield CheckpointDamaged("/ckpt/digits", "8", 80, "rank-0.safetensors is cut", time=BEGAN + 46, rank=0)
 
 
 def _ended(outcome: str = "finished", failed_rank: int | None = None, size: int = 4) -> list[Event]:
@@ -147,20 +172,24 @@ _TIMELINE = TimelineSaved(
 _RESTARTED = [
     AttemptStarted(BEGAN, 1, 4),
     *_printed(),
-    CheckpointSaved(BEGAN + 9, 0, "/ckpt/digits", "1", 11, 9),
+    CheckpointSaved("/ckpt/digits", "1", 11, 9, time=BEGAN + 9, rank=0),
     RankFailed(BEGAN + 11.52, 1, Failure("signal", "killed by SIGKILL")),
     AttemptEnded(BEGAN + 11.52, 1, "rank 1 was killed by SIGKILL", 1),
     AttemptStarted(BEGAN + 12, 2, 4, "1", 11),
     *(RankStarted(BEGAN + 13, rank, "node-0", 4100 + rank) for rank in range(4)),
     *_measured(),
-    CheckpointSaved(BEGAN + 30, 0, "/ckpt/digits", "2", 20, 9),
+    CheckpointSaved("/ckpt/digits", "2", 20, 9, time=BEGAN + 30, rank=0),
 ]
 _MANY = [RankFailed(NOW - 2, 700, _FAILURE), *(RankExited(NOW - 1, rank) for rank in range(690, 700))]
 
 RECORDS: dict[str, RunRecord] = {
     "starting": _record(MemberJoined(BEGAN + 1, 0, "h"), Notice(BEGAN + 2, "waiting for slots"), up=False),
     "running": _record(
-        *_printed(), *_measured(), *_reading(), *_saved(), GpuUsed(BEGAN + 3, 0, "0", "NVIDIA H200", 10**9, 10**11, 80)
+        *_printed(),
+        *_measured(),
+        *_reading(),
+        *_saved(),
+        GpuUsed("0", "NVIDIA H200", 10**9, 10**11, 80, time=BEGAN + 3, rank=0),
     ),
     "finished": _record(*_printed(), *_measured(), *_reading(), *_saved(), *_ended()),
     "failed": _record(
@@ -170,5 +199,7 @@ RECORDS: dict[str, RunRecord] = {
     "restarted": _record(*_RESTARTED, *_ended()),
     "timeline": _record(_TIMELINE, *_ended()),
     "many": _record(*_MANY, *_ended("failed", 700, 1024), size=1024),
-    "quick": _record(Output(BEGAN + 0.1, 1, "stdout", b"hello\n"), RunFinished(BEGAN + 0.2, "finished"), warm=True),
+    "quick": _record(
+        Output("stdout", b"hello\n", time=BEGAN + 0.1, rank=1), RunFinished(BEGAN + 0.2, "finished"), warm=True
+    ),
 }

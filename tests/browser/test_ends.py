@@ -47,10 +47,11 @@ record = replay([
                "horovod", "all"),
     *(RankStarted(started + 20, rank, f"worker-{rank // 8:03}", 4000 + rank) for rank in range(size)),
 ], RunRecord(log_folder="/runs/many"))
-record = replay((Output(now, rank, "stdout", b"the same everywhere\\n") for rank in range(size)), record)
-record = replay((Output(now, rank, "stdout", b"rank %d of %d\\n" % (rank, size)) for rank in range(690, 710)), record)
-record = replay((Metrics(now if rank == silent else soon, rank, {"loss": 1 / (1 + rank)}, epoch=2, epochs=5, steps=200,
-                         step=30 if rank == slow else 90 + rank % 2) for rank in range(size)), record)
+record = replay((Output("stdout", b"the same everywhere\\n", now, rank) for rank in range(size)), record)
+record = replay((Output("stdout", b"rank %d of %d\\n" % (rank, size), now, rank) for rank in range(690, 710)), record)
+record = replay((Metrics({"loss": 1 / (1 + rank)}, epoch=2, epochs=5, steps=200,
+                         step=30 if rank == slow else 90 + rank % 2,
+                         time=now if rank == silent else soon, rank=rank) for rank in range(size)), record)
 view = open_view()
 view.refresh(record)
 """

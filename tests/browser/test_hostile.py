@@ -47,17 +47,17 @@ def show(at, said, live):
         RunStarted(now, f"2026-11-20_14-03-22_{at:04}", said, f"%%horovod -n -2\\n{said}", 2, "local", said, "all",
                    checkpoint_dir=said),
         *(RankStarted(now, rank, said, 4000 + rank) for rank in range(2)),
-        *(Metrics(now + 1, rank, {said: step + rank, said + "2": 2.0}, step=step, epoch=1)
+        *(Metrics({said: step + rank, said + "2": 2.0}, step=step, epoch=1, time=now + 1, rank=rank)
           for step in (1, 2, 3) for rank in range(2)),
-        Message(now + 2, 0, said),
-        *(Displayed(now + 2, rank, at, form, said.encode("utf-8", "replace"), said) for rank in range(2)
+        UserMessage(said, time=now + 2),
+        *(Displayed(at, form, said.encode("utf-8", "replace"), said, time=now + 2, rank=rank) for rank in range(2)
           for at, form in enumerate(("text/html", "text/markdown", "text/latex", "image/svg+xml"))),
         Notice(now + 2, f"the file {said} is not there"),
-        GpuUsed(now + 2, 0, said, said, 1, 2, 50),
-        DataOpened(now + 2, 0, 0, said, "parquet", (said,), said, said, 1, 1, 1, 1, 1),
-        DataRead(now + 3, 0, 0, 1, 1, 1, 1, place=said),
-        CheckpointSaved(now + 3, 0, said, said, 1, 1, metrics={said: 1.0}, best=True),
-        CheckpointDamaged(now + 3, 0, said, said, 1, said),
+        GpuUsed(said, said, 1, 2, 50, time=now + 2),
+        DataOpened(0, said, "parquet", (said,), said, said, 1, 1, 1, 1, 1, time=now + 2),
+        DataRead(0, 1, 1, 1, 1, place=said, time=now + 3),
+        CheckpointSaved(said, said, 1, 1, metrics={said: 1.0}, best=True, time=now + 3),
+        CheckpointDamaged(said, said, 1, said, time=now + 3),
         RankFailed(now + 4, 0, Failure("exception", said, (CodeFrame(said, 1, said, True, (SourceLine(1, said),)),),
                                        said, said)),
         *([] if live else [RunFinished(now + 5, "failed", said, 0)]),

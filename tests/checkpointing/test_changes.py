@@ -53,11 +53,11 @@ def test_changed_data():
 def test_age_in_words():
     """As people say it."""
     ages = {
-        0: "just saved",
+        0: "saved just now",
         5: "saved 5 s ago",
         200: "saved 3 min ago",
         8_000: "saved 2 h ago",
-        400_000: "saved 5 days ago",
+        400_000: "saved 4 days ago",
     }
     for age_s, words in ages.items():
         assert saved_words(entry(age_s=age_s), 1_000.0) == f"step 120, {words}"

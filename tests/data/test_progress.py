@@ -14,7 +14,7 @@ from sparkring.data import progress
 from sparkring.data.progress import Progress, Route, at_most, joined
 from sparkring.history.events import Piece
 from sparkring.runtime import report, world
-from sparkring.wire.messages import EpochPlan
+from sparkring.wire.messages import DataPlanned
 
 PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.integers(1, 9), st.just(1)), max_size=60)
 
@@ -52,7 +52,7 @@ def told(monkeypatch):
     found = []
 
     def tell(message):
-        if isinstance(message, EpochPlan):
+        if isinstance(message, DataPlanned):
             found.append(received(message))
 
     monkeypatch.setattr(report, "_tell", tell)

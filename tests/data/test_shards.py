@@ -34,7 +34,7 @@ from sparkring.data.reader import Ahead
 from sparkring.errors import DataError
 from sparkring.gangs.reports import as_event
 from sparkring.runtime import report
-from sparkring.wire.messages import DataOpened, EpochPlan, ReadProgress
+from sparkring.wire.messages import DataOpened, DataPlanned, DataRead
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -451,7 +451,7 @@ def told_by(data):
     told = []
     with mock.patch.object(report, "_tell", lambda message: told.append(received(message))):
         rows = flat(batch.tolist() for batch in data.as_numpy("x"))
-    (plan,) = (message for message in told if isinstance(message, EpochPlan))
+    (plan,) = (message for message in told if isinstance(message, DataPlanned))
     return rows, as_event(0.0, data.rank, plan)
 
 
@@ -528,7 +528,7 @@ def test_what_is_told_is_what_was_handed_out(numbered, monkeypatch):
         data = shards(numbered, 100, rank=0, size=2)
         batches = read(data)
         next(batches)
-        assert list(map(type, told)) == [DataOpened, EpochPlan, ReadProgress]
+        assert list(map(type, told)) == [DataOpened, DataPlanned, DataRead]
         assert told[0].rows == 1000
         assert sum(piece.rows for piece in told[1].pieces) == 500
         assert (told[2].rows, told[2].steps, told[2].rows_planned, told[2].done) == (100, 1, 500, False)

@@ -24,19 +24,19 @@ KILLED = Failure("signal", "killed by SIGKILL")
 
 
 def saved(time: float, step: int, **fields):
-    return CheckpointSaved(time, 0, FOLDER, f"{step:08d}.1795294802123-0", step, 4_200_000, **fields)
+    return CheckpointSaved(FOLDER, f"{step:08d}.1795294802123-0", step, 4_200_000, **fields, time=time, rank=0)
 
 
 FIRST = [
     AttemptStarted(T + 1, 1, 2),
     *(RankStarted(T + 2, rank, "vm", 40 + rank) for rank in (0, 1)),
     saved(T + 12, 120),
-    Output(T + 14, 1, "stderr", b"munmap_chunk()\n"),
+    Output("stderr", b"munmap_chunk()\n", time=T + 14, rank=1),
     RankFailed(T + 15, 1, KILLED),
     AttemptEnded(T + 15, 1, "rank 1 was killed", 1, 0.5),
 ]
 SECOND = [AttemptStarted(T + 16, 2, 1, "00000120.1795294802123-0", 120), RankStarted(T + 16.5, 0, "vm", 50)]
-BACK = [CheckpointRestored(T + 16.9, 0, FOLDER, "00000120.1795294802123-0", 120)]
+BACK = [CheckpointRestored(FOLDER, "00000120.1795294802123-0", 120, time=T + 16.9, rank=0)]
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from dataclasses import replace
 
 import pytest
 
 from sparkring.checkpointing.entries import Commit, Entry, File, Name
 from sparkring.checkpointing.foreign import Other
 from sparkring.checkpointing.inventory import Inventory
+from sparkring.history.describe import ago
 from sparkring.history.events import (
     AttemptEnded,
     AttemptStarted,
@@ -59,15 +59,17 @@ THREE = directory(
 
 
 def saved(time, step, *, name="", **fields):
-    return CheckpointSaved(time, 0, FOLDER, name or f"{step:08d}.1795294802123-{step}", step, 4_200_000, **fields)
+    return CheckpointSaved(
+        FOLDER, name or f"{step:08d}.1795294802123-{step}", step, 4_200_000, **fields, time=time, rank=0
+    )
 
 
 def removed(step):
-    return CheckpointRemoved(T + 99, 0, FOLDER, f"{step:08d}.1795294802123-{step}")
+    return CheckpointRemoved(FOLDER, f"{step:08d}.1795294802123-{step}", time=T + 99, rank=0)
 
 
 def damaged(step, reason="cut"):
-    return CheckpointDamaged(T + 99, 0, FOLDER, f"{step:08d}.1795294802123-{step}", step, reason)
+    return CheckpointDamaged(FOLDER, f"{step:08d}.1795294802123-{step}", step, reason, time=T + 99, rank=0)
 
 
 # ── A directory ───────────────────────────────────────────────────────────────
@@ -160,11 +162,11 @@ def test_checked():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(-3, "0 s ago"), (59.9, "59 s ago"), (61, "1 min ago"), (7200, "2 h ago"), (3 * 86400, "3 days ago")],
+    [(-3, "just now"), (59.9, "59 s ago"), (61, "1 min ago"), (7200, "2 h ago"), (3 * 86400, "3 days ago")],
 )
 def test_ages(seconds, words):
     """As people say them."""
-    assert timeline.age(seconds) == words
+    assert ago(seconds) == words
 
 
 # ── The picture ───────────────────────────────────────────────────────────────
@@ -299,7 +301,7 @@ def test_a_save_adds_no_line_to_the_panel(replayed):
     many = replayed(*(saved(T + step, step) for step in range(1, 40)))
     count = [len(re.findall("<div|<tr|<figure", panel(each, now=T + 50, final=False))) for each in (few, many)]
     assert count[0] == count[1]
-    done = panel(replace(many, outcome="finished", ended=T + 41), now=T + 50, final=True)
+    done = panel(many._replace(outcome="finished", ended=T + 41), now=T + 50, final=True)
     assert "the newest 12 of 39 checkpoints" in done
     assert "saved step 39, 2.0 s before the end" in done, "ages would be wrong for whoever looks at it later"
     assert ">after 39 s</td>" in done
@@ -320,9 +322,11 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
             step = attempt * 20 + number
             where = f"{nasty}{number % 5}"
             name = f"{step:08d}.1795294802123-{step}"
-            events.append(CheckpointSaved(T, 0, where, name, step, 9, metrics={nasty: 0.1 * step, f"x{nasty}": 1.0}))
-            events += [CheckpointDamaged(T, 0, where, name, step, nasty)] if number % 3 else []
-        events.append(Output(T, 1, "stdout", f"{nasty}\n".encode() * 40))
+            events.append(
+                CheckpointSaved(where, name, step, 9, metrics={nasty: 0.1 * step, f"x{nasty}": 1.0}, time=T, rank=0)
+            )
+            events += [CheckpointDamaged(where, name, step, nasty, time=T, rank=0)] if number % 3 else []
+        events.append(Output("stdout", f"{nasty}\n".encode() * 40, time=T, rank=1))
         events.append(RankFailed(T + 5, 1, Failure("exception", nasty)))
         events.append(AttemptEnded(T + 5, attempt, nasty, 1))
     record = replayed(*events, RunFinished(T + 9, "failed", nasty), up=False, checkpoint_dir=nasty)
@@ -333,14 +337,15 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
     assert "<&>" not in page
     assert "\u202e" not in page
     assert "\u202e" not in bundle(record, now=T, final=True)["text/plain"]
-    assert len(panel(replace(record, outcome=None, ended=0.0), now=T, final=False)) < PANEL_BYTES
+    assert len(panel(record._replace(outcome=None, ended=0.0), now=T, final=False)) < PANEL_BYTES
 
 
 def test_the_panel_tells_the_story(replayed):
     """A line each, and what the lost rank printed last, folded."""
     record = replayed(
         AttemptStarted(T, 1, 2), RankStarted(T, 0, "vm", 1), RankStarted(T, 1, "vm", 2), saved(T + 8, 120),
-        Output(T + 9, 1, "stdout", b"<last words>\n"), RankFailed(T + 10, 1, Failure("signal", "killed by SIGKILL")),
+        Output("stdout", b"<last words>\n", time=T + 9, rank=1),
+        RankFailed(T + 10, 1, Failure("signal", "killed by SIGKILL")),
         AttemptEnded(T + 10, 1, "?", 1), AttemptStarted(T + 11, 2, 2, "n", 120), up=False, checkpoint_dir=FOLDER,
     )  # fmt: skip
     for final in (False, True):

@@ -29,7 +29,7 @@ PNG = b"\x89PNG\r\n\x1a\n..."
 
 
 def shown(rank: int, number: int, data: bytes = PNG, mime_type: Any = "image/png", **fields: Any) -> Displayed:
-    return Displayed(1_700_000_002.0, rank, number, mime_type, data, "<Figure>", len(data), **fields)
+    return Displayed(number, mime_type, data, "<Figure>", len(data), **fields, time=1_700_000_002.0, rank=rank)
 
 
 def tags(record: RunRecord) -> list[str]:

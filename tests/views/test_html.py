@@ -20,7 +20,6 @@ from sparkring.history.events import (
     Failure,
     GpuUsed,
     MemberJoined,
-    Message,
     Metrics,
     Notice,
     Output,
@@ -29,6 +28,7 @@ from sparkring.history.events import (
     RankFinished,
     RankStarted,
     RunFinished,
+    UserMessage,
 )
 from sparkring.history.lines import plain
 from sparkring.views import figure, html
@@ -99,23 +99,23 @@ def hostile(replayed):
         failure = Failure("exception", payload, (CodeFrame(payload, 1, payload, True),), payload, payload)
         events = [
             Notice(2.0, payload),
-            *(Output(2.0, rank, stream, line) for rank in (0, 1) for stream in ("stdout", "stderr")),
-            Output(2.0, 0, "stdout", line.rstrip()),
-            Message(2.0, 0, payload),
-            *(Metrics(2.0, 0, {payload: 1 / n, f"val_{payload}": 2 / n}, epoch=n) for n in (1, 2, 3)),
-            Metrics(2.0, 1, {payload: 7.0}, epoch=3),
-            CheckpointSaved(2.0, 0, payload, "1", 1, 9, metrics={payload: 1.0}),
-            CheckpointDamaged(2.0, 0, payload, "0", 2, payload),
+            *(Output(stream, line, time=2.0, rank=rank) for rank in (0, 1) for stream in ("stdout", "stderr")),
+            Output("stdout", line.rstrip(), time=2.0, rank=0),
+            UserMessage(payload, time=2.0, rank=0),
+            *(Metrics({payload: 1 / n, f"val_{payload}": 2 / n}, epoch=n, time=2.0, rank=0) for n in (1, 2, 3)),
+            Metrics({payload: 7.0}, epoch=3, time=2.0, rank=1),
+            CheckpointSaved(payload, "1", 1, 9, metrics={payload: 1.0}, time=2.0, rank=0),
+            CheckpointDamaged(payload, "0", 2, payload, time=2.0, rank=0),
             AttemptStarted(2.0, 1, 2, payload, 3),
             RankStarted(2.0, 1, payload, 5),
-            Output(2.0, 1, "stdout", line),
+            Output("stdout", line, time=2.0, rank=1),
             RankFailed(2.5, 1, failure),
             AttemptEnded(2.5, 1, payload, 1),
             AttemptStarted(2.6, 2, 2, payload, 3),
-            CheckpointSaved(2.6, 0, payload, "3", 3, 9, metrics={payload: 2.0}),
-            *(Output(2.7, rank, stream, line) for rank in (0, 1) for stream in ("stdout", "stderr")),
-            Output(2.7, 0, "stdout", line.rstrip()),
-            GpuUsed(2.7, 1, payload, payload, 1, 2, 3),
+            CheckpointSaved(payload, "3", 3, 9, metrics={payload: 2.0}, time=2.6, rank=0),
+            *(Output(stream, line, time=2.7, rank=rank) for rank in (0, 1) for stream in ("stdout", "stderr")),
+            Output("stdout", line.rstrip(), time=2.7, rank=0),
+            GpuUsed(payload, payload, 1, 2, 3, time=2.7, rank=1),
             RankFailed(3.0, 1, failure),
             *([RunFinished(4.0, "failed", payload, 1)] if final else []),
         ]
@@ -228,13 +228,13 @@ def test_while_it_starts(replayed):
 def test_while_it_runs(replayed):
     record = replayed(
         *(
-            Metrics(NOW - 20 + step, rank, {"loss": 1 / step + rank}, step, 1, 40, 2)
+            Metrics({"loss": 1 / step + rank}, step, 1, 40, 2, time=NOW - 20 + step, rank=rank)
             for step in (1, 9)
             for rank in (0, 1)
         ),
-        Output(NOW, 0, "stdout", b"Epoch 1/2\n"),
-        Output(NOW, 1, "stdout", b"Epoch 1/2\n"),
-        Output(NOW, 1, "stderr", b"oh\n 22%|##"),
+        Output("stdout", b"Epoch 1/2\n", time=NOW, rank=0),
+        Output("stdout", b"Epoch 1/2\n", time=NOW, rank=1),
+        Output("stderr", b"oh\n 22%|##", time=NOW, rank=1),
     )
     page = Elements(panel(record, now=NOW, final=False))
     assert "epoch 1 of 2 · step 9 of 40 · 11 % · 1 min 00 s left" in page.text
@@ -249,19 +249,20 @@ def test_while_it_runs(replayed):
 def test_gpus(replayed):
     """Each rank's, with what is known of them; the first ones where there are many."""
     record = replayed(
-        GpuUsed(2.0, 1, "3", "NVIDIA H200", 10**9, 150 * 10**9, 80), GpuUsed(2.0, 0, "2", "A", *[None] * 3)
+        GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, time=2.0, rank=1),
+        GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),
     )
     page = panel(record, now=NOW, final=False)
     assert "rankGPUnamememoryofbusy02A13NVIDIA H2001.00 GB150 GB80 %" in check(page).text
     assert "1 GPU 80 %, 1.00 GB of 150 GB" in page
-    record = replayed(*(GpuUsed(2.0, rank, "0", "A", 1, 2, rank) for rank in range(20)), size=20)
+    record = replayed(*(GpuUsed("0", "A", 1, 2, rank, time=2.0, rank=rank) for rank in range(20)), size=20)
     assert "the first 16 of 20 GPUs" in check(panel(record, now=NOW, final=True)).text
 
 
 def test_what_stays(replayed):
     record = replayed(
-        Output(2.0, 0, "stderr", b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\nimportant\n"),
-        *(Metrics(2.0 + n, 0, {"loss": 1 / n}, epoch=n, epochs=20, ends_epoch=True) for n in range(1, 21)),
+        Output("stderr", b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\nimportant\n", time=2.0, rank=0),
+        *(Metrics({"loss": 1 / n}, epoch=n, epochs=20, ends_epoch=True, time=2.0 + n, rank=0) for n in range(1, 21)),
         RankFinished(NOW, 0, ""),
         RankFinished(NOW, 1, ""),
         RunFinished(NOW, "finished"),
@@ -287,7 +288,7 @@ def test_a_failure_in_one_line_and_its_line_in_the_cell(replayed, unfolded):
 def test_a_thousand_ranks_fit(replayed, unfolded):
     size = 1_100
     record = replayed(
-        *(Output(2.0, rank, "stdout", b"<a line of some length>\n" * 300) for rank in range(size)),
+        *(Output("stdout", b"<a line of some length>\n" * 300, time=2.0, rank=rank) for rank in range(size)),
         RankFailed(3.0, 1_050, Failure("exit", "exited with code 3")),
         RunFinished(4.0, "failed", "", 1_050),
         size=size,
@@ -303,12 +304,16 @@ def test_a_thousand_ranks_fit(replayed, unfolded):
 
 def test_two_talkative_ranks_fit(replayed):
     line = b"\x1b[31m<&>\x1b[0m" * 300 + b"\n"
-    record = replayed(*(Output(2.0, rank, "stdout", line * 300) for rank in (0, 1)), RunFinished(4.0, "finished"))
+    record = replayed(
+        *(Output("stdout", line * 300, time=2.0, rank=rank) for rank in (0, 1)), RunFinished(4.0, "finished")
+    )
     assert len(panel(record, now=NOW, final=True)) < 200_000
 
 
 def test_no_scripts_no_ids_nothing_from_elsewhere(replayed):
-    record = replayed(*(Metrics(2.0, 0, {"loss": 1 / n}, epoch=n) for n in range(1, 9)), RunFinished(4.0, "finished"))
+    record = replayed(
+        *(Metrics({"loss": 1 / n}, epoch=n, time=2.0, rank=0) for n in range(1, 9)), RunFinished(4.0, "finished")
+    )
     page = panel(record, now=NOW, final=True)
     assert not re.search(r"<script|\bid=|https?:|url\(|@import", page)
 
@@ -325,8 +330,8 @@ def test_some_ranks_of_a_warm_gang(replayed):
 def test_of_a_quick_run_only_lines_stay(replayed):
     began = 1_700_000_000.0
     record = replayed(
-        *(Output(began + 0.01, rank, "stdout", b"<hello>\n") for rank in (1, 0)),
-        Output(began + 0.02, 1, "stderr", b"half"),
+        *(Output("stdout", b"<hello>\n", time=began + 0.01, rank=rank) for rank in (1, 0)),
+        Output("stderr", b"half", time=began + 0.02, rank=1),
         Notice(began, "a thing"),
         RunFinished(began + 0.9, "finished"),
         warm=True,
@@ -345,7 +350,7 @@ def test_of_a_quick_run_only_lines_stay(replayed):
     [
         ([RunFinished(NOW, "finished")], {"warm": True}),
         ([RunFinished(1_700_000_000.1, "interrupted")], {"warm": True}),
-        ([Metrics(2.0, 0, {"loss": 1.0}), RunFinished(1_700_000_000.1, "finished")], {"warm": True}),
+        ([Metrics({"loss": 1.0}, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished")], {"warm": True}),
         ([RunFinished(1_700_000_000.1, "finished")], {}),
     ],
     ids=["slow", "ill", "measured", "cold"],
@@ -359,7 +364,9 @@ def test_a_quick_run_that_prints_much_says_where_the_rest_is(replayed):
     line = b"\x1b[31m<&>\x1b[0m" * 300
     for text, count in ((b"x", 250), (b"x", 2_000), (line, 200)):
         printed = b"".join(b"%d %s\n" % (number, text) for number in range(count))
-        record = replayed(Output(2.0, 0, "stdout", printed), RunFinished(1_700_000_000.1, "finished"), warm=True)
+        record = replayed(
+            Output("stdout", printed, time=2.0, rank=0), RunFinished(1_700_000_000.1, "finished"), warm=True
+        )
         page = bundle(record, now=NOW, final=True)["text/html"]
         assert "earlier lines: /runs/a1b2/rank-N.log" in page
         assert len(page) < 190_000
@@ -378,8 +385,8 @@ VERSIONS = (("python", "3.11.7"), ("torch", "2.1"))
 
 def test_what_a_cell_ran_with(replayed):
     record = replayed(
-        DataOpened(2.0, 0, 0, "/data/digits", "parquet", ("a", "b"), "a > 3", "v7", rows=1000),
-        Metrics(2.0, 0, {"loss": 1.0}),
+        DataOpened(0, "/data/digits", "parquet", ("a", "b"), "a > 3", "v7", rows=1000, time=2.0, rank=0),
+        Metrics({"loss": 1.0}, time=2.0, rank=0),
         captured=CAPTURED,
         versions=VERSIONS,
     )
@@ -419,7 +426,7 @@ def test_the_line_that_failed_is_marked_in_the_tab(replayed):
 
 def measured(replayed, size=2, count=30, **more):
     told = (
-        Metrics(2.0 + n, rank, {"loss": 1 / n + rank, "val_loss": 2 / n, "$auc$_<b>": n / 9}, step=n)
+        Metrics({"loss": 1 / n + rank, "val_loss": 2 / n, "$auc$_<b>": n / 9}, step=n, time=2.0 + n, rank=rank)
         for n in range(1, count + 1)
         for rank in range(size)
     )
@@ -451,8 +458,8 @@ def test_a_single_point_needs_no_picture(replayed):
 @pytest.mark.parametrize("size", [1, 8, 70])
 def test_pictures_are_small(replayed, size):
     told = [
-        Metrics(2.0 + n, rank, {f"{kind}{name}": random.Random(f"{n} {rank} {name}").random() for kind in ("", "val_")
-                for name in "abcdefgh"}, step=n)
+        Metrics({f"{kind}{name}": random.Random(f"{n} {rank} {name}").random() for kind in ("", "val_")
+                for name in "abcdefgh"}, step=n, time=2.0 + n, rank=rank)
         for n in range(1, 2_000 // size)
         for rank in range(size)
     ]  # fmt: skip
@@ -493,7 +500,7 @@ from sparkring.history.events import Metrics, RankStarted, RunStarted
 from sparkring.history.record import replay
 from sparkring.views.html import panel
 begun = [RunStarted(1.0, "id", "t", "c", 1, "local", "plain", "all"), RankStarted(1.0, 0, "h", 5)]
-told = [Metrics(2.0, 0, {"loss": 1 / n}, step=n) for n in range(1, 5)]
+told = [Metrics({"loss": 1 / n}, step=n, time=2.0) for n in range(1, 5)]
 panel(replay(begun + told), now=9.0, final=False), panel(replay(begun + told[:1]), now=9.0, final=True)
 assert "matplotlib" not in sys.modules
 assert "<img" in panel(replay(begun + told), now=9.0, final=True)
@@ -528,7 +535,7 @@ def shown():
 def test_it_is_drawn_at_once_then_five_times_a_second_and_at_the_end(replayed, shown):
     view = HtmlView(clock=shown.clock, show=shown.show)
     for count in range(101):
-        view.refresh(replayed(Output(2.0, 0, "stdout", b"x\n" * count)))
+        view.refresh(replayed(Output("stdout", b"x\n" * count, time=2.0, rank=0)))
         shown.now += 0.01
     assert 5 <= len(shown.calls) <= 6
     view.close(replayed(RunFinished(4.0, "finished")))
@@ -547,7 +554,7 @@ def test_a_quick_silent_run_is_not_shown_at_all(replayed, shown):
 
 def test_a_quick_run_is_shown_once_when_it_has_ended(replayed, shown):
     view = HtmlView(clock=shown.clock, show=shown.show)
-    hello = Output(2.0, 0, "stdout", b"hello\n")
+    hello = Output("stdout", b"hello\n", time=2.0, rank=0)
     view.refresh(replayed(warm=True))
     view.refresh(replayed(hello, warm=True))
     view.close(replayed(hello, RunFinished(1_700_000_000.01, "finished"), warm=True))

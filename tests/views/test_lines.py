@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sparkring.history.describe import rank_numbers
-from sparkring.history.events import Message, Output
+from sparkring.history.events import Output, UserMessage
 from sparkring.history.lines import coloured, folded, is_noise, pending, plain, visible
 from sparkring.history.record import LogLine
 
@@ -78,7 +78,9 @@ def test_what_matters_is_no_noise(text):
 
 def test_logs_choose_the_lines(replayed):
     record = replayed(
-        Output(2.0, 0, "stdout", b"zero\n"), Output(2.0, 1, "stderr", b"one\n"), Message(2.0, 1, "on purpose")
+        Output("stdout", b"zero\n", time=2.0, rank=0),
+        Output("stderr", b"one\n", time=2.0, rank=1),
+        UserMessage("on purpose", time=2.0, rank=1),
     )
     texts = {logs: [found.text for found in visible(record.recent, logs)] for logs in ("all", "rank0", "callbacks")}
     assert texts == {
@@ -105,10 +107,10 @@ def test_lines_do_not_fold_across_streams_or_a_long_time_or_within_a_rank():
 
 
 def test_a_line_without_its_end_is_pending(replayed):
-    record = replayed(Output(2.0, 1, "stderr", b"done\n 10%\r 55%"))
+    record = replayed(Output("stderr", b"done\n 10%\r 55%", time=2.0, rank=1))
     assert [(found.rank, found.text) for found in pending(record)] == [(1, " 55%")]
 
 
 def test_a_message_of_several_lines_is_shown_as_such(replayed):
-    record = replayed(Message(2.0, 1, "a\n\nb\r\n"))
+    record = replayed(UserMessage("a\n\nb\r\n", time=2.0, rank=1))
     assert [found.text for found in visible(record.recent, "callbacks")] == ["a", "", "b"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ UP = [events.RankStarted(BEGAN + 1, rank, "here", 100 + rank) for rank in range(
 
 
 def printed(rank: int, text: str, time: float = BEGAN + 2, stream: events.Stream = "stdout") -> events.Output:
-    return events.Output(time, rank, stream, text.encode())
+    return events.Output(stream, text.encode(), time=time, rank=rank)
 
 
 def of_kind(news, kind):
@@ -95,7 +94,12 @@ def test_tensorflows_greeting_is_marked(running):
 
 def test_what_logs_leaves_out_is_not_told():
     record = replay(
-        [replace(STARTED, logs="callbacks"), *UP, printed(0, "no\n"), events.Message(BEGAN + 2, 1, "yes\nand")]
+        [
+            STARTED._replace(logs="callbacks"),
+            *UP,
+            printed(0, "no\n"),
+            events.UserMessage("yes\nand", time=BEGAN + 2, rank=1),
+        ]
     )
     (told,) = of_kind(whole(record, BEGAN + 2), "lines")
     assert (told["text"], told["rank"], told["count"]) == (["yes", "and"], [1, 1], 1)
@@ -105,7 +109,7 @@ def test_the_state_is_told_when_it_changes_and_not_too_often(running):
     feed = Feed()
     assert len(of_kind(feed.news(running, BEGAN + 2), "state")) == 1
     assert of_kind(feed.news(running, BEGAN + 2 + 2 * STATE_PAUSE_S), "state") == []
-    record = apply(running, events.Metrics(BEGAN + 3, 1, {"loss": 0.5}, step=7, epoch=1))
+    record = apply(running, events.Metrics({"loss": 0.5}, step=7, epoch=1, time=BEGAN + 3, rank=1))
     soon = BEGAN + 2 + 2.5 * STATE_PAUSE_S
     assert of_kind(feed.news(record, soon), "state") == []  # it has looked a moment ago
     (told,) = of_kind(feed.news(record, soon + STATE_PAUSE_S), "state")
@@ -138,17 +142,19 @@ def test_a_section_is_told_when_it_has_changed(running):
     feed = Feed()
     (told,) = of_kind(feed.news(running, BEGAN + 2), "sections")
     assert list(told["html"]) == ["code"]
-    record = apply(running, events.Metrics(BEGAN + 3, 0, {"loss": 0.5}, step=1))
+    record = apply(running, events.Metrics({"loss": 0.5}, step=1, time=BEGAN + 3, rank=0))
     (told,) = of_kind(feed.news(record, BEGAN + 60), "sections")
     assert list(told["html"]) == ["metrics", "code"]  # which now says how to open TensorBoard
-    record = apply(record, events.Metrics(BEGAN + 4, 0, {"loss": 0.4}, step=2))
+    record = apply(record, events.Metrics({"loss": 0.4}, step=2, time=BEGAN + 4, rank=0))
     (told,) = of_kind(feed.news(record, BEGAN + 90), "sections")
     assert list(told["html"]) == ["metrics"]
     assert set(told["html"]) <= set(SECTIONS)
 
 
 def test_messages_are_json(running):
-    record = apply(running, events.Metrics(BEGAN + 3, 0, {"loss": float("nan")}, step=1, steps=10, epoch=1, epochs=2))
+    record = apply(
+        running, events.Metrics({"loss": float("nan")}, step=1, steps=10, epoch=1, epochs=2, time=BEGAN + 3, rank=0)
+    )
     for message in whole(apply(record, printed(0, "x\n")), BEGAN + 4):
         json.dumps(message, allow_nan=False)
 
@@ -157,7 +163,7 @@ def test_a_thousand_ranks_are_a_message_of_some_kilobytes():
     ranks = 1_024
     record = replay(
         [
-            replace(STARTED, size=ranks),
+            STARTED._replace(size=ranks),
             *(events.RankStarted(BEGAN + 1, rank, f"host-{rank % 16}", rank) for rank in range(ranks)),
         ]
     )

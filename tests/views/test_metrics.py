@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -12,13 +11,13 @@ def epochs(rank, count, begin=0.0, first=1):
     """What a Keras rank reports: running values, then the epoch's."""
     for epoch in range(first, first + count):
         now = begin + epoch * 10
-        yield Metrics(now - 5, rank, {"loss": 2 / epoch}, step=20, epoch=epoch, steps=40, epochs=4)
+        yield Metrics({"loss": 2 / epoch}, step=20, epoch=epoch, steps=40, epochs=4, time=now - 5, rank=rank)
         ended = {"loss": 1 / epoch, "val_loss": 1.5 / epoch}
-        yield Metrics(now, rank, ended, epoch=epoch, epochs=4, ends_epoch=True)
+        yield Metrics(ended, epoch=epoch, epochs=4, ends_epoch=True, time=now, rank=rank)
 
 
 def test_a_table_has_the_last_values_of_each_epoch_over_the_ranks(replayed):
-    record = replayed(*epochs(0, 2), *epochs(1, 2), Metrics(21.0, 1, {"loss": 0.7, "test": 0.9}))
+    record = replayed(*epochs(0, 2), *epochs(1, 2), Metrics({"loss": 0.7, "test": 0.9}, time=21.0, rank=1))
     table = metrics.table(record)
     assert (table.by, table.names) == ("epoch", ("loss", "val_loss", "test"))
     assert [table.label(row) for row in table.rows] == ["1", "2"]
@@ -38,7 +37,7 @@ def test_a_second_fit_begins_a_new_lap(replayed):
 def steps(first, last, rank=0, begin=0.0, **more):
     """What a rank logs step by step, a second each."""
     for step in range(first, last + 1):
-        yield Metrics(begin + step, rank, {"loss": 1 / step + 0.5 * rank}, step=step, **more)
+        yield Metrics({"loss": 1 / step + 0.5 * rank}, step=step, **more, time=begin + step, rank=rank)
 
 
 def restarted(replayed):
@@ -47,11 +46,11 @@ def restarted(replayed):
         AttemptStarted(0.0, 1, 2),
         *steps(1, 10),
         *steps(1, 7, 1),
-        *(CheckpointSaved(step + 0.1, 0, "/ck", str(step), step, 9) for step in (4, 8)),
+        *(CheckpointSaved("/ck", str(step), step, 9, time=step + 0.1, rank=0) for step in (4, 8)),
         AttemptEnded(20.0, 1, "lost", 1),
         AttemptStarted(30.0, 2, 2, "8", 8),
         *(each for rank in (0, 1) for each in steps(9, 20, rank, 30.0)),
-        *(CheckpointSaved(30.1 + step, 0, "/ck", str(step), step, 9) for step in (12, 16, 20)),
+        *(CheckpointSaved("/ck", str(step), step, 9, time=30.1 + step, rank=0) for step in (12, 16, 20)),
     )
 
 
@@ -85,13 +84,13 @@ def test_a_curve_goes_on_where_a_restart_did(replayed):
 
 
 def test_checkpoints_by_epoch_are_marked_by_when_they_were_saved(replayed):
-    saved = [CheckpointSaved(at, 0, "/ck", str(at), 777, 9, kind="keras") for at in (20.0, 35.0, 99.0)]
+    saved = [CheckpointSaved("/ck", str(at), 777, 9, kind="keras", time=at, rank=0) for at in (20.0, 35.0, 99.0)]
     record = replayed(*epochs(0, 4), *saved)
     assert metrics.marks(record, metrics.table(record)) == [(2, "checkpoint"), (3.5, "checkpoint"), (4, "checkpoint")]
 
 
 def test_marks_that_would_hide_each_other_are_one(replayed):
-    saved = [CheckpointSaved(n + 0.1, 0, "/ck", str(n), n, 9) for n in range(1, 1_001)]
+    saved = [CheckpointSaved("/ck", str(n), n, 9, time=n + 0.1, rank=0) for n in range(1, 1_001)]
     record = replayed(*steps(1, 1_000), *saved)
     assert 50 <= len(metrics.marks(record, metrics.table(record))) <= metrics.MARKED_PLACES + 1
 
@@ -117,13 +116,13 @@ def test_few_ranks_have_a_line_each_and_many_a_band(replayed, size, lines):
 
 
 def test_ranks_that_agree_have_one_line(replayed):
-    same = [Metrics(step, rank, {"loss": 1 / step}, step=step) for step in range(1, 6) for rank in (0, 1)]
+    same = [Metrics({"loss": 1 / step}, step=step, time=step, rank=rank) for step in range(1, 6) for rank in (0, 1)]
     [[curve]] = metrics.curves(record := replayed(*same), metrics.table(record))
     assert curve.ranks == {}
 
 
 def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
-    told = [Metrics(n, n % 2, {"loss": float(n % 2)}, step=n, epoch=1, steps=60) for n in range(60)]
+    told = [Metrics({"loss": float(n % 2)}, step=n, epoch=1, steps=60, time=n, rank=n % 2) for n in range(60)]
     [[curve]] = metrics.curves(record := replayed(*told), metrics.table(record))
     assert {point.value.mean for point in curve.points[1:]} == {0.5}
     assert curve.last == 0.5
@@ -132,7 +131,7 @@ def test_the_mean_of_ranks_that_report_in_turns_does_not_jump(replayed):
 def test_what_is_not_new_is_not_made_again(replayed):
     record = replayed(*steps(1, 5))
     found = metrics.table(record)
-    assert metrics.table(replace(record, title="other")) is found
+    assert metrics.table(record._replace(title="other")) is found
     longer = replayed(*steps(1, 6))
     assert len(metrics.table(longer).rows) == 6
     assert metrics.table(record) == found
@@ -141,19 +140,23 @@ def test_what_is_not_new_is_not_made_again(replayed):
 def test_fits_of_one_epoch_each_are_laps_and_a_report_after_the_epoch_is_none(replayed):
     table = metrics.table(replayed(*epochs(0, 1), *epochs(0, 1, begin=10.0)))
     assert [(row.lap, row.at) for row in table.rows] == [(1, 1), (2, 1)]
-    table = metrics.table(replayed(*epochs(0, 1), Metrics(11.0, 0, {"auc": 0.8}, epoch=1)))
+    table = metrics.table(replayed(*epochs(0, 1), Metrics({"auc": 0.8}, epoch=1, time=11.0, rank=0)))
     assert [(row.lap, row.at) for row in table.rows] == [(1, 1)]
 
 
 def test_steps_where_there_are_no_epochs(replayed):
-    table = metrics.table(replayed(*(Metrics(step, 0, {"loss": 1 / step}, step=step * 10) for step in (1, 2, 3))))
+    table = metrics.table(
+        replayed(*(Metrics({"loss": 1 / step}, step=step * 10, time=step, rank=0) for step in (1, 2, 3)))
+    )
     assert (table.by, [row.at for row in table.rows]) == ("step", [10, 20, 30])
-    table = metrics.table(replayed(*(Metrics(1.0, 0, {"loss": value}) for value in (3, 2, 1))))
+    table = metrics.table(replayed(*(Metrics({"loss": value}, time=1.0, rank=0) for value in (3, 2, 1))))
     assert [row.at for row in table.rows] == [1, 2, 3]
 
 
 def test_numbers_that_are_none(replayed):
-    found = metrics.table(replayed(Metrics(1.0, 0, {"loss": math.nan}, 1), Metrics(1.0, 1, {"loss": 2.0}, 1)))
+    found = metrics.table(
+        replayed(Metrics({"loss": math.nan}, 1, time=1.0, rank=0), Metrics({"loss": 2.0}, 1, time=1.0, rank=1))
+    )
     assert math.isnan(found.last()["loss"].mean)
     assert metrics.curves(replayed(), metrics.table(replayed())) == []
 
@@ -168,7 +171,11 @@ def test_progress_and_the_time_left(replayed):
 
 def test_progress_is_that_of_the_slowest_rank_that_goes_on(replayed):
     """Even if faster ranks are in a later epoch, or done; and only the current attempt counts."""
-    told = [*epochs(0, 4), *epochs(1, 1), Metrics(21.0, 1, {"loss": 1.0}, step=13, epoch=2, steps=40, epochs=4)]
+    told = [
+        *epochs(0, 4),
+        *epochs(1, 1),
+        Metrics({"loss": 1.0}, step=13, epoch=2, steps=40, epochs=4, time=21.0, rank=1),
+    ]
     for done in ((), (RankFinished(40.0, 0, ""),)):
         record = replayed(*told, *done)
         found = metrics.progress(record, now=21.5)
@@ -191,7 +198,7 @@ def test_a_metric_has_one_value(replayed):
     by_step = replayed(*fast, *slow), 1 / 13 + 0.25
     in_epochs = [
         [
-            Metrics(s, rank, {"loss": 10 * rank + s / 100}, step=s, epoch=e, steps=20, epochs=3)
+            Metrics({"loss": 10 * rank + s / 100}, step=s, epoch=e, steps=20, epochs=3, time=s, rank=rank)
             for e, s in [(e, s) for e in (1, 2, 3) for s in range(1, 21)][:count]
         ]
         for rank, count in enumerate((58, 27))
@@ -205,16 +212,18 @@ def test_a_metric_has_one_value(replayed):
         assert values == pytest.approx((mean,) * 4)
     assert len(metrics.table(by_step[0]).rows) == 13
     # A rank that has finished is no longer waited for; a metric of one rank alone waits for no other.
-    record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics(60.0, 0, {"alone": 1.0}, step=39))
+    record = replayed(*fast, *slow, RankFinished(50.0, 1, ""), Metrics({"alone": 1.0}, step=39, time=60.0, rank=0))
     assert metrics.last(record)["loss"].mean == pytest.approx(1 / 39)
     assert metrics.last(record)["alone"].mean == 1
     # In turns: a rank counts with what it reported last.
-    record = replayed(*(Metrics(n, n % 2, {"loss": float(n % 2)}, step=n) for n in range(1, 60)))
+    record = replayed(*(Metrics({"loss": float(n % 2)}, step=n, time=n, rank=n % 2) for n in range(1, 60)))
     assert {row["loss"].mean for _, row in metrics.table(record).newest(20)} == {0.5}
 
 
 def test_progress_of_one_who_counts_from_zero(replayed):
-    found = metrics.progress(replayed(Metrics(1.0, 0, {"loss": 1.0}, epoch=0, epochs=4, step=1, steps=2)), now=1.0)
+    found = metrics.progress(
+        replayed(Metrics({"loss": 1.0}, epoch=0, epochs=4, step=1, steps=2, time=1.0, rank=0)), now=1.0
+    )
     assert found is not None
     assert (found.epoch, found.fraction, found.left_s) == (1, 0.125, None)
 
@@ -228,7 +237,7 @@ def test_a_second_fit_begins_its_progress_anew(replayed):
 
 def test_progress_without_totals(replayed):
     assert metrics.progress(replayed(), now=0.0) is None
-    found = metrics.progress(replayed(Metrics(1.0, 1, {"loss": 1.0}, step=7)), now=1.0)
+    found = metrics.progress(replayed(Metrics({"loss": 1.0}, step=7, time=1.0, rank=1)), now=1.0)
     assert found is not None
     assert (found.rank, found.step, found.fraction) == (1, 7, None)
 
@@ -247,7 +256,7 @@ def test_training_and_validation_share_a_chart(replayed):
 
 def test_few_epochs_have_curves_by_step(replayed):
     reports = [
-        Metrics(step, 0, {"loss": 1 / step}, step=step, epoch=epoch, steps=5, epochs=2)
+        Metrics({"loss": 1 / step}, step=step, epoch=epoch, steps=5, epochs=2, time=step, rank=0)
         for epoch in (1, 2)
         for step in (1, 2, 3, 4, 5)
     ]
@@ -260,7 +269,7 @@ def test_few_epochs_have_curves_by_step(replayed):
 
 def test_long_curves_are_thinned_but_keep_their_extremes_and_their_end(replayed):
     spike = {8_900: 100.0}
-    record = replayed(*(Metrics(1.0, 0, {"loss": spike.get(n, 1.0)}, step=n) for n in range(1, 9_000)))
+    record = replayed(*(Metrics({"loss": spike.get(n, 1.0)}, step=n, time=1.0, rank=0) for n in range(1, 9_000)))
     [[curve]] = metrics.curves(record, metrics.table(record))
     assert len(curve.points) <= metrics.CURVE_POINTS
     assert max(point.value.high for point in curve.points) == 100.0

@@ -25,7 +25,7 @@ def opened(rank: int, reader: int = 0, name: str = "/data/digits", **fields: Any
         "kind": "parquet", "columns": ("a", "b"), "version": "3f2a", "files": 8, "row_groups": 32, "rows": 1_000_000,
         "size_bytes": 40_100_000, "batch_size": 256,
     }  # fmt: skip
-    return DataOpened(START + 2, rank, reader, name, **{**known, **fields})
+    return DataOpened(reader, name, **{**known, **fields}, time=START + 2, rank=rank)
 
 
 def read(rank: int, rows: int, waited: float = 0.05, *, reader: int = 0, ago: float = 0.0, **fields: Any) -> DataRead:
@@ -34,7 +34,7 @@ def read(rank: int, rows: int, waited: float = 0.05, *, reader: int = 0, ago: fl
         "epoch": 1, "steps": rows // 10, "size_bytes": rows * 40, "rows_planned": 1_000, "elapsed_s": 10.0,
         "place": f"part-{rank}.parquet, row group 1 of 4",
     }  # fmt: skip
-    return DataRead(NOW - ago, rank, reader, rows=rows, waited_s=waited * 10, **{**known, **fields})
+    return DataRead(reader, rows=rows, waited_s=waited * 10, **{**known, **fields}, time=NOW - ago, rank=rank)
 
 
 def marks(record, now: float = NOW) -> list[str]:
@@ -70,9 +70,9 @@ def test_a_rank_that_starves(replayed, waited, marked):
 
 def test_the_first_batch_has_to_be_waited_for(replayed):
     """In an epoch's first second nobody starves."""
-    events = [opened(0), DataRead(NOW, 0, 0, 1, 10, 1, 400, waited_s=0.9, elapsed_s=0.95)]
+    events = [opened(0), DataRead(0, 1, 10, 1, 400, waited_s=0.9, elapsed_s=0.95, time=NOW, rank=0)]
     assert marks(replayed(*events, size=1)) == [""]
-    events.append(DataRead(NOW, 0, 0, 1, 20, 2, 800, waited_s=0.9, elapsed_s=1.05))
+    events.append(DataRead(0, 1, 20, 2, 800, waited_s=0.9, elapsed_s=1.05, time=NOW, rank=0))
     assert marks(replayed(*events, size=1)) == ["starves"]
 
 

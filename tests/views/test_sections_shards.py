@@ -25,20 +25,20 @@ def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
     """A rank opens 40,000 rows in 4 MB."""
     known = {"name": "/data/digits", "kind": "parquet", "files": 8, "row_groups": 32, "rows": 40_000,
              "size_bytes": 4_000_000}  # fmt: skip
-    return DataOpened(START + 2, rank, reader, **{**known, **fields})
+    return DataOpened(reader, **{**known, **fields}, time=START + 2, rank=rank)
 
 
 def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
     """Row groups of so many rows, two in a file."""
     pieces = tuple(Piece(number // 2, number % 2, each) for number, each in enumerate(rows))
     names = tuple((number, f"part-{number}.parquet") for number in range((len(rows) + 1) // 2))
-    return DataPlanned(START + 3, rank, reader, epoch, **{"pieces": pieces, "names": names, **fields})
+    return DataPlanned(reader, epoch, **{"pieces": pieces, "names": names, **fields}, time=START + 3, rank=rank)
 
 
 def read(rank: int, rows: int, of: int | None, *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataRead:
     """A rank has read so many rows in 10 s."""
     known = {"elapsed_s": 10.0, "rows_planned": of, "place": f"part-{rank}.parquet, row group 1 of 4"}
-    return DataRead(NOW - 5, rank, reader, epoch, rows, rows // 100, rows * 80, **{**known, **fields})
+    return DataRead(reader, epoch, rows, rows // 100, rows * 80, **{**known, **fields}, time=NOW - 5, rank=rank)
 
 
 def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: Any) -> str:
@@ -90,7 +90,7 @@ def test_an_epoch_that_goes_on_from_its_middle():
 def test_a_plan_is_of_its_epoch():
     """The next one begins with nothing read; one that was begun anew, too; without its plan nothing is drawn."""
     assert states(planned(0, [100] * 4, epoch=2), read(0, 400, 400, done=True)) == "Nccc"
-    again = DataRead(START + 1, 0, 0, 1, 300, 3, 900, rows_planned=400)
+    again = DataRead(0, 1, 300, 3, 900, rows_planned=400, time=START + 1, rank=0)
     assert states(planned(0, [100] * 4), again) == "Nccc"
     assert strip(RankReading(0, read(0, 10, 400, epoch=2), plan=planned(0, [100] * 4)), 10) is None
     assert strip(RankReading(0, read(0, 10, 400)), 10) is None
@@ -139,7 +139,7 @@ def test_many_row_groups_are_drawn_as_few():
     found = strip(RankReading(0, read(0, 2_505, 5_000), plan=plan), 20)
     assert len(found.blocks) <= 23
     assert found.blocks[0].words == "part-0.parquet, row group 1 and 24 more: 250 rows, read"
-    few = DataPlanned(START, 0, 0, 1, (Piece(3, 1, 90, 9), Piece(99, -1, 10)), ((3, "a"),))
+    few = DataPlanned(0, 1, (Piece(3, 1, 90, 9), Piece(99, -1, 10)), ((3, "a"),), time=START, rank=0)
     blocks = strip(RankReading(0, None, plan=few), 20).blocks
     assert [block.words for block in blocks] == [
         "a, row group 2 and 8 more: 90 rows, being read",

@@ -66,9 +66,9 @@ def test_ranks_in_words():
 
 def test_a_failure_names_rank_host_line_advice_last_lines_followers_and_log(replayed):
     record = replayed(
-        Output(2.0, 2, "stdout", b"reading\nready\n"),
-        Output(3.0, 2, "stderr", TRACEBACK.encode()),
-        Output(3.0, 2, "stdout", b"goodbye\n"),
+        Output("stdout", b"reading\nready\n", time=2.0, rank=2),
+        Output("stderr", TRACEBACK.encode(), time=3.0, rank=2),
+        Output("stdout", b"goodbye\n", time=3.0, rank=2),
         RankFailed(3.0, 2, FAILURE),
         *(RankFailed(3.1, rank, ECHO) for rank in (0, 1, 3)),
         RunFinished(4.0, "failed", "ValueError: 3", 2),
@@ -138,7 +138,7 @@ def test_a_crash_points_at_the_line_that_faulthandler_left(replayed):
         b'  File "<cell>", line 7 in <module>\n'
     )
     record = replayed(
-        Output(3.0, 1, "stderr", stack),
+        Output("stderr", stack, time=3.0, rank=1),
         RankFailed(3.0, 1, Failure("signal", "killed by SIGSEGV", advice="A crash in native code.")),
         RunFinished(4.0, "failed", "", 1),
         code=CODE,
@@ -150,7 +150,7 @@ def test_a_crash_points_at_the_line_that_faulthandler_left(replayed):
 
 def test_a_traceback_is_left_out_even_where_its_beginning_is_gone(replayed):
     record = replayed(
-        Output(3.0, 0, "stderr", b"".join(TRACEBACK.encode().splitlines(keepends=True)[2:]) + b"after\n"),
+        Output("stderr", b"".join(TRACEBACK.encode().splitlines(keepends=True)[2:]) + b"after\n", time=3.0, rank=0),
         RankFailed(3.0, 0, FAILURE),
         RunFinished(4.0, "failed", "", 0),
     )
@@ -159,7 +159,7 @@ def test_a_traceback_is_left_out_even_where_its_beginning_is_gone(replayed):
 
 def test_last_lines_are_twenty_and_hold_no_control_codes(replayed):
     record = replayed(
-        Output(3.0, 0, "stdout", b"".join(b"\x1b[31mline %d\x1b[0m\x00\n" % n for n in range(50))),
+        Output("stdout", b"".join(b"\x1b[31mline %d\x1b[0m\x00\n" % n for n in range(50)), time=3.0, rank=0),
         RankFailed(3.0, 0, FAILURE),
         RunFinished(4.0, "failed", "", 0),
     )
@@ -250,7 +250,7 @@ def test_where_the_ranks_are_before_and_after(replayed):
 
 def test_stacks_as_a_table(replayed):
     record = replayed(
-        Output(30.0, 0, "stdout", b"one\n\nstep 3"),
+        Output("stdout", b"one\n\nstep 3", time=30.0, rank=0),
         stack(0, "running", 7, HOROVOD, "synchronize_"),
         stack(1, "running", 7, HOROVOD, "allreduce"),
         code=CODE,
@@ -289,8 +289,8 @@ def test_a_timeout_before_the_ranks_were_up(replayed):
 def test_the_closing_line(replayed):
     start = 1_700_000_000.0
     record = replayed(
-        Metrics(start + 2, 0, {"loss": 0.1}, epoch=1, ends_epoch=True),
-        Metrics(start + 2, 1, {"loss": 0.2}, epoch=1, ends_epoch=True),
+        Metrics({"loss": 0.1}, epoch=1, ends_epoch=True, time=start + 2, rank=0),
+        Metrics({"loss": 0.2}, epoch=1, ends_epoch=True, time=start + 2, rank=1),
         *(RankFinished(start + 3, rank, "") for rank in (0, 1)),
         *(RankExited(start + 3, rank) for rank in (0, 1)),
         RunFinished(start + 3.2, "finished"),

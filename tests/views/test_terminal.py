@@ -35,17 +35,17 @@ def test_lines_notices_and_the_end_in_a_pipe(replayed, pipe):
     view = TerminalView(pipe)
     events = [
         Notice(2.0, "waiting"),
-        Output(START + 2, 0, "stdout", b"one\n"),
-        Output(START + 2, 1, "stdout", b"one\n"),
+        Output("stdout", b"one\n", time=START + 2, rank=0),
+        Output("stdout", b"one\n", time=START + 2, rank=1),
     ]
     view.refresh(replayed(*events))
     view.refresh(replayed(*events))
-    events += [Output(START + 3, 1, "stderr", b"\x1b[31mtwo\x1b[0m\nhalf"), Notice(3.0, "slow")]
+    events += [Output("stderr", b"\x1b[31mtwo\x1b[0m\nhalf", time=START + 3, rank=1), Notice(3.0, "slow")]
     record = replayed(*events)
     view.refresh(replayed(*events[:-1]))
     view.refresh(record)
     events += [
-        Metrics(START + 3, 0, {"loss": 0.12}, epoch=1),
+        Metrics({"loss": 0.12}, epoch=1, time=START + 3, rank=0),
         *(RankFinished(START + 3, rank, "") for rank in (0, 1)),
         RunFinished(START + 4.2, "finished"),
     ]
@@ -61,7 +61,7 @@ def test_lines_notices_and_the_end_in_a_pipe(replayed, pipe):
 
 
 def test_a_burst_is_cut_and_says_where_the_rest_is(replayed, pipe):
-    TerminalView(pipe).refresh(replayed(Output(2.0, 0, "stdout", b"x\n" * 5_812)))
+    TerminalView(pipe).refresh(replayed(Output("stdout", b"x\n" * 5_812, time=2.0, rank=0)))
     lines = pipe.getvalue().splitlines()
     assert lines[0] == "… 4,812 more lines: /runs/a1b2/rank-N.log"
     assert len(lines) == 1_001
@@ -75,7 +75,9 @@ def test_a_traceback_is_printed_when_it_is_whole(replayed, pipe):
     for line in traceback:
         for rank in (0, 1):
             events.append(
-                Output(START + 2, rank, "stderr", f"{line.replace('<cell>', f'<cell {rank + 1}>')}\n".encode())
+                Output(
+                    "stderr", f"{line.replace('<cell>', f'<cell {rank + 1}>')}\n".encode(), time=START + 2, rank=rank
+                )
             )
             view.refresh(replayed(*events))
     assert pipe.getvalue() == ""
@@ -95,18 +97,22 @@ def test_a_failure_is_one_line(replayed, pipe):
 def test_start_up_noise_is_counted(replayed, pipe):
     noise = b"2026-01-01 12:00:00.1: I tensorflow/core/port.cc:1] oneDNN\n"
     TerminalView(pipe).close(
-        replayed(Output(2.0, 0, "stderr", noise), Output(2.0, 1, "stderr", noise), RunFinished(START + 1, "finished"))
+        replayed(
+            Output("stderr", noise, time=2.0, rank=0),
+            Output("stderr", noise, time=2.0, rank=1),
+            RunFinished(START + 1, "finished"),
+        )
     )
     assert "sparkring: 2 lines of TensorFlow's start-up not shown: /runs/a1b2/rank-N.log" in pipe.getvalue()
 
 
 def test_no_control_code_reaches_a_pipe(replayed, pipe):
-    TerminalView(pipe).refresh(replayed(Output(2.0, 0, "stdout", HOSTILE)))
+    TerminalView(pipe).refresh(replayed(Output("stdout", HOSTILE, time=2.0, rank=0)))
     assert pipe.getvalue() == "[0] redlink␀␇\\x9b\\u202e\n"
 
 
 def test_only_colours_reach_a_terminal(replayed, terminal):
-    record = replayed(Output(2.0, 0, "stdout", HOSTILE), title=HOSTILE.decode("latin-1"))
+    record = replayed(Output("stdout", HOSTILE, time=2.0, rank=0), title=HOSTILE.decode("latin-1"))
     TerminalView(terminal).refresh(record)
     shown = terminal.getvalue()
     assert "\x1b[31mred" in shown
@@ -118,18 +124,18 @@ def test_only_colours_reach_a_terminal(replayed, terminal):
 def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
     now = [0.0]
     view = TerminalView(terminal, clock=lambda: now[0])
-    events = [Metrics(START + 2, 0, {"loss": 0.5}, step=3, epoch=1, steps=10, epochs=2)]
+    events = [Metrics({"loss": 0.5}, step=3, epoch=1, steps=10, epochs=2, time=START + 2, rank=0)]
     view.refresh(replayed(*events))
     assert terminal.getvalue().startswith("epoch 1 of 2 · step 3 of 10 · 15 % · loss 0.5 · ")
     size = len(terminal.getvalue())
-    events.append(Metrics(START + 3, 0, {"loss": 0.5}, step=4, epoch=1, steps=10, epochs=2))
+    events.append(Metrics({"loss": 0.5}, step=4, epoch=1, steps=10, epochs=2, time=START + 3, rank=0))
     view.refresh(replayed(*events))
     assert len(terminal.getvalue()) == size, "not so soon"
     now[0] += 0.3
     view.refresh(replayed(*events))
     assert terminal.getvalue()[size:].startswith("\r\x1b[Kepoch 1 of 2 · step 4")
     size = len(terminal.getvalue())
-    events.append(Output(2.0, 1, "stdout", b"hello\n"))
+    events.append(Output("stdout", b"hello\n", time=2.0, rank=1))
     view.refresh(replayed(*events))
     assert re.match(r"\r\x1b\[K\x1b\[32m\[1\]\x1b\[0m hello\x1b\[0m\nepoch 1", terminal.getvalue()[size:])
     size = len(terminal.getvalue())
@@ -139,21 +145,21 @@ def test_the_progress_line_is_rewritten_below_the_lines(replayed, terminal):
 
 def test_the_progress_line_has_the_gpus(replayed, terminal):
     """Together, each counted once though ranks of a host may share it."""
-    used = [GpuUsed(2.0, rank, "0", "A", 10**9, 4 * 10**9, 40 + 20 * rank) for rank in range(2)]
-    TerminalView(terminal).refresh(replayed(*used, GpuUsed(2.0, 2, "0", "A", 10**9, 4 * 10**9, 60), size=3))
+    used = [GpuUsed("0", "A", 10**9, 4 * 10**9, 40 + 20 * rank, time=2.0, rank=rank) for rank in range(2)]
+    TerminalView(terminal).refresh(replayed(*used, GpuUsed("0", "A", 10**9, 4 * 10**9, 60, time=2.0, rank=2), size=3))
     assert " · 2 GPUs 60 %, 2.00 GB of 8.00 GB · " in terminal.getvalue()
 
 
 def test_a_narrow_encoding_does_not_end_the_run(replayed):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    TerminalView(stream).refresh(replayed(Output(2.0, 0, "stdout", "наука\n".encode())))
+    TerminalView(stream).refresh(replayed(Output("stdout", "наука\n".encode(), time=2.0, rank=0)))
     assert raw.getvalue() == b"[0] ?????\n"
 
 
 def test_a_quick_warm_run_is_its_lines(replayed, pipe):
     view = TerminalView(pipe)
-    hello = [Output(START, rank, "stdout", b"hello\n") for rank in (0, 2)]
+    hello = [Output("stdout", b"hello\n", time=START, rank=rank) for rank in (0, 2)]
     part = {"size": 4, "ranks": (0, 2), "warm": True}
     view.refresh(replayed(**part))
     view.refresh(replayed(*hello, **part))

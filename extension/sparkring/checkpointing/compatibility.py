@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from sparkring.checkpointing.entries import Entry
+from sparkring.history.describe import ago
 
 _LINES = 14
 
@@ -27,15 +28,8 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
 
 def saved_words(entry: Entry, now: float) -> str:
     """`step 120, saved 3 min ago`."""
-    commit = entry.commit
-    assert commit is not None
-    age_s = max(0.0, now - commit.time)
-    for unit, seconds in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if age_s >= 2 * seconds:
-            return f"step {entry.step:,}, saved {age_s / seconds:.0f} {unit} ago"
-    if age_s < 2:
-        return f"step {entry.step:,}, just saved"
-    return f"step {entry.step:,}, saved {age_s:.0f} s ago"
+    assert entry.commit is not None
+    return f"step {entry.step:,}, saved {ago(now - entry.commit.time)}"
 
 
 def stamp_after(stamps: list[int]) -> int:

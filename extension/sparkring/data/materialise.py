@@ -32,6 +32,7 @@ from sparkring.cluster.jobs import interruptibly
 from sparkring.data import owners
 from sparkring.data.frames import for_arrays, session_of, version_of
 from sparkring.errors import DataError, OptionsError
+from sparkring.history.describe import ago
 from sparkring.runtime.interrupts import interrupted
 from sparkring.runtime.storage import Location, locate
 
@@ -154,7 +155,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
             continue
         with contextlib.suppress(OSError):  # a cache that can only be read serves as well
             copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
-        tell(f"reused {copy.written}, written {_ago(time.time() - commit['created'])}")
+        tell(f"reused {copy.written}, written {ago(time.time() - commit['created'])}")
         return Copy(copy, version, commit["rows"], commit["size_bytes"], True)
     return None
 
@@ -376,11 +377,3 @@ def _user(session: SparkSession | None) -> str:
         row = session.sql("SELECT current_user()").first()
         found = str(row[0]) if row else ""
     return re.sub(r"[^A-Za-z0-9._@-]", "_", found or getpass.getuser())
-
-
-def _ago(seconds: float) -> str:
-    for size, unit in ((86_400, "day"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
-    return "just now"

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sparkring.history.events import Piece
 from sparkring.runtime import report, world
-from sparkring.wire.messages import DataOpened, EpochPlan, PlannedPiece, ReadProgress
+from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
 PIECES, PIECES_OF_ALL = 500, 32_000  # that a rank tells of an epoch, and all ranks together
@@ -21,7 +20,7 @@ _numbers = itertools.count()
 
 
 class Route(NamedTuple):
-    """What a rank reads in an epoch, in its order: `pieces` as events.DataPlanned says; `named` tells a file's path.
+    """What a rank reads in an epoch, in its order: `pieces` as DataPlanned says; `named` tells a file's path.
 
     The pieces are asked for once, and only if progress is reported.
     """
@@ -70,12 +69,11 @@ class Progress:
         pieces = at_most(most, joined(route.pieces))
         files = list(dict.fromkeys(piece.file for piece in pieces))[: min(FILES_NAMED, most)]
         names = tuple((file, os.path.basename(route.named(file))[:NAME_CHARACTERS]) for file in files)
-        planned = tuple(PlannedPiece(*piece) for piece in pieces)
-        report.tell(EpochPlan(self._reader, epoch, planned, names, route.begun, route.window))
+        report.tell(DataPlanned(self._reader, epoch, tuple(pieces), names, route.begun, route.window))
 
     def _tell(self, now: float, *, done: bool) -> None:
         report.tell(
-            ReadProgress(
+            DataRead(
                 self._reader,
                 self._epoch,
                 self._rows,

@@ -21,9 +21,9 @@ from sparkring.data.reader import Ahead, Window, windows
 from sparkring.data.tensors import refused
 from sparkring.data.where import Where, nearest
 from sparkring.errors import CheckpointError, DataError
-from sparkring.history.events import Piece
 from sparkring.runtime import world
 from sparkring.runtime.kernel import tell
+from sparkring.wire.messages import Piece
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,7 +25,7 @@ from sparkring.history import describe, events, run_store
 from sparkring.launchers import every_slot, open_launcher
 from sparkring.launchers.base import LaunchRequest
 from sparkring.runtime.kernel import tell
-from sparkring.runtime.storage import locate
+from sparkring.runtime.storage import locate, root_for_ranks
 from sparkring.wire.messages import Buffers, Run
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _pack_cell(spec: RunSpec, cell: Cell) -> _Packed:
         cell.source,
         options.pull,
         options.autolog,
-        environment=dict((*(gang.wanted.env if gang else ()), *options.env)),
+        environment={**root_for_ranks(), **dict(gang.wanted.env if gang else ()), **dict(options.env)},
         notebook=notebook_state.gather(),
         scripts=tuple(cell.scripts),
         parts=(captured.payload, *captured.buffers),
@@ -188,7 +188,13 @@ def _pack_call(spec: RunSpec, call: Call) -> _Packed:
     title = spec.title or name_of(function)
     packed = pack_call(function, kwargs, namespace, args)
     parts: Buffers = (packed.payload, *packed.buffers)
-    run = Run("call", autolog=spec.options.autolog, notebook=notebook_state.gather(), parts=parts)
+    run = Run(
+        "call",
+        autolog=spec.options.autolog,
+        environment=root_for_ranks(),
+        notebook=notebook_state.gather(),
+        parts=parts,
+    )
     modules = modules_of((function, *args, *kwargs.values()))
     size_bytes = len(packed.payload) + sum(buffer.nbytes for buffer in packed.buffers)
     return _Packed(

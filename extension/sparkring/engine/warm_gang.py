@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from sparkring.capture.remote_names import Held
 from sparkring.engine.options import GangOptions
@@ -195,9 +194,9 @@ class _Kept:
 
     def add(self, found: list[Event]) -> None:
         for event in found:
-            if isinstance(event, events.Output | events.Message | events.Metrics):
+            if isinstance(event, events.Output | events.UserMessage | events.Metrics):
                 if isinstance(event, events.Output) and len(event.data) > KEPT_BYTES:
-                    event = replace(event, data=event.data[-KEPT_BYTES:])
+                    event = event._replace(data=event.data[-KEPT_BYTES:])
                     self.lossy = True
                 kept = self._by_rank.setdefault(event.rank, deque())
                 kept.append(event)
@@ -216,7 +215,9 @@ class _Kept:
 
 
 def _bytes(event: Event) -> int:
-    text = event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.Message) else ""
+    text = (
+        event.data if isinstance(event, events.Output) else event.text if isinstance(event, events.UserMessage) else ""
+    )
     return EVENT_BYTES + len(text)
 
 

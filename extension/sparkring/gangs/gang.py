@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sparkring.errors import LaunchError, MemberLost
 from sparkring.frameworks import FRAMEWORKS
@@ -21,11 +20,10 @@ from sparkring.gangs.execution import Execution, Request
 from sparkring.gangs.inbox import Arrival, Inbox
 from sparkring.gangs.members import Members
 from sparkring.gangs.outbox import Outbox
-from sparkring.gangs.reports import as_event, as_failure, exit_failure
+from sparkring.gangs.reports import as_event, exit_failure
 from sparkring.history import events
 from sparkring.history.events import Event, Failure
 from sparkring.launchers.base import Launcher
-from sparkring.runtime.storage import root_for_ranks
 from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
@@ -219,10 +217,10 @@ class Gang:
                 return [] if self.execution is None else self.execution.finished(rank, report)
             case messages.Failed():
                 self._heard(rank, report.news)
-                return self._failed(rank, as_failure(report.failure))
+                return self._failed(rank, report.failure)
             case messages.Exited():
                 return self._exited(rank, exit_failure(report))
-            case messages.TimelinePiece():
+            case messages.TimelinePart():
                 self._timeline_until = time.monotonic() + TIMELINE_S
         event = as_event(time.time(), rank, report)
         if isinstance(event, events.GpuUsed):
@@ -247,7 +245,7 @@ class Gang:
             pull = request.run.pull if rank == execution.ranks[0] else ()
             self._outbox.send(member, _order(request, framework, self._members.world_of(rank), pull))
             begun.append(events.RankStarted(now, *self.place_of(rank)))
-        return begun + [replace(used, time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
+        return begun + [used._replace(time=now) for (rank, _), used in self._gpus.items() if rank in execution.ranks]
 
     def _framework(self, name: str) -> Framework:
         if name not in self._frameworks:
@@ -325,6 +323,6 @@ def _order(request: Request, framework: Framework, world: World, pull: tuple[str
     return run._replace(
         pull=pull,
         barrier=framework.in_task,
-        environment={**root_for_ranks(), **environment, **run.environment},
+        environment={**environment, **run.environment},
         defaults=framework.defaults(world),
     )

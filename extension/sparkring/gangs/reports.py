@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
-from sparkring.history import events, stacks
-from sparkring.history.events import CodeFrame, Event, Failure, Piece, SourceLine
-from sparkring.wire import messages
-from sparkring.wire.messages import Exited, GpuUsage, Output, RankFailure, Stack, TimelinePiece
-
-Shown = Output | messages.Display | GpuUsage | Stack | TimelinePiece | messages.Told
-
-# The event of a message whose fields it has, in the same order.
-_SAME_FIELDS: dict[type[Shown], type[Event]] = {
-    messages.UserMessage: events.Message,
-    messages.Metrics: events.Metrics,
-    GpuUsage: events.GpuUsed,
-    messages.DataOpened: events.DataOpened,
-    messages.ReadProgress: events.DataRead,
-    messages.CheckpointSaved: events.CheckpointSaved,
-    messages.CheckpointFailed: events.CheckpointFailed,
-    messages.CheckpointDamaged: events.CheckpointDamaged,
-    messages.CheckpointRestored: events.CheckpointRestored,
-    messages.CheckpointRemoved: events.CheckpointRemoved,
-}
+from sparkring.history import stacks
+from sparkring.history.events import Event, Failure, StackTaken
+from sparkring.wire.messages import Exited, Kept, Stack
 
 
-def as_event(time: float, rank: int, report: Shown) -> Event:
+def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
     """The event that the record gets; `time` is when the driver heard of it."""
-    match report:
-        case Output():
-            return events.Output(time, rank, report.stream, bytes(report.data))
-        case messages.Display():
-            return events.Displayed(time, rank, **{**report._asdict(), "data": bytes(report.data)})
-        case messages.EpochPlan():
-            pieces = tuple(Piece(*piece) for piece in report.pieces)
-            return events.DataPlanned(time, rank, **{**report._asdict(), "pieces": pieces})
-        case TimelinePiece():
-            return events.TimelinePart(time, rank, bytes(report.data), report.last, report.cut)
-        case Stack():
-            return events.StackTaken(time, rank, report.state, stacks.cell_line(report.text), report.text)
-    make: type[Any] = _SAME_FIELDS[type(report)]
-    event: Event = make(time, rank, *report)
-    return event
-
-
-def as_failure(report: RankFailure) -> Failure:
-    """The failure that a rank has reported."""
-    frames = tuple(
-        CodeFrame(*frame[:-1], source=tuple(SourceLine(*line) for line in frame.source)) for frame in report.frames
-    )
-    return Failure(report.cause, report.summary, frames, report.traceback, report.advice, report.error)
+    if isinstance(report, Stack):
+        return StackTaken(time, rank, report.state, stacks.cell_line(report.text), report.text)
+    return report._replace(time=time, rank=rank)
 
 
 def exit_failure(exited: Exited) -> Failure:

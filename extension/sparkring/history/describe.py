@@ -49,6 +49,19 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def ago(seconds: float) -> str:
+    """How long ago: `just now`, `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
+    if seconds < 1:
+        return "just now"
+    if seconds < 60:
+        return f"{int(seconds)} s ago"
+    if seconds < 3600:
+        return f"{int(seconds / 60)} min ago"
+    if seconds < 48 * 3600:
+        return f"{int(seconds / 3600)} h ago"
+    return f"{int(seconds / 86400):,} days ago"
+
+
 def size(size_bytes: float | None) -> str:
     """A number of bytes in decimal units, three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
     if size_bytes is None:
@@ -76,6 +89,11 @@ def numbers(values: Sequence[float]) -> Callable[[float], str]:
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
     return number
+
+
+def dotted(*parts: str) -> str:
+    """`a · b`: the parts that say something."""
+    return " · ".join(filter(None, parts))
 
 
 def rank_list(ranks: Iterable[int]) -> str:

@@ -1,22 +1,40 @@
-"""What happens in a run: a closed set of frozen events. A RunRecord is a fold over them.
+"""What happens in a run: a closed set of events. A RunRecord is a fold over them.
 
+What members and ranks report is kept as it is, so these events are messages (`wire/messages.py`); the others are here.
 Times are Unix seconds on the driver's clock, taken when the driver heard of the event.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from sparkring.wire.messages import CheckpointDamaged as CheckpointDamaged
+from sparkring.wire.messages import CheckpointFailed as CheckpointFailed
 from sparkring.wire.messages import CheckpointKind as CheckpointKind
+from sparkring.wire.messages import CheckpointRemoved as CheckpointRemoved
+from sparkring.wire.messages import CheckpointRestored as CheckpointRestored
+from sparkring.wire.messages import CheckpointSaved as CheckpointSaved
+from sparkring.wire.messages import CodeFrame as CodeFrame
 from sparkring.wire.messages import DataKind as DataKind
+from sparkring.wire.messages import DataOpened as DataOpened
+from sparkring.wire.messages import DataPlanned as DataPlanned
+from sparkring.wire.messages import DataRead as DataRead
+from sparkring.wire.messages import Displayed as Displayed
 from sparkring.wire.messages import DisplayType as DisplayType
+from sparkring.wire.messages import Failure as Failure
 from sparkring.wire.messages import FailureCause as FailureCause
+from sparkring.wire.messages import GpuUsed as GpuUsed
+from sparkring.wire.messages import Kept
+from sparkring.wire.messages import Metrics as Metrics
+from sparkring.wire.messages import Output as Output
+from sparkring.wire.messages import Piece as Piece
+from sparkring.wire.messages import SourceLine as SourceLine
 from sparkring.wire.messages import Stream as Stream
+from sparkring.wire.messages import TimelinePart as TimelinePart
+from sparkring.wire.messages import UserMessage as UserMessage
 
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
@@ -24,51 +42,7 @@ Ending = Literal["finished", "failed", "interrupted", "timed out"]
 CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
 
 
-@dataclass(frozen=True)
-class SourceLine:
-    """A line of source around the place where an exception was raised."""
-
-    number: int
-    text: str
-
-
-@dataclass(frozen=True)
-class CodeFrame:
-    """One frame of a traceback; `in_cell` marks the user's notebook code, `source` surrounds `line`."""
-
-    filename: str
-    line: int
-    function: str
-    in_cell: bool = False
-    source: tuple[SourceLine, ...] = ()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank ended before its time.
-
-    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
-    the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
-    `exit_code` the code that the process exited with.
-    """
-
-    cause: FailureCause
-    summary: str
-    frames: tuple[CodeFrame, ...] = ()
-    traceback: str = ""
-    advice: str = ""
-    error: str = ""
-    signal: str = ""
-    exit_code: int | None = None
-
-    @property
-    def is_exception(self) -> bool:
-        """Whether the rank's own code raised an exception, other than to exit or because of another rank."""
-        return bool(self.error) and self.cause not in ("exit", "echo")
-
-
-@dataclass(frozen=True)
-class CapturedName:
+class CapturedName(NamedTuple):
     """One name of the notebook and how it reaches the ranks.
 
     size_bytes: what the name adds to the payload; None if it could not be packed.
@@ -89,22 +63,7 @@ class CapturedName:
     via: str | None = None
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that has happened; `time` is when."""
-
-    time: float
-
-
-@dataclass(frozen=True)
-class RankEvent(Event):
-    """Something that has happened on a rank."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(NamedTuple):
     """The run exists; `code` is what the user wrote, its first line the magic's own.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
@@ -112,6 +71,7 @@ class RunStarted(Event):
     of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
     """
 
+    time: float
     run_id: str
     title: str
     code: str
@@ -126,259 +86,54 @@ class RunStarted(Event):
     versions: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class AttemptStarted(Event):
+class AttemptStarted(NamedTuple):
     """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
 
     `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
     """
 
+    time: float
     number: int
     size: int
     checkpoint: str = ""
     step: int = 0
 
 
-@dataclass(frozen=True)
-class AttemptEnded(Event):
+class AttemptEnded(NamedTuple):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
     `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
     """
 
+    time: float
     number: int
     reason: str
     failed_rank: int | None = None
     pause_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class MemberJoined(Event):
+class MemberJoined(NamedTuple):
     """A member has connected; ranks are numbered when all have."""
 
+    time: float
     member: int
     host: str
 
 
-@dataclass(frozen=True)
-class RankStarted(RankEvent):
+class RankStarted(NamedTuple):
     """A rank has its place; `pid` is its process on `host`."""
 
+    time: float
+    rank: int
     host: str
     pid: int
 
 
-@dataclass(frozen=True)
-class Output(RankEvent):
-    """Bytes that a rank wrote: whole lines where the rank wrote whole lines in time."""
-
-    stream: Stream
-    data: bytes
-
-
-@dataclass(frozen=True)
-class Displayed(RankEvent):
-    """A rank has shown something other than text, with display() or plt.show().
-
-    `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
-    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if its `size_bytes`
-    were too many. `text` is the text form, which the rank has also printed.
-    """
-
-    number: int
-    mime_type: DisplayType
-    data: bytes
-    text: str = ""
-    size_bytes: int = 0
-    clears: bool = False
-    attempt: int = 1
-
-
-@dataclass(frozen=True)
-class Message(RankEvent):
-    """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Metrics(RankEvent):
-    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
-
-    `step` counts from 1 within the epoch under Keras, and is what the user says under log().
-    """
-
-    values: dict[str, float]
-    step: int | None = None
-    epoch: int | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    ends_epoch: bool = False
-
-
-@dataclass(frozen=True)
-class GpuUsed(RankEvent):
-    """How one of a rank's GPUs is used, by whichever process; None is what its driver does not tell."""
-
-    address: str
-    name: str
-    used_bytes: int | None
-    total_bytes: int | None
-    busy_percent: int | None
-
-
-@dataclass(frozen=True)
-class DataOpened(RankEvent):
-    """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
-
-    `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
-    ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
-    is a digest of what the files were when they were opened. What is not known is '' or 0.
-    """
-
-    reader: int
-    name: str
-    kind: DataKind
-    columns: tuple[str, ...] = ()
-    where: str = ""
-    version: str = ""
-    files: int = 0
-    row_groups: int = 0
-    rows: int = 0
-    size_bytes: int = 0
-    batch_size: int = 0
-
-
-class Piece(NamedTuple):
-    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
-
-    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
-    """
-
-    file: int
-    row_group: int
-    rows: int
-    groups: int = 1
-
-
-@dataclass(frozen=True)
-class DataPlanned(RankEvent):
-    """What a rank is to read in an epoch (from 1), in its order.
-
-    `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
-    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
-    """
-
-    reader: int
-    epoch: int
-    pieces: tuple[Piece, ...]
-    names: tuple[tuple[int, str], ...] = ()
-    begun: int = 0
-    window: int = 0
-
-    @functools.cached_property
-    def rows(self) -> int:
-        """How many these are."""
-        return sum(piece.rows for piece in self.pieces)
-
-
-@dataclass(frozen=True)
-class DataRead(RankEvent):
-    """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
-
-    `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
-    waited for batches in this epoch. What is not known is None or ''.
-    """
-
-    reader: int
-    epoch: int
-    rows: int
-    steps: int
-    size_bytes: int
-    rows_planned: int | None = None
-    steps_planned: int | None = None
-    waited_s: float = 0.0
-    elapsed_s: float = 0.0
-    place: str = ""
-    done: bool = False
-
-
-@dataclass(frozen=True)
-class CheckpointSaved(RankEvent):
-    """A checkpoint is whole and can be read.
-
-    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
-    the call to the commit, `blocked_s` what of it the training waited for. `metrics` are those that came with it.
-    `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
-    """
-
-    folder: str
-    name: str
-    step: int
-    size_bytes: int
-    took_s: float = 0.0
-    blocked_s: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: bool = False
-    kind: CheckpointKind = "sparkring"
-
-
-@dataclass(frozen=True)
-class CheckpointFailed(RankEvent):
-    """A checkpoint could not be saved; the run fails at its next save, or at its end."""
-
-    folder: str
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class CheckpointDamaged(RankEvent):
-    """A checkpoint was found torn, cut or changed, and passed over."""
-
-    folder: str
-    name: str
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class CheckpointRestored(RankEvent):
-    """A rank has restored a checkpoint."""
-
-    folder: str
-    name: str
-    step: int
-    took_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class CheckpointRemoved(RankEvent):
-    """A checkpoint was removed to make room for newer ones."""
-
-    folder: str
-    name: str
-
-
-@dataclass(frozen=True)
-class TimelinePart(RankEvent):
-    """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
-
-    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
-    record.
-    """
-
-    data: bytes
-    last: bool = False
-    cut: int = 0
-
-
-@dataclass(frozen=True)
-class TensorTimes:
+class TensorTimes(NamedTuple):
     """Where the time of one tensor's operations went, in seconds, all `count` of them together."""
 
     name: str
-    count: int
+    count: int  # type: ignore[assignment] # in place of tuple's, since saved runs have it
     negotiating_s: float = 0.0
     waiting_s: float = 0.0
     copying_s: float = 0.0
@@ -390,8 +145,7 @@ class TensorTimes:
         return self.negotiating_s + self.waiting_s + self.copying_s + self.reducing_s
 
 
-@dataclass(frozen=True)
-class Lateness:
+class Lateness(NamedTuple):
     """How often a rank was the last to be ready, and how long all others had been by then.
 
     What passed while they waited for it with several tensors counts once.
@@ -402,8 +156,7 @@ class Lateness:
     waited_s: float
 
 
-@dataclass(frozen=True)
-class TimelineSaved(Event):
+class TimelineSaved(NamedTuple):
     """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
 
     `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
@@ -412,6 +165,7 @@ class TimelineSaved(Event):
     the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
+    time: float
     name: str
     size_bytes: int
     wall_s: float = 0.0
@@ -428,71 +182,90 @@ class TimelineSaved(Event):
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class RankFinished(RankEvent):
+class RankFinished(NamedTuple):
     """A rank has run the cell to its end; `value` is a short repr of its last expression."""
 
+    time: float
+    rank: int
     value: str
 
 
-@dataclass(frozen=True)
-class RankFailed(RankEvent):
+class RankFailed(NamedTuple):
     """A rank has ended before its time."""
 
+    time: float
+    rank: int
     failure: Failure
 
 
-@dataclass(frozen=True)
-class RankStopped(RankEvent):
+class RankStopped(NamedTuple):
     """A rank has come back from an interrupt, and waits for what comes next."""
 
+    time: float
+    rank: int
 
-@dataclass(frozen=True)
-class RankExited(RankEvent):
+
+class RankExited(NamedTuple):
     """A rank's process has ended, and its output is complete."""
 
+    time: float
+    rank: int
 
-@dataclass(frozen=True)
-class StackTaken(RankEvent):
+
+class StackTaken(NamedTuple):
     """Where a rank stood when asked; `cell_line` is 0 if no line of the cell was on its stack."""
 
+    time: float
+    rank: int
     state: str
     cell_line: int
     text: str
 
 
-@dataclass(frozen=True)
-class Notice(Event):
+class Notice(NamedTuple):
     """Something the user should know: progress of a slow start, a warning.
 
     `until` says how long it is shown: until the ranks are "up", until a rank is "heard" from, or always ("").
     """
 
+    time: float
     text: str
     until: Until = ""
 
 
-@dataclass(frozen=True)
-class RunFinished(Event):
+class RunFinished(NamedTuple):
     """The run is over; `failed_rank` is the one whose failure ended it."""
 
+    time: float
     outcome: Ending
     message: str = ""
     failed_rank: int | None = None
 
 
-_BY_NAME: dict[str, type[Any]] = {each.__name__: each for base in (Event, RankEvent) for each in base.__subclasses__()}
+RankEvent = Kept | RankStarted | RankFinished | RankFailed | RankStopped | RankExited | StackTaken
+Event = RankEvent | RunStarted | AttemptStarted | AttemptEnded | MemberJoined | TimelineSaved | Notice | RunFinished
+
+_BY_NAME: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_BY_NAME["Message"] = UserMessage  # as version 0.1 called it
 
 
 def to_json(event: Event, **more: Any) -> str:
     """The event as JSON with its type, and `more` fields. Bytes stay out: they have files of their own."""
-    found = {each.name: getattr(event, each.name) for each in fields(event) if each.name != "data"}
-    return json.dumps({"type": type(event).__name__, **found, **more}, default=vars)  # dataclasses within it
+    found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
+    return json.dumps({"type": type(event).__name__, **found, **more})
+
+
+def _plain(value: Any) -> Any:
+    """With the names of fields, which JSON leaves out, but for pieces: there may be many."""
+    if not isinstance(value, tuple) or isinstance(value, Piece):
+        return value
+    named = value._asdict() if hasattr(value, "_asdict") else None
+    return list(map(_plain, value)) if named is None else {name: _plain(each) for name, each in named.items()}
 
 
 def from_json(found: dict[str, Any]) -> Event:
     """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
-    kind = _BY_NAME[found["type"]]
+    kind: Any = _BY_NAME[found["type"]]
     known = _known(kind, found)
     for name in known.keys() & _FROM_JSON.keys():
         known[name] = _FROM_JSON[name](known[name])
@@ -500,8 +273,8 @@ def from_json(found: dict[str, Any]) -> Event:
     return event
 
 
-def _known(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: found[f.name] for f in fields(kind) if f.name in found}
+def _known(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in kind._fields if name in found}
 
 
 def failure_from_json(found: dict[str, Any]) -> Failure:
@@ -513,7 +286,7 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
     return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
 
 
-# By the names of fields: JSON has lists for tuples, and objects for dataclasses.
+# By the names of fields: JSON has lists for tuples.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "failure": failure_from_json,
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, duration, first_line, named, rank_list, size, span
+from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, size, span
 from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
@@ -204,7 +204,7 @@ def data_words(found: DataSet) -> str:
         words.append(f"ranks found different files: version {seen}")
     elif opened.version:
         words.append(f"version {first_line(opened.version, 40)}")
-    return plain(" · ".join(word for word in words if word))
+    return plain(dotted(*words))
 
 
 def progress_words(record: RunRecord, now: float) -> str:
@@ -238,15 +238,12 @@ def notes(found: DataSet) -> str:
 
 def closing_words(record: RunRecord, now: float) -> list[str]:
     """A line for each data set of a run: what it was, and what was wrong with the reading."""
-    told = []
-    for found in data_sets(record, now)[-NAMED:]:
-        told.append(" · ".join(filter(None, [f"read {data_words(found)}", notes(found)])))
-    return told
+    return [dotted(f"read {data_words(found)}", notes(found)) for found in data_sets(record, now)[-NAMED:]]
 
 
 def balance_words(found: DataSet) -> str:
     """Which rank has more to read than others, which is slowest, and how much has been read in all; or ''."""
-    return plain(" · ".join(filter(None, [_share_words(found), _pace_words(found), _amount_words(found)])))
+    return plain(dotted(_share_words(found), _pace_words(found), _amount_words(found)))
 
 
 def _share_words(found: DataSet) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from sparkring.history import events
@@ -90,8 +89,7 @@ class Reading(NamedTuple):
     plan: events.DataPlanned | None = None
 
 
-@dataclass(frozen=True)
-class RankRecord:
+class RankRecord(NamedTuple):
     """One rank. `partial` is the last line of each stream while its end has not been printed yet.
 
     `stack` is the last one taken; a rank that is heard of later than STACK_HOLDS_S after it has moved on, and
@@ -125,8 +123,7 @@ class RankRecord:
         return (*self.tail, *pending)
 
 
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(NamedTuple):
     """One run. `recent_count` counts all lines that ever went through `recent`; `part` as RunStarted's `ranks`."""
 
     run_id: str = ""
@@ -192,11 +189,10 @@ def apply(record: RunRecord, event: events.Event) -> RunRecord:
 def _after(record: RunRecord, event: events.Event) -> RunRecord:
     match event:
         case events.RunStarted():
-            begun = {**vars(event)}
+            begun = event._asdict()
             time, part = begun.pop("time"), begun.pop("ranks")
             up_since = time if event.warm else 0.0
-            return replace(
-                record,
+            return record._replace(
                 **begun,
                 part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
                 started=time,
@@ -208,26 +204,26 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.AttemptEnded():
             return _lost(record, event)
         case events.MemberJoined():
-            return replace(record, joined=record.joined + 1)
+            return record._replace(joined=record.joined + 1)
         case events.RankStarted():
             state = "idle" if record.ranks[event.rank].state == "idle" else "running"
-            record = replace(record, running_since=record.running_since or event.time)
+            record = record._replace(running_since=record.running_since or event.time)
             return _told(record, event, state=state, host=event.host, pid=event.pid)
         case events.Output():
             return _printed(record, event)
         case events.Displayed():
             return _displayed(record, event)
-        case events.Message():
+        case events.UserMessage():
             line = LogLine(event.time, event.rank, "message", event.text)
             return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
         case events.Metrics():
             kept = (*record.metrics, event)
-            record = replace(record, metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
+            record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
             return _told(record, event, metrics=event)
         case events.GpuUsed():
             rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
-            return _with_rank(record, replace(rank, gpus=tuple(known.values())))
+            return _with_rank(record, rank._replace(gpus=tuple(known.values())))
         case events.DataOpened():
             return _told(record, event, readings=(*record.ranks[event.rank].readings, Reading(event)))
         case events.DataPlanned():
@@ -248,7 +244,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.CheckpointRestored():
             return _restored(_told(record, event), event)
         case events.TimelineSaved():
-            return replace(record, timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+            return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():
@@ -258,12 +254,11 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.RankExited():
             return _exited(record, event)
         case events.StackTaken():
-            return _with_rank(record, replace(record.ranks[event.rank], stack=event))
+            return _with_rank(record, record.ranks[event.rank]._replace(stack=event))
         case events.Notice():
             return _noticed(record, event)
         case events.RunFinished():
-            return replace(
-                _all_ended(record),
+            return _all_ended(record)._replace(
                 outcome=event.outcome,
                 message=event.message,
                 failed_rank=event.failed_rank,
@@ -273,7 +268,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
-    return replace(record, notices=(*record.notices, notice)[-NOTICES_KEPT:])
+    return record._replace(notices=(*record.notices, notice)[-NOTICES_KEPT:])
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
@@ -288,7 +283,7 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
         "heard": not ends and any(old.last_heard < new.last_heard for old, new in ranks),
     }
     kept = tuple(notice for notice in after.notices if not is_over.get(notice.until))
-    return after if len(kept) == len(after.notices) else replace(after, notices=kept)
+    return after if len(kept) == len(after.notices) else after._replace(notices=kept)
 
 
 def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
@@ -331,19 +326,19 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
     """The ranks as the cell finds them; those of a warm gang are up and have nothing to do but the cell."""
     found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
     return tuple(
-        replace(found, rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
+        found._replace(rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
     )
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
     """New ranks, which take over from the previous ones only how much they printed."""
     ranks = tuple(
-        replace(rank, line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
+        rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
     )
     attempt = Attempt(event.number, event.time, event.size, event.checkpoint, event.step)
-    return replace(
-        record, size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
+    return record._replace(
+        size=event.size, ranks=ranks, joined=0, running_since=0.0, attempts=(*record.attempts, attempt)
     )
 
 
@@ -354,7 +349,7 @@ def _lost(record: RunRecord, event: events.AttemptEnded) -> RunRecord:
         rank = record.ranks[event.failed_rank]
         lines = rank.lines_with_partial()[-ATTEMPT_LINES:]
         ended = ended._replace(host=rank.host, failure=rank.failure, last_lines=lines)
-    return replace(record, attempts=(*record.attempts[:-1], ended))
+    return record._replace(attempts=(*record.attempts[:-1], ended))
 
 
 def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
@@ -362,10 +357,10 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     others = []
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
-            each = each._replace(saved=replace(each.saved, best=False))
+            each = each._replace(saved=each.saved._replace(best=False))
         if each.place != found.place:  # ModelCheckpoint may write over one
             others.append(each)
-    return replace(record, checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
+    return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
@@ -374,43 +369,43 @@ def _changed(record: RunRecord, event: events.CheckpointDamaged | events.Checkpo
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
     if isinstance(event, events.CheckpointDamaged) and all(each.place != place for each in found):
-        saved = events.CheckpointSaved(event.time, event.rank, event.folder, event.name, event.step, 0)
+        saved = events.CheckpointSaved(event.folder, event.name, event.step, 0, time=event.time, rank=event.rank)
         found = (Checkpoint(saved, 0), *found)[:CHECKPOINTS_KEPT]
     changed = (each._replace(state=state, reason=reason) if each.place == place else each for each in found)
-    return replace(record, checkpoints=tuple(changed))
+    return record._replace(checkpoints=tuple(changed))
 
 
 def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
     if not record.attempts or record.attempts[-1].restored:
         return record
     now = record.attempts[-1]._replace(restored=event.time, checkpoint=event.name, step=event.step)
-    return replace(record, attempts=(*record.attempts[:-1], now))
+    return record._replace(attempts=(*record.attempts[:-1], now))
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
     """The rank after a message from it; a saved run may contain its reading later than it was reported."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
-    return replace(rank, last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
+    return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
 def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
     """The record after a sign of life from the event's rank, with these changes of the rank."""
-    return _with_rank(record, replace(_heard(record.ranks[event.rank], event.time), **changes))
+    return _with_rank(record, _heard(record.ranks[event.rank], event.time)._replace(**changes))
 
 
 def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
     ranks = (*record.ranks[: changed.rank], changed, *record.ranks[changed.rank + 1 :])
-    return replace(record, ranks=ranks)
+    return record._replace(ranks=ranks)
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
     """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
     tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
-    record = _with_rank(record, replace(rank, tail=tail, line_count=rank.line_count + count))
+    record = _with_rank(record, rank._replace(tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
         lines = [line for line in lines if line.stream == "message"]
         count = len(lines)
-    return replace(record, recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
+    return record._replace(recent=(*record.recent, *lines)[-RECENT_LINES:], recent_count=record.recent_count + count)
 
 
 def _printed(record: RunRecord, event: events.Output) -> RunRecord:
@@ -425,8 +420,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
     # Only lines that can be kept are decoded; a burst is mostly counted.
     kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
     lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
-    rank = replace(
-        _heard(rank, event.time),
+    rank = _heard(rank, event.time)._replace(
         partial_stdout=rest if event.stream == "stdout" else rank.partial_stdout,
         partial_stderr=rest if event.stream == "stderr" else rank.partial_stderr,
         size_bytes=rank.size_bytes + len(event.data),
@@ -436,10 +430,10 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
 
 def bounded(record: RunRecord, event: events.Displayed) -> events.Displayed:
     """The display as the record will keep it: without its data if the rank has reached its limits."""
-    event = replace(event, attempt=len(record.attempts) or 1)
+    event = event._replace(attempt=len(record.attempts) or 1)
     others = [each for each in record.displays if each.rank == event.rank and not _takes_place(event, each)]
     full = len(others) >= DISPLAYS_KEPT or sum(len(each.data) for each in others) + len(event.data) > DISPLAY_BYTES
-    return replace(event, data=b"") if full else event
+    return event._replace(data=b"") if full else event
 
 
 def _takes_place(new: events.Displayed, old: events.Displayed) -> bool:
@@ -456,7 +450,7 @@ def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
         displays = (*record.displays[:at], event, *record.displays[at + 1 :])
     else:
         displays = (*(each for each in record.displays if not _takes_place(event, each)), event)
-    return replace(_told(record, event), displays=displays)
+    return _told(record, event)._replace(displays=displays)
 
 
 def _read(reading: Reading, event: events.DataRead) -> Reading:
@@ -475,7 +469,7 @@ def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[
 def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
     rank = record.ranks[event.rank]
     stopped = rank.state in ("starting", "running", "idle")
-    rank = replace(rank, state="stopped" if stopped else rank.state, last_heard=event.time)
+    rank = rank._replace(state="stopped" if stopped else rank.state, last_heard=event.time)
     return _with_last_lines(record, rank)
 
 
@@ -485,12 +479,12 @@ def _all_ended(record: RunRecord) -> RunRecord:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)
     ranks = tuple(
-        replace(rank, state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
+        rank._replace(state="stopped") if rank.state in ("starting", "running") else rank for rank in record.ranks
     )
-    return replace(record, ranks=ranks)
+    return record._replace(ranks=ranks)
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
     """Take the lines that have not ended yet for whole ones."""
     last = list(rank.lines_with_partial()[len(rank.tail) :])
-    return _with_lines(record, replace(rank, partial_stdout=b"", partial_stderr=b""), last, len(last))
+    return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

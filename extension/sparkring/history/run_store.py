@@ -21,7 +21,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -127,7 +126,7 @@ class RunFolder:
         except OSError as error:
             problem = f"the timeline could not be saved in {self.path}: {error.strerror or error}"
             found.append(Notice(part.time, problem))
-            part = replace(part, last=True)
+            part = part._replace(last=True)
         if part.last:
             found += self.end_timeline(part.time, whole=True, cut=part.cut)
         return found
@@ -261,7 +260,7 @@ def is_named(name: str, run_id: str) -> bool:
 
 def load(path: Path) -> RunRecord:
     """The whole record of a saved run; an incomplete event at its end is skipped."""
-    return replace(replay(_events(path)), log_folder=str(path))
+    return replay(_events(path))._replace(log_folder=str(path))
 
 
 def _events(path: Path) -> Iterator[events.Event]:

@@ -1,6 +1,7 @@
-"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir."""
+"""What the driver tells the ranks about checkpoints in a run with --checkpoint-dir.
 
-from __future__ import annotations
+Members import this module at start-up: see wire/messages.py for why annotations are not strings here.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -95,7 +95,8 @@ def dbfs_root() -> str:
 
 def root_for_ranks() -> dict[str, str]:
     """What to set on ranks so that dbfs:/ is the same folder there."""
-    return {} if dbfs_root() == DBFS_MOUNT else {DBFS_ROOT: dbfs_root()}
+    root = dbfs_root()
+    return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 
 
 def _on_dbfs(rest: str, written: str) -> str:

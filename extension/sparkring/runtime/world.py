@@ -1,12 +1,11 @@
 """A rank's place among the others, in the words of Horovod and MPI."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
 # A NamedTuple, not a dataclass: every member imports this module at start-up, and
 # importing `dataclasses` (it pulls in `inspect`) would be a third of that time.
+# For the same reason annotations are not made strings, which typing would compile.
 
 
 class World(NamedTuple):

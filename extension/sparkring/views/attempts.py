@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import duration, first_line, rank_count, without_traceback
+from sparkring.history.describe import dotted, duration, first_line, rank_count, without_traceback
 from sparkring.history.lines import is_noise
 from sparkring.history.record import Attempt, LogLine, RunRecord
 
@@ -80,7 +80,7 @@ def _chapter(record: RunRecord, at: int) -> Chapter:
         took = duration(max(0.0, record.ended - attempt.started))
         words.append(f"{record.outcome} after {took}")
         state = record.outcome if record.outcome in ("finished", "failed") else "cut"
-    return Chapter(state, " · ".join(word for word in words if word), attempt.failed_rank, _last_lines(attempt))
+    return Chapter(state, dotted(*words), attempt.failed_rank, _last_lines(attempt))
 
 
 def _ranks(attempt: Attempt, before: Attempt | None) -> str:

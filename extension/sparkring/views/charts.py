@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkring.history import metrics
-from sparkring.history.describe import number
+from sparkring.history.describe import dotted, number
 from sparkring.history.lines import plain
 from sparkring.history.metrics import Curve, Mark, Point
 from sparkring.history.record import RunRecord
@@ -86,11 +86,10 @@ def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
     """What lines and marks are that do not say it themselves."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
-    said = [
+    return dotted(
         "thick: mean; thin: each rank, in its colour" if any(curve.ranks for curve in curves) else "",
         "band: minimum to maximum" if any(map(has_band, curves)) else "",
         "dotted: discarded by a restart" if any(curve.undone for curve in curves) else "",
         "red: restart" if "restart" in kinds else "",
         "green tick: checkpoint" if "checkpoint" in kinds else "",
-    ]
-    return " · ".join(filter(None, said))
+    )

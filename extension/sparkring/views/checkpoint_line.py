@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from sparkring.history.describe import counted, duration, first_line, number, size
+from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
 MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
@@ -63,22 +63,11 @@ class Series(NamedTuple):
 # ── Words ─────────────────────────────────────────────────────────────────────
 
 
-def age(seconds: float) -> str:
-    """How long ago: `12 s ago`, `3 min ago`, `5 h ago`, `12 days ago`."""
-    if seconds < 60:
-        return f"{max(0, int(seconds))} s ago"
-    if seconds < 3600:
-        return f"{int(seconds / 60)} min ago"
-    if seconds < 48 * 3600:
-        return f"{int(seconds / 3600)} h ago"
-    return f"{int(seconds / 86400):,} days ago"
-
-
 def when(series: Series, mark: Mark, now: float) -> str:
     """When it was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
     if not mark.time:
         return ""
-    return f"after {duration(int(mark.time - series.began))}" if series.began else age(now - mark.time)
+    return f"after {duration(int(mark.time - series.began))}" if series.began else ago(now - mark.time)
 
 
 def state_words(mark: Mark) -> str:
@@ -263,7 +252,7 @@ def _shape(series: Series, mark: Mark, x: float, y: float, now: float, *, crowde
     words = [f"{series.noun} {mark.step:,}", state_words(mark), size(mark.size_bytes)]
     words.insert(1, f"saved {told}" if (told := when(series, mark, now)) else "")
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(mark.metrics.items())[:2]]
-    told = first_line(" · ".join(word for word in words if word), TITLE_CHARACTERS)
+    told = first_line(dotted(*words), TITLE_CHARACTERS)
     small = crowded and not (mark.best or mark.resumes)
     placed = f"translate({x:.1f} {y:.1f})" + (" scale(0.75)" if small else "")
     return f'<g transform="{placed}"><title>{text(told)}</title>{_drawn(mark)}</g>'

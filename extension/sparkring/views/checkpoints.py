@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sparkring.checkpointing.entries import Entry
 from sparkring.checkpointing.inventory import Inventory
-from sparkring.history.describe import counted, duration, first_line, named, number, rank_count, size
+from sparkring.history.describe import ago, counted, dotted, duration, first_line, named, number, rank_count, size
 from sparkring.history.lines import plain
 from sparkring.history.record import Checkpoint, RunRecord
 from sparkring.views.checkpoint_line import (
@@ -19,7 +19,6 @@ from sparkring.views.checkpoint_line import (
     Mark,
     Series,
     State,
-    age,
     metric_names,
     picture,
     state_words,
@@ -117,13 +116,13 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
     took = f"{size(last.size_bytes)} in {duration(float(last.took_s))}" if last.took_s else size(last.size_bytes)
     if last.blocked_s and last.took_s:
         took += f", of which training waited {duration(float(last.blocked_s))}"
-    ago = age(now - last.time)
+    when_saved = ago(now - last.time)
     if record.ended:
-        ago = f"{duration(max(0.0, record.ended - last.time))} before the end"
-    words = [f"saved {series.noun} {last.step:,}, {ago}", took if last.size_bytes else ""]
+        when_saved = f"{duration(max(0.0, record.ended - last.time))} before the end"
+    words = [f"saved {series.noun} {last.step:,}, {when_saved}", took if last.size_bytes else ""]
     words += [f"{first_line(name, NAME_CHARACTERS)} {number(value)}" for name, value in list(last.metrics.items())[:2]]
     words += [_count_words(series), f"{series.kind} in" * bool(series.kind) + f" {first_line(series.folder, 200)}"]
-    return " · ".join(word.strip() for word in words if word.strip())
+    return dotted(*map(str.strip, words))
 
 
 def _count_words(series: Series) -> str:
@@ -165,7 +164,7 @@ def folder_words(found: Inventory) -> list[str]:
         commit = newest.commit
         run = f" by run {first_line(commit.run_id, 80)}" if commit.run_id else ""
         told.append(
-            f"The resume point is step {newest.step:,}, saved {age(found.time - commit.time)}{run} on "
+            f"The resume point is step {newest.step:,}, saved {ago(found.time - commit.time)}{run} on "
             f"{rank_count(commit.size)}."
         )
     best = found.best
@@ -268,7 +267,7 @@ OTHERS_HEADERS = ("written by other tools", "kind", "saved", "size", "")
 def others_rows(found: Inventory) -> list[tuple[str, ...]]:
     """A row of OTHERS_HEADERS for each checkpoint that another tool wrote."""
     return [
-        (each.name, each.kind, age(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
+        (each.name, each.kind, ago(found.time - each.time) if each.time else "", size(each.size_bytes), each.note)
         for each in found.others[:OTHERS_LISTED]
     ]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from sparkring.history import describe, lines, reading
 from sparkring.history.record import RunRecord
@@ -88,7 +87,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 def show(record: RunRecord) -> None:
     """Show the run of `record`; no live panel replaces this view."""
-    found = bundle(replace(record, run_id=""), now=describe.last_known(record), final=record.outcome is not None)
+    found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 
 

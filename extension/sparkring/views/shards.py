@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sparkring.data.epoch_plan import GETS_PER_S, USD_PER_GET, Outlook
 from sparkring.history.describe import (
     counted,
+    dotted,
     duration,
     first_line,
     named,
@@ -75,14 +76,13 @@ def data_words(found: Outlook) -> str:
     """What the data set is: `1,000,000 rows in 8 files, 32 row groups, 40.1 MB · columns a, b · where x > 3`."""
     data = found.dataset
     whole = len(data.stored_schema.names) == len(data.columns)
-    words = [
+    return dotted(
         f"{counted(data.rows, 'row')} in {counted(len(data.files), 'file')}, "
         f"{counted(data.row_groups, 'row group')}, {size(data.size_bytes)}",
         "" if whole else f"columns {named(data.columns, COLUMNS_NAMED)}",
         f"where {data.where}" if data.where else "",
         f"version {data.version}" if data.version else "",
-    ]
-    return " · ".join(word for word in words if word)
+    )
 
 
 def epoch_words(found: Outlook) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparkring.history.describe import counted, duration, first_line
+from sparkring.history.describe import counted, dotted, duration, first_line
 from sparkring.history.events import TimelineSaved
 from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN
@@ -76,17 +76,12 @@ def how_to_open() -> str:
 def closing_words(record: RunRecord) -> list[str]:
     """A line for each timeline: what it says, what it lacks, and where it is."""
     return [
-        " · ".join(
-            filter(
-                None,
-                [
-                    f"timeline: {head_words(record, saved)}",
-                    share_words(saved),
-                    late_words(record, saved),
-                    first_line(saved.problem),
-                    f"{how_to_open()}: {path(record, saved)}",
-                ],
-            )
+        dotted(
+            f"timeline: {head_words(record, saved)}",
+            share_words(saved),
+            late_words(record, saved),
+            first_line(saved.problem),
+            f"{how_to_open()}: {path(record, saved)}",
         )
         for saved in record.timelines
     ]

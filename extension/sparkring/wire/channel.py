@@ -203,7 +203,9 @@ def pair() -> tuple[Connection, Connection]:
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
     """Connect to the driver and prove, both ways, that the gang's secret is known."""
-    sock = socket.create_connection((host, port), timeout=HANDSHAKE_TIMEOUT_S)
+    # For a name that is not bytes, Python imports its tables of all languages' characters, which takes 2 ms.
+    name: Any = host.encode() if host.isascii() else host
+    sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
     try:
         hello = _read(sock, len(GREETING) + NONCE_BYTES)
         if not hello.startswith(GREETING):

@@ -3,18 +3,17 @@
     driver  ── Stop, Interrupt, TakeStack, RecordTimeline ─────────────▶ member
     driver  ── EnterWorld, Run, Release, Leave ──────── passed on ─────▶ rank
     member  ── SetEnvironment ─────────────────────────────────────────▶ rank
-    member  ── Hello, Output, GpuUsage, Beat, Stack, Exited, … ────────▶ driver
-    rank    ── Done, Failed, Metrics, EpochPlan, … ──── passed on ─────▶ driver
+    member  ── Hello, Output, GpuUsed, Beat, Stack, Exited, … ─────────▶ driver
+    rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
 
 To add a message, write its class here and name it in the unions below: it is encoded and decoded by its annotations. A
-field of type `Buffer` is one part of the frame's body, and one of type `Buffers` is all the parts that are left; the
+field of type `bytes` is one part of the frame's body, and one of type `Buffers` is all the parts that are left; the
 other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
 
 Members import this module at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than all else here.
+messages are NamedTuples: importing `dataclasses` would take longer than all else here. And annotations are not made
+strings by `from __future__ import annotations`, because typing would compile each of them.
 """
-
-from __future__ import annotations
 
 import types
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -199,6 +198,8 @@ class SetEnvironment(NamedTuple):
 
 # ── From a member to the driver ───────────────────────────────────────────────────────────────────────────────────────
 
+# What has `time` and `rank` is kept in the run's record as it is. These two are not sent: the driver sets them.
+
 
 class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
@@ -226,17 +227,21 @@ class Output(NamedTuple):
     """Bytes that the rank wrote: whole lines where the rank wrote whole lines in time."""
 
     stream: Stream
-    data: Buffer
+    data: bytes
+    time: float = 0.0
+    rank: int = 0
 
 
-class GpuUsage(NamedTuple):
-    """How a GPU is used, by whichever process; None is what NVML does not tell. Sent when it changes."""
+class GpuUsed(NamedTuple):
+    """How a GPU of the rank is used, by whichever process; None is what NVML does not tell. Sent when it changes."""
 
     address: str
     name: str
     used_bytes: Count | None
     total_bytes: Count | None
     busy_percent: int | None
+    time: float = 0.0
+    rank: int = 0
 
     def __str__(self) -> str:
         memory = "" if self.total_bytes is None else f", {self.total_bytes / 1e9:.0f} GB"
@@ -250,12 +255,18 @@ class Stack(NamedTuple):
     text: str
 
 
-class TimelinePiece(NamedTuple):
-    """A piece of the rank's timeline, of one zlib stream; `last` ends it, and `cut` is how many bytes had no room."""
+class TimelinePart(NamedTuple):
+    """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
-    last: bool
-    cut: Count
-    data: Buffer
+    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
+    record.
+    """
+
+    data: bytes
+    last: bool = False
+    cut: Count = 0
+    time: float = 0.0
+    rank: int = 0
 
 
 class Exited(NamedTuple):
@@ -307,49 +318,66 @@ class Done(NamedTuple):
         return "" if same else "its values are not in as many parts as there are"
 
 
-class CodeLine(NamedTuple):
-    """A line of source near the place where an exception was raised."""
+class SourceLine(NamedTuple):
+    """A line of source around the place where an exception was raised."""
 
     number: int
     text: str
 
 
-class CodePlace(NamedTuple):
-    """One frame of a traceback, as events.CodeFrame says."""
+class CodeFrame(NamedTuple):
+    """One frame of a traceback; `in_cell` marks the user's notebook code, `source` surrounds `line`."""
 
     filename: str
     line: int
     function: str
-    in_cell: bool
-    source: tuple[CodeLine, ...]
+    in_cell: bool = False
+    source: tuple[SourceLine, ...] = ()
 
 
-class RankFailure(NamedTuple):
-    """Why the rank ended before its time, as events.Failure says."""
+class Failure(NamedTuple):
+    """Why a rank ended before its time.
+
+    `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
+    the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
+    `exit_code` the code that the process exited with.
+    """
 
     cause: FailureCause
     summary: str
-    frames: tuple[CodePlace, ...]
-    traceback: str
-    advice: str
-    error: str
+    frames: tuple[CodeFrame, ...] = ()
+    traceback: str = ""
+    advice: str = ""
+    error: str = ""
+    signal: str = ""
+    exit_code: int | None = None
+
+    @property
+    def is_exception(self) -> bool:
+        """Whether the rank's own code raised an exception, other than to exit or because of another rank."""
+        return bool(self.error) and self.cause not in ("exit", "echo")
 
 
 class Failed(NamedTuple):
     """The request has ended with an exception, an exit or an interrupt."""
 
-    failure: RankFailure
+    failure: Failure
     news: RankNews
 
 
 class UserMessage(NamedTuple):
-    """Text for the notebook, from log_to_driver()."""
+    """Text that a rank sent to the notebook on purpose (log_to_driver, LogCallback)."""
 
     text: str
+    time: float = 0.0
+    rank: int = 0
 
 
 class Metrics(NamedTuple):
-    """Numbers for the notebook; `epochs` and `steps` (per epoch) are totals where known."""
+    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
+
+    `step` counts from 1 within the epoch under Keras, and is what the user says under log().
+    """
 
     values: dict[str, float]
     step: int | None = None
@@ -357,21 +385,36 @@ class Metrics(NamedTuple):
     steps: int | None = None
     epochs: int | None = None
     ends_epoch: bool = False
+    time: float = 0.0
+    rank: int = 0
 
 
-class Display(NamedTuple):
-    """Something other than text that the rank has shown, as events.Displayed says."""
+class Displayed(NamedTuple):
+    """A rank has shown something other than text, with display() or plt.show().
+
+    `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
+    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if its `size_bytes`
+    were too many. `text` is the text form, which the rank has also printed.
+    """
 
     number: Count
     mime_type: DisplayType
-    text: str
-    size_bytes: Count
-    clears: bool
-    data: Buffer
+    data: bytes
+    text: str = ""
+    size_bytes: Count = 0
+    clears: bool = False
+    attempt: Count = 1
+    time: float = 0.0
+    rank: int = 0
 
 
 class DataOpened(NamedTuple):
-    """The rank has opened a data set, as events.DataOpened says."""
+    """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
+
+    `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
+    ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
+    is a digest of what the files were when they were opened. What is not known is '' or 0.
+    """
 
     reader: Count
     name: str
@@ -384,10 +427,15 @@ class DataOpened(NamedTuple):
     rows: Count = 0
     size_bytes: Count = 0
     batch_size: Count = 0
+    time: float = 0.0
+    rank: int = 0
 
 
-class PlannedPiece(NamedTuple):
-    """Rows that a rank reads one after another, as events.Piece says; the row group -1 is a whole file."""
+class Piece(NamedTuple):
+    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
+
+    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
+    """
 
     file: Count
     row_group: Annotated[int, range(-1, 1 << 63)]
@@ -395,53 +443,79 @@ class PlannedPiece(NamedTuple):
     groups: Count = 1
 
 
-class EpochPlan(NamedTuple):
-    """What the rank is to read in an epoch, as events.DataPlanned says."""
+class DataPlanned(NamedTuple):
+    """What a rank is to read in an epoch (from 1), in its order.
+
+    `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
+    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
+    """
 
     reader: Count
     epoch: Count
-    pieces: tuple[PlannedPiece, ...]
-    names: tuple[tuple[Count, str], ...]
-    begun: Count
-    window: Count
+    pieces: tuple[Piece, ...]
+    names: tuple[tuple[Count, str], ...] = ()
+    begun: Count = 0
+    window: Count = 0
+    time: float = 0.0
+    rank: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many these are."""
+        return sum(piece.rows for piece in self.pieces)
 
 
-class ReadProgress(NamedTuple):
-    """How far the rank has read in an epoch, as events.DataRead says."""
+class DataRead(NamedTuple):
+    """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
+
+    `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
+    waited for batches in this epoch. What is not known is None or ''.
+    """
 
     reader: Count
     epoch: Count
     rows: Count
     steps: Count
     size_bytes: Count
-    rows_planned: Count | None
-    steps_planned: Count | None
-    waited_s: float
-    elapsed_s: float
-    place: str
-    done: bool
+    rows_planned: Count | None = None
+    steps_planned: Count | None = None
+    waited_s: float = 0.0
+    elapsed_s: float = 0.0
+    place: str = ""
+    done: bool = False
+    time: float = 0.0
+    rank: int = 0
 
 
 class CheckpointSaved(NamedTuple):
-    """A checkpoint is whole and can be read, as events.CheckpointSaved says."""
+    """A checkpoint is whole and can be read.
+
+    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
+    the call to the commit, `blocked_s` what of it the training waited for. `metrics` are those that came with it.
+    `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
+    """
 
     folder: str
     name: str
     step: int
     size_bytes: Count
-    took_s: float
-    blocked_s: float
+    took_s: float = 0.0
+    blocked_s: float = 0.0
     metrics: Mapping[str, float] = {}
     best: bool = False
     kind: CheckpointKind = "sparkring"
+    time: float = 0.0
+    rank: int = 0
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved."""
+    """A checkpoint could not be saved; the run fails at its next save, or at its end."""
 
     folder: str
     step: int
     reason: str
+    time: float = 0.0
+    rank: int = 0
 
 
 class CheckpointDamaged(NamedTuple):
@@ -451,15 +525,19 @@ class CheckpointDamaged(NamedTuple):
     name: str
     step: int
     reason: str
+    time: float = 0.0
+    rank: int = 0
 
 
 class CheckpointRestored(NamedTuple):
-    """The rank has restored a checkpoint."""
+    """A rank has restored a checkpoint."""
 
     folder: str
     name: str
     step: int
-    took_s: float
+    took_s: float = 0.0
+    time: float = 0.0
+    rank: int = 0
 
 
 class CheckpointRemoved(NamedTuple):
@@ -467,28 +545,32 @@ class CheckpointRemoved(NamedTuple):
 
     folder: str
     name: str
+    time: float = 0.0
+    rank: int = 0
 
 
 # ── Who says what ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Run | Release | Leave | SetEnvironment
-MemberReport = Hello | Beat | Output | GpuUsage | Stack | TimelinePiece | Exited
-# What a rank tells while it runs; each becomes an event of the run.
+MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
+# What a rank tells while it runs.
 Told = (
     UserMessage
     | Metrics
+    | Displayed
     | DataOpened
-    | EpochPlan
-    | ReadProgress
+    | DataPlanned
+    | DataRead
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointDamaged
     | CheckpointRestored
     | CheckpointRemoved
 )
-RankReport = Done | Failed | Display | Told
+RankReport = Done | Failed | Told
 Report = MemberReport | RankReport
+Kept = Output | GpuUsed | TimelinePart | Told  # what the run's record gets as it is
 Message = MemberOrder | RankOrder | Report
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
@@ -499,12 +581,12 @@ KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Mess
 
 def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
     """The fields of the message's header, as JSON values, and the parts of its body."""
-    fields = message._asdict()
+    plan = _plan(type(message))
     parts: list[Buffer] = []
-    for name in _plan(type(message)).binary:
-        found = fields.pop(name)
+    for name in plan.binary:
+        found = getattr(message, name)
         parts += found if isinstance(found, tuple) else [found]
-    return fields, parts
+    return {name: getattr(message, name) for name in plan.converters}, parts
 
 
 def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer]) -> Message:
@@ -522,7 +604,7 @@ def decode(kind: type[Message], fields: dict[str, Any], parts: Sequence[Buffer])
     if len(parts) != len(plan.binary) and not any(plan.binary.values()):
         raise MalformedMessage(f"{kind.__name__}: {len(parts)} parts instead of {len(plan.binary)}")
     for name, several in plan.binary.items():
-        found[name] = tuple(parts) if several else parts[0]
+        found[name] = tuple(parts) if several else bytes(parts[0])
     message = kind(**found)
     problem = message.problem() if isinstance(message, Run | Done) else ""
     if problem:
@@ -546,7 +628,9 @@ _plans: dict[Any, _Plan] = {}  # of the kinds that this process has met
 def _plan(kind: Any) -> _Plan:
     if kind not in _plans:
         hints = get_type_hints(kind, include_extras=True)
-        binary = {name: hint == Buffers for name, hint in hints.items() if hint in (Buffer, Buffers)}
+        if kind in get_args(Kept):
+            del hints["time"], hints["rank"]
+        binary = {name: hint == Buffers for name, hint in hints.items() if hint in (bytes, Buffers)}
         converters = {name: _converter(hint) for name, hint in hints.items() if name not in binary}
         _plans[kind] = _Plan(converters, binary)
     return _plans[kind]

@@ -16,7 +16,7 @@ from sparkring.data.petastorm.plan import Plan
 from sparkring.data.petastorm.source import first_line
 from sparkring.data.progress import Progress, Route
 from sparkring.errors import DataError
-from sparkring.history.events import Piece
+from sparkring.wire.messages import Piece
 
 if TYPE_CHECKING:
     from petastorm.reader import Reader

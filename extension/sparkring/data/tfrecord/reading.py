@@ -10,8 +10,8 @@ import numpy as np
 
 from sparkring.data.progress import Progress, Route
 from sparkring.data.tfrecord.example import tensorflow
-from sparkring.history.events import Piece
 from sparkring.runtime import report
+from sparkring.wire.messages import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sparkring.wire.messages import GpuUsage
+from sparkring.wire.messages import GpuUsed
 
 
-def found(visible: str | None) -> list[GpuUsage]:
+def found(visible: str | None) -> list[GpuUsed]:
     """The GPUs that CUDA finds here under CUDA_VISIBLE_DEVICES=`visible`: all of them if it is None.
 
     As with CUDA, the GPUs after an address that does not exist are ignored.
@@ -37,9 +37,9 @@ class Meter:
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         self._addresses = tuple(addresses)
         self._nvml: Any = None
-        self._last: dict[str, GpuUsage] = {}
+        self._last: dict[str, GpuUsed] = {}
 
-    def changes(self) -> Iterator[GpuUsage]:
+    def changes(self) -> Iterator[GpuUsed]:
         """The GPUs whose readings have changed since the last call."""
         if self._addresses and self._nvml is None:
             self._nvml = _open()
@@ -68,7 +68,7 @@ def _open() -> Any:
     return pynvml
 
 
-def _read(nvml: Any, address: str) -> GpuUsage | None:
+def _read(nvml: Any, address: str) -> GpuUsed | None:
     def told(question: Callable[[Any], Any]) -> Any:
         try:
             return question(handle)
@@ -82,7 +82,7 @@ def _read(nvml: Any, address: str) -> GpuUsage | None:
         return None
     memory = told(nvml.nvmlDeviceGetMemoryInfo)
     rates = told(nvml.nvmlDeviceGetUtilizationRates)
-    return GpuUsage(
+    return GpuUsed(
         address,
         name,
         used_bytes=None if memory is None else int(memory.used),

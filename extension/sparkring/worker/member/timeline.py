@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from sparkring.wire.messages import TimelinePiece
+from sparkring.wire.messages import TimelinePart
 
 READ_BYTES = 1 << 20
 MOST_BYTES = 256 << 20  # more than a trace viewer can take in
@@ -26,7 +26,7 @@ class TimelineFile:
         self.path = os.path.join(self.folder, NAME)
         self.wanted = wanted
 
-    def pieces(self) -> Iterator[TimelinePiece]:
+    def pieces(self) -> Iterator[TimelinePart]:
         """What is in the file, as messages. If there is no file, the stream is empty."""
         if not self.wanted:
             return
@@ -43,10 +43,10 @@ class TimelineFile:
                     packed = packer.compress(data)
                     if packed:
                         sent += len(packed)
-                        yield TimelinePiece(last=False, cut=0, data=packed)
+                        yield TimelinePart(packed)
         except OSError:
             pass  # the framework has made none, or the disk fails: what there is goes home
-        yield TimelinePiece(last=True, cut=rest, data=packer.flush())
+        yield TimelinePart(packer.flush(), last=True, cut=rest)
 
     def remove(self) -> None:
         import shutil

@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAY_TEXT_CHARACTERS
-from sparkring.wire.messages import Display, DisplayType
+from sparkring.wire.messages import Displayed, DisplayType
 from sparkring.worker.rank.imports import when_imported
 
-Send = Callable[[Display], None]
+Send = Callable[[Displayed], None]
 
 # The forms that can be shown, in order of preference, and IPython's method for each.
 _METHODS: dict[DisplayType, str] = {
@@ -239,7 +239,7 @@ def _show(bundle: Mapping[str, Any], display_id: str | None, *, update: bool) ->
             _numbers[display_id] = known
     kind, data = found
     sent = data if len(data) <= DISPLAY_BYTES else b""
-    message = Display(known, kind, text[:DISPLAY_TEXT_CHARACTERS], len(data), _clears, sent)
+    message = Displayed(known, kind, sent, text[:DISPLAY_TEXT_CHARACTERS], len(data), _clears)
     _clears = False
     _send(message)
 

@@ -20,7 +20,7 @@ from sparkring.errors import (
     SparkringError,
 )
 from sparkring.history.stacks import CELL_NAME, EARLIER_CELL, is_cell
-from sparkring.wire.messages import CodeLine, CodePlace, FailureCause, RankFailure
+from sparkring.wire.messages import CodeFrame, Failure, FailureCause, SourceLine
 from sparkring.worker.rank import script
 
 CONTEXT_LINES = 2
@@ -50,7 +50,7 @@ _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, Options
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
-def as_failure(error: BaseException, cell: str = CELL_NAME) -> RankFailure:
+def as_failure(error: BaseException, cell: str = CELL_NAME) -> Failure:
     """What ended the request; `cell` is the file name of the cell that is being run."""
     if _INTERRUPTED in _text_of(error):
         error = KeyboardInterrupt().with_traceback(error.__traceback__)
@@ -63,7 +63,7 @@ def as_failure(error: BaseException, cell: str = CELL_NAME) -> RankFailure:
         summary = "interrupted"
     else:
         summary = f"{name}: {text}" if text else name
-    return RankFailure(
+    return Failure(
         cause=_cause(error),
         summary=summary,
         frames=_frames(error, cell),
@@ -150,7 +150,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
     return os.path.dirname(filename) == here
 
 
-def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
+def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
     found = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
         line = number_or_none or 0  # code that was made without lines has none
@@ -163,8 +163,8 @@ def _frames(error: BaseException, cell: str) -> tuple[CodePlace, ...]:
             for number in range(max(1, line - CONTEXT_LINES), line + CONTEXT_LINES + 1):
                 text = linecache.getline(filename, number)
                 if text.strip():
-                    source.append(CodeLine(number, text.rstrip("\n")))
-        found.append(CodePlace(_as_told(filename, cell), line, frame.f_code.co_name, in_cell, tuple(source)))
+                    source.append(SourceLine(number, text.rstrip("\n")))
+        found.append(CodeFrame(_as_told(filename, cell), line, frame.f_code.co_name, in_cell, tuple(source)))
     return tuple(found[-MOST_FRAMES:])
 
 

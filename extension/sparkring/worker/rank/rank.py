@@ -65,7 +65,7 @@ class Rank:
         libraries.prepare()
         threading.Thread(target=self.listen, name="sparkring-home", daemon=True).start()
 
-    def tell(self, message: messages.Told | messages.Display | messages.Failed) -> None:
+    def tell(self, message: messages.Told | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
         An interrupt in the middle of it would leave half a frame, behind which no other can be sent.
