@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 from fake_launcher import received
 from versions import keras_2
 
@@ -27,8 +26,13 @@ STEPS = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def frameworks():
-    """TensorFlow and Horovod open files for good when they are first used."""
+    """TensorFlow and Horovod open files for good when they are first used.
+
+    They are imported here: each worker of pytest-xdist imports each module of tests, but one of them runs this one.
+    """
+    global tf
     import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
 
     hvd.init()
     tf.constant(1) + 1

@@ -9,13 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-import torch.distributed.fsdp
 
 from sparkring import shards
 from sparkring.checkpointing import tree
 from sparkring.checkpointing.parts import MARK, plain, put_back, random_states, set_random_states, tree_of, versions
 from sparkring.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def framework():
+    """Torch is imported here: each worker of pytest-xdist imports each module of tests, but one runs this one."""
+    global torch
+    import torch
+    import torch.distributed.fsdp
 
 
 def kept(state):
@@ -94,21 +100,21 @@ def test_what_is_taken_of_tensors_is_their_own_memory():
 
 
 TENSORS = [
-    torch.tensor(1.5),
-    torch.tensor([1, 2, 3], dtype=torch.int8),
-    torch.zeros(0, 3),
-    torch.arange(6.0).reshape(2, 3).T,
-    torch.tensor([True, False]),
-    torch.tensor([1 + 2j]).conj(),
-    torch.arange(6).reshape(2, 3).to(torch.bfloat16).T,
-    torch.tensor(0.5, dtype=torch.bfloat16),
-    torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn),
-    torch.tensor([1.0, float("nan"), -0.0], dtype=torch.float16),
+    lambda: torch.tensor(1.5),
+    lambda: torch.tensor([1, 2, 3], dtype=torch.int8),
+    lambda: torch.zeros(0, 3),
+    lambda: torch.arange(6.0).reshape(2, 3).T,
+    lambda: torch.tensor([True, False]),
+    lambda: torch.tensor([1 + 2j]).conj(),
+    lambda: torch.arange(6).reshape(2, 3).to(torch.bfloat16).T,
+    lambda: torch.tensor(0.5, dtype=torch.bfloat16),
+    lambda: torch.tensor([0.5, -2.0]).to(torch.float8_e4m3fn),
+    lambda: torch.tensor([1.0, float("nan"), -0.0], dtype=torch.float16),
 ]
 
 
-@pytest.mark.parametrize("tensor", TENSORS, ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)}")
-def test_tensors_of_all_kinds(tensor):
+@pytest.mark.parametrize("make", TENSORS)
+def test_tensors_of_all_kinds(make):
     """Dtype, shape and bits; copied into the tensor that is there if it fits, else in its place."""
 
     def same(one, other):
@@ -119,6 +125,7 @@ def test_tensors_of_all_kinds(tensor):
             and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
         )
 
+    tensor = make()
     found = kept({"x": tensor})
     assert same(plain(found)["x"], tensor)
     live = torch.empty_like(tensor)
@@ -160,29 +167,29 @@ def test_a_module_that_is_another_one():
         put_back({"model": network(), "optimizer": None}, found)
 
 
-class Noted(torch.nn.Module):
-    """A module with state of its own, which looks at the version that it was saved by."""
-
-    _version = 3
-
-    def __init__(self):
-        super().__init__()
-        self.seen = None
-        self.extra = {"a": 1}
-
-    def get_extra_state(self):
-        return self.extra
-
-    def set_extra_state(self, state):
-        self.extra = state
-
-    def _load_from_state_dict(self, state, prefix, metadata, *others):
-        self.seen = metadata.get("version")
-        super()._load_from_state_dict(state, prefix, metadata, *others)
-
-
 def test_hooks_and_versions_of_modules():
     """Hooks run, the extra state comes back, and a module is told the version that it was saved by."""
+
+    class Noted(torch.nn.Module):
+        """A module with state of its own, which looks at the version that it was saved by."""
+
+        _version = 3
+
+        def __init__(self):
+            super().__init__()
+            self.seen = None
+            self.extra = {"a": 1}
+
+        def get_extra_state(self):
+            return self.extra
+
+        def set_extra_state(self, state):
+            self.extra = state
+
+        def _load_from_state_dict(self, state, prefix, metadata, *others):
+            self.seen = metadata.get("version")
+            super()._load_from_state_dict(state, prefix, metadata, *others)
+
     model, ran = torch.nn.Sequential(Noted()), []
     model.register_state_dict_post_hook(lambda *_: ran.append("saved"))
     model[0].extra = {"a": [2, None]}
