@@ -21,7 +21,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import sparkring
 from sparkring.checkpointing.store import Store
-from sparkring.data.petastorm import SparkDatasetConverter
+from sparkring.data.petastorm.converter import SparkDatasetConverter
 from sparkring.data.shards import Shards
 from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS

@@ -141,6 +141,14 @@ def edits(target: Target) -> list[Edit]:
         # and the link fails on a constant that is defined twice.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
+    if target.torch:
+        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit; with one that lacks the runtime's
+        # headers or library, the build would fail. Without a toolkit, Horovod averages tensors in the CPU's memory.
+        has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
+        complete = (
+            "if(Pytorch_CUDA)\n    find_package(CUDAToolkit)\n    set(Pytorch_CUDA ${CUDAToolkit_FOUND})\nendif()\n"
+        )
+        wanted.append(Edit("cmake/Modules/FindPytorch.cmake", has_cuda, has_cuda + complete))
     if target.has_keras_3:
         # Written against XLA headers that these releases no longer ship; only XLA-compiled collectives need it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
