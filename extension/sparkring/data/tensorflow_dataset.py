@@ -50,7 +50,17 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     # Nothing is read ahead behind the last step: what it hands out, the training has.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF  # it is a shard
-    return found.with_options(options)
+    found = found.with_options(options)
+    if data.start.legs:
+        # Keras 3 asks this once, and takes the answer for the length of all epochs; of a data set that does not know
+        # it, it takes the first epoch's. Either way, an epoch ends when its rows do.
+        found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
+    return found
+
+
+def whole_steps(data: Shards) -> int:
+    """The steps of a whole epoch."""
+    return data.resume(data.start._replace(legs=())).steps
 
 
 def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
