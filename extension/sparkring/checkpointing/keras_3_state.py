@@ -20,6 +20,11 @@ from sparkring.runtime import world
 _SEED = "seed_generator_state"
 
 
+def backend() -> str:
+    """What Keras computes with."""
+    return str(sys.modules["keras"].backend.backend())
+
+
 def is_layer(value: Any) -> bool:
     """Is it a layer or a model?"""
     return _made_by_keras(value, "layers", "Layer")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.data.tensors import check_values
+from sparkring.data.tensors import as_int64, check_values
 
 if TYPE_CHECKING:
     from sparkring.data.layout import Batch
@@ -118,9 +118,4 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
 
 def _numbers(name: str, array: Any) -> Any:
     check_values(name, array)
-    return as_int64(array) if array.dtype.kind in "mM" else array
-
-
-def as_int64(array: Any) -> Any:
-    """Times as int64 nanoseconds, those of dates and timestamps since 1970."""
-    return array.astype(f"{array.dtype.kind}8[ns]").view(np.int64)
+    return as_int64(name, array) if array.dtype.kind in "mM" else array
