@@ -49,7 +49,8 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     without a generator; if operations add numbers in varying order, as on GPUs; on another number of ranks; and in the
     random layers of ranks that do not save, which draw their own numbers. Without `data`, the argument of fit() decides
     what the rest of an epoch reads. Under a strategy with several replicas, `data` is refused, and random layers are
-    not changed.
+    not changed. With Keras 3, the backend must be TensorFlow, batches of the first epoch are numbered from 0 for
+    callbacks, and fit() must be given `data.as_tf(…)` itself, not a data set that was made of it with map().
 
     Raises OptionsError, CheckpointError.
     """

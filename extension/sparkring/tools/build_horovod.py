@@ -41,6 +41,12 @@ OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
 OLDEST_SETUPTOOLS = Version("70.1")
 
 
+_WITHOUT_CUDA = (
+    "horovod.torch takes tensors in the CPU's memory only, since no CUDA toolkit with headers and libraries was found. "
+    "For tensors on GPUs, install one and build again with --force --install."
+)
+
+
 class BuildError(SparkringError):
     """Horovod cannot be built or does not load; the message names the next step."""
 
@@ -317,8 +323,9 @@ def _keep(made: Path, place: Path) -> Path:
     return place
 
 
-def install(wheel: Path, target: Target, progress: Progress) -> None:
-    """Put the wheel and what it needs into the running environment, and load it there."""
+def install(wheel: Path, target: Target, progress: Progress) -> str:
+    """Put the wheel and what it needs into the running environment, and load it there. Returns what falls short."""
+    limits = ""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
@@ -332,13 +339,18 @@ def install(wheel: Path, target: Target, progress: Progress) -> None:
     for framework in target.frameworks:
         progress.step(f"Importing horovod.{framework}")
         code = f"import horovod.{framework} as hvd; assert hvd.gloo_built(), 'built without Gloo'"
+        if framework == "torch":
+            code += "; import torch; print(torch.version.cuda is not None and not hvd.cuda_built())"
         env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
         if answer.returncode:
             progress.close()
             reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
             raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it again with --force --install.")
+        if answer.stdout.endswith("True\n"):
+            limits = _WITHOUT_CUDA
         progress.done()
+    return limits
 
 
 def _is_installed(wheel: Path) -> bool:
@@ -370,11 +382,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     cache: Path = options.cache or platformdirs.user_cache_path("sparkring") / "horovod"
     progress = Progress(sys.stderr)
+    limits = ""
     try:
         target = detect()
         wheel = build(target, cache.resolve(), progress, force=options.force, verbose=options.verbose)
         if options.install:
-            install(wheel, target, progress)
+            limits = install(wheel, target, progress)
     except BuildError as error:
         print(f"sparkring-build-horovod: {error}", file=sys.stderr)
         return 1
@@ -386,6 +399,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(wheel)
     else:
         print(f"{target}: {'installed' if options.install else 'built'} from\n  {wheel}")
+        if limits:
+            print(f"  {limits}")
         if not options.install:
             print(f"  To use it: {sys.executable} -m pip install {wheel}")
     return 0
