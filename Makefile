@@ -20,6 +20,9 @@ PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
 INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
 
+# Triton comes with PyTorch's CUDA builds. TensorFlow 2.21 crashes a process that imports it later; only GPUs need it.
+REMOVE_TRITON := $(if $(SET),$(PIP) uninstall --quiet --yes triton)
+
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
@@ -124,6 +127,7 @@ $(FIRST_RING): $(FIRST_PACKAGES)
 
 $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/demo-packages.log 'Installing TensorFlow, Spark and what the demo needs' $(INSTALL) '.[demo]'
+	@$(REMOVE_TRITON)
 	@touch $@
 
 # These include all packages of the demo.
@@ -132,6 +136,7 @@ $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 		$(INSTALL) '.[all,dev]'
 	@# Horovod's Keras 2. It names the package tensorflow, which would overwrite tensorflow-cpu.
 	@$(if $(SET),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
+	@$(REMOVE_TRITON)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
 
 $(HOROVOD_INSTALLED): $(DEMO_PACKAGES) extension/sparkring/tools/build_horovod.py

@@ -13,6 +13,7 @@ import sparkring
 from sparkring import errors
 from sparkring.checkpointing.store import Store
 from sparkring.data import petastorm, tfrecord
+from sparkring.data.petastorm import converter, readers
 from sparkring.data.shards import Shards
 
 FILE = Path(__file__).with_name("reference.md")
@@ -23,7 +24,14 @@ HEAD = """# Reference
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
 """
-PETASTORM = ("make_reader", "make_batch_reader", "make_spark_converter", "SparkDatasetConverter", "check_transform")
+# From their own modules, which can be imported without Petastorm.
+PETASTORM = (
+    readers.make_reader,
+    readers.make_batch_reader,
+    converter.make_spark_converter,
+    converter.SparkDatasetConverter,
+    readers.check_transform,
+)
 MADE_BY_USERS = {
     "HorovodRunner",
     "MirroredStrategyRunner",
@@ -60,7 +68,7 @@ def reference() -> str:
         "## Checkpoints\n\nThe object that `sparkring.checkpoints(…)` returns.\n",
         *_members(Store),
         f"## Petastorm\n\n{_text(petastorm)}",
-        *(_described(name, getattr(petastorm, name)) for name in PETASTORM),
+        *(_described(each.__name__, each) for each in PETASTORM),
         f"## TFRecord\n\n{_text(tfrecord)}",
         *(_described(name, getattr(tfrecord, name)) for name in ("write_tfrecord", "tfrecords", "Records")),
         f"## Errors\n\n{_text(errors)}",

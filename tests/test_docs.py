@@ -21,7 +21,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import sparkring
 from sparkring.checkpointing.store import Store
-from sparkring.data.petastorm import SparkDatasetConverter
+from sparkring.data.petastorm.converter import SparkDatasetConverter
 from sparkring.data.shards import Shards
 from sparkring.data.tfrecord import Records
 from sparkring.frameworks import FRAMEWORKS
@@ -276,6 +276,8 @@ def exists(name: str) -> bool:
     path = "sparkring"
     for part in name.split(".")[1:]:
         path += f".{part}"
+        if path == name and part in dir(thing):
+            return True  # Petastorm's names are listed, and refused on Python 3.13
         if hasattr(thing, part):
             thing = getattr(thing, part)
             continue

@@ -92,7 +92,11 @@ def train(state):
 
 state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 train(state)
-state.epoch, [weights.tolist() for weights in model.get_weights()]
+known = [weights.tolist() for weights in model.get_weights()]
+state.commit()
+model.set_weights([weights + 1 for weights in model.get_weights()])
+state.restore()
+state.epoch, known, [weights.tolist() for weights in model.get_weights()] == known
 """
 
 
@@ -114,6 +118,7 @@ def test_an_elastic_training_with_keras(local):
     first, second = local.run(ELASTIC_KERAS, framework="horovod").values
     assert first == second
     assert first[0] == 3
+    assert first[2]
 
 
 def test_runner_returns_what_rank_0_returned(ring):

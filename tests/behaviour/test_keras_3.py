@@ -76,5 +76,5 @@ def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
     assert first[7] == second[7]
     passes, again = first[9]
     assert "gradient_accumulation_steps=2" in passes
-    assert "wrap it once" in again
+    assert "wrap it only once" in again
     assert abs(first[10] - 0.05) < 1e-6

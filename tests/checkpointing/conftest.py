@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_launcher import received
 
@@ -69,3 +72,12 @@ def nothing_on_its_way():
         flight._thread.join()
     background._on_their_way.clear()
     assert not left, "a save, or its error, was left behind"
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """320 rows in row groups of 50: x counts on."""
+    folder = tmp_path_factory.mktemp("numbered")
+    x = np.arange(320)
+    pq.write_table(pa.table({"x": x.astype("f4"), "y": (x % 7).astype("f4")}), folder / "a.parquet", row_group_size=50)
+    return folder

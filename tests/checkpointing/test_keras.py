@@ -5,8 +5,6 @@ import json
 import sys
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fake_launcher import received
 from versions import keras_2
@@ -87,15 +85,6 @@ def stop_after(batches):
             raise Stop
 
     return tf.keras.callbacks.LambdaCallback(on_train_batch_end=count)
-
-
-@pytest.fixture(scope="module")
-def numbered(tmp_path_factory):
-    """320 rows in row groups of 50: x counts up."""
-    folder = tmp_path_factory.mktemp("numbered")
-    x = np.arange(320)
-    pq.write_table(pa.table({"x": x.astype("f4"), "y": (x % 7).astype("f4")}), folder / "a.parquet", row_group_size=50)
-    return folder
 
 
 def numbered_shards(path, **more):
@@ -273,7 +262,7 @@ def test_replicas_take_no_data(numbered, monkeypatch):
         (lambda: resuming.resume(Memory(), make(), every=0), "every=0: expected"),
         (lambda: resuming.resume(Memory(), make(), every=True), "every=True: expected"),
         (lambda: resuming.resume(Memory(), tf.keras.Sequential([])), "no optimizer"),
-        (lambda: resuming.resume(Memory(), 3), "for a Keras 2 model, not a `int`"),
+        (lambda: resuming.resume(Memory(), 3), "for a Keras model, not a `int`"),
     ],
 )
 def test_what_cannot_be_resumed(wrong, message):
@@ -631,52 +620,3 @@ def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatc
 
 
 # ── on a ring ─────────────────────────────────────────────────────────────────
-
-TRAIN = """
-import horovod.tensorflow.keras as hvd, numpy as np, tensorflow as tf
-from sparkring import checkpoints, shards
-hvd.init()
-
-def make():
-    tf.keras.backend.clear_session()
-    model = tf.keras.Sequential([tf.keras.layers.Dense(8, "relu", input_shape=(2,)), tf.keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)), "mse")
-    return model
-
-def fit(store, seed, stop=0):
-    tf.keras.utils.set_random_seed(seed)
-    model, data, read = make(), shards(path, 16, columns={"x": ["x", "y"], "y": "y"}, dtype="float32"), []
-    resume = store.keras(model, data=data, every=3)
-    def count(batch, logs):
-        read.append(batch)
-        if len(read) == stop:
-            raise KeyError
-    model.fit(data.as_tf("x", "y"), epochs=3, initial_epoch=resume.initial_epoch, verbose=0, callbacks=[
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(), resume,
-        tf.keras.callbacks.LambdaCallback(on_train_batch_end=count)])
-    return [weight.tolist() for weight in model.get_weights()], read, data.epoch
-"""
-
-
-def test_a_ring_goes_on(local, numbered, tmp_path):
-    """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
-    result = local.run(
-        f"""{TRAIN}
-whole = fit(checkpoints(folder + "-whole"), seed=7)
-torn = checkpoints(folder)
-try:
-    fit(torn, seed=7, stop=17)
-except KeyError:
-    torn.wait()
-again = fit(checkpoints(folder), seed=8)
-hvd.shutdown()
-whole, again
-""",
-        namespace={"path": str(numbered), "folder": str(tmp_path / "runs")},
-        framework="horovod",
-    )
-    weights = result.value[0][0]
-    for (whole, _, _), (again, read, epoch) in result.values:
-        assert whole == again == weights
-        assert read == [5, 6, 7, 8, 9, *range(10)]
-        assert epoch == 4

@@ -9,7 +9,7 @@ import pytest
 from fake_launcher import received
 from versions import keras_3
 
-from sparkring import checkpoints
+from sparkring import checkpoints, shards
 from sparkring.checkpointing import keras_3_state
 from sparkring.errors import CheckpointError
 from sparkring.runtime import report
@@ -89,7 +89,7 @@ def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
     store.restore({"optimizer": other.optimizer})
     assert numbers(other.optimizer) == numbers(model.optimizer)
     tree = keras_3_state.take_layer(model, "model")
-    kernels = [array for name, array in keras_3_state.by_name(tree).items() if name.endswith("dense/kernel")]
+    kernels = [array for name, array in keras_3_state.VARIABLES.by_name(tree).items() if name.endswith("dense/kernel")]
     assert np.array_equal(kernels[0], model.layers[0].kernel)
 
 
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
     fit(model)
     tree = keras_3_state.take_layer(model, "model")
     fewer = make(keras, keras.optimizers.SGD())
-    with pytest.raises(CheckpointError, match=r"model: the checkpoint has \d+ variables of the optimizer"):
+    with pytest.raises(CheckpointError, match=r"model: the checkpoint has \d+ arrays for the optimizer"):
         keras_3_state.put_layer(fewer, tree, "model")
     other = make(keras)
     before = numbers(other)
@@ -119,6 +119,67 @@ def test_seeds_of_other_ranks_stay_their_own(keras):
     keras_3_state.put_layer(other, tree, "model")
     for before, after, theirs in zip(own, keras_3_state._seeds(other), keras_3_state._seeds(model), strict=True):
         assert after.numpy().tolist() == [before[0], theirs.numpy()[1]]
+
+
+def resumed_fit(keras, folder, data, seed, *, stop=0, every=7, callbacks=(), **options):
+    """fit() with store.keras(), which ends with a KeyError after `stop` batches."""
+    model, taken, store = make(keras, seed=seed), [], checkpoints(folder)
+    resume = store.keras(model, data=data, every=every)
+
+    def count(batch, logs):
+        taken.append(batch)
+        if len(taken) == stop:
+            store.wait()
+            raise KeyError
+
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    model.fit(data.as_tf("x", "y"), epochs=4, verbose=0, callbacks=[*callbacks, resume, watch], **options)
+    return model, resume, taken
+
+
+def numbered_shards(path):
+    return shards(path, 16, columns={"x": ["x", "y", "x"], "y": "y"}, seed=3, dtype="float32")
+
+
+@pytest.mark.parametrize(("every", "torn"), [(7, 35), ("epoch", 30)])
+def test_a_fit_that_was_torn_goes_on_with_the_same_numbers(keras, numbered, tmp_path, every, torn):
+    """In the middle of an epoch: its rest is taken, the epochs after it are whole, and other callbacks can end it."""
+    whole, history, _ = resumed_fit(keras, tmp_path / "whole", numbered_shards(numbered), 7, every=every)
+    with pytest.raises(KeyError):
+        resumed_fit(keras, tmp_path / "torn", numbered_shards(numbered), 7, every=every, stop=torn)
+    data = numbered_shards(numbered)
+    again, resume, taken = resumed_fit(keras, tmp_path / "torn", data, 1, every=every)
+    assert resume.initial_epoch == 1
+    assert [*map(len, (resume.history["loss"], taken))] == [4, 80 - (35 if every == 7 else 20)]
+    assert taken[:21] == ([*range(5), *range(16)] if every == 7 else [*range(20), 0])
+    assert resume.history["loss"][2:] == history.history["loss"][2:]
+    assert data.epoch == 5
+    assert numbers(again) == numbers(whole)
+    assert numbers(again.optimizer) == numbers(whole.optimizer)
+    assert again._initial_epoch is None  # an attribute of Keras 3.15; of fit() and BackupAndRestore
+
+
+def test_an_end_that_another_callback_wants_and_data_of_unknown_length(keras, numbered, tmp_path):
+    with pytest.raises(KeyError):
+        resumed_fit(keras, tmp_path, numbered_shards(numbered), 7, stop=35)
+    data = numbered_shards(numbered)
+    end = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(end.model, "stop_training", True))
+    assert resumed_fit(keras, tmp_path, data, 1, callbacks=[end])[2] == [*range(5)]
+    model, data = make(keras), numbered_shards(numbered)
+    data = data.resume(data.position(step=15))
+    resume = checkpoints(tmp_path / "other").keras(model, data=data)
+    with pytest.raises(CheckpointError, match=r"Keras does not know how many batches of .* an epoch has"):
+        model.fit(data.as_tf("x", "y").map(lambda x, y: (x, y)), callbacks=[resume])
+
+
+def test_epochs_after_the_rest_of_one_are_whole(keras, numbered):
+    """Also without the callback: Keras 3 would take the rest's length for theirs."""
+    data, taken = numbered_shards(numbered), []
+    data = data.resume(data.position(step=15))
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: taken.append(batch))
+    make(keras).fit(data.as_tf("x", "y"), epochs=3, verbose=0, callbacks=[watch])
+    assert taken == [*range(5), *range(20), *range(20)]
+    assert data.epoch == 4
 
 
 def test_what_keras_writes_is_told(keras, tmp_path, monkeypatch):

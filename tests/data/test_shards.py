@@ -794,7 +794,7 @@ def test_data_elsewhere_is_read_like_data_here(numbered):
 def holes(tmp_path):
     """40 rows in 2 files with 4 row groups in all: only the last group has nulls, in most columns."""
     rows = [
-        {"x": x, "n": x, "b": x % 2 == 0, "s": f"s{x}", "d": datetime.date.fromordinal(x + 1), "r": {"a": x}}
+        {"x": x, "n": x, "b": x % 2 == 0, "s": f"s{x}", "d": datetime.date(2026, 1, 1 + x % 31), "r": {"a": x}}
         for x in range(40)
     ]
     rows[35:] = [{"x": row["x"]} for row in rows[35:]]
@@ -864,6 +864,9 @@ def test_what_is_no_tensor_is_told_with_what_to_do(holes):
         if name in "sd":
             with pytest.raises(DataError, match=f"column `{name}` has nulls, which no tensor can hold.*fill="):
                 list(rest.as_torch(name))
+    early = shards(holes, 5, transform=lambda batch: {"d": (batch["x"] - 3_000_000).astype("M8[D]")})
+    with pytest.raises(DataError, match=r"`d` has times from -.* int64 nanoseconds, from 1677-09-22 to 2262-04-11"):
+        list(early.as_torch("d"))
     for cell in ("data.as_tf('x')", "data = open(); data.as_tf('b')", "data.as_tf(*names)", "data.as_numpy()"):
         data.__sparkring_validate__(2, method_calls(cell, "data"))
     made = shards(holes, 5, transform=lambda batch: {"x": batch["x"], "r": batch["r"]})

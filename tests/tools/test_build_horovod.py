@@ -30,6 +30,9 @@ SAMPLE = {
     "horovod/torch/CMakeLists.txt": (
         'if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")\n    set(CMAKE_CXX_STANDARD 14)\nendif()\n'
     ),
+    "cmake/Modules/FindPytorch.cmake": (
+        'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n\nif (Pytorch_CUDA OR Pytorch_ROCM)\n'
+    ),
     "horovod/tensorflow/CMakeLists.txt": (
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")\n'
         'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
@@ -149,6 +152,14 @@ def test_a_newer_standard_goes_into_both_build_files(source: Path) -> None:
         assert "set(CMAKE_CXX_STANDARD 20)" in text
         assert "set(CMAKE_CXX_STANDARD 14)" not in text
     assert (source / "horovod/tensorflow/CMakeLists.txt").read_text() == tensorflow
+
+
+def test_pytorch_uses_cuda_only_with_a_whole_toolkit(source: Path) -> None:
+    """PyTorch takes an nvcc for one; without the runtime's headers and library, the build would fail."""
+    build_horovod.patch(source, build_horovod.edits(BOTH))
+    text = (source / "cmake/Modules/FindPytorch.cmake").read_text()
+    decided = text.index("set(Pytorch_CUDA ${CUDAToolkit_FOUND})")
+    assert text.index("string(TOUPPER") < decided < text.index("if (Pytorch_CUDA OR Pytorch_ROCM)")
 
 
 def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> None:

@@ -6,9 +6,11 @@ model.fit(data.as_tf("x", "y"), epochs=5, initial_epoch=resume.initial_epoch, ca
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from sparkring.checkpointing import parts, tensorflow_state
+from sparkring.checkpointing import keras_3_state, parts, tensorflow_state
+from sparkring.data.tensorflow_dataset import whole_steps
 from sparkring.errors import CheckpointError, OptionsError
 from sparkring.runtime import report, world
 
@@ -47,24 +49,33 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     without a generator; if operations add numbers in varying order, as on GPUs; on another number of ranks; and in the
     random layers of ranks that do not save, which draw their own numbers. Without `data`, the argument of fit() decides
     what the rest of an epoch reads. Under a strategy with several replicas, `data` is refused, and random layers are
-    not changed.
+    not changed. With Keras 3, the backend must be TensorFlow, batches of the first epoch are numbered from 0 for
+    callbacks, and fit() must be given `data.as_tf(…)` itself, not a data set that was made of it with map().
 
     Raises OptionsError, CheckpointError.
     """
     if every != "epoch" and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise OptionsError(f'every={every!r}: expected "epoch" or a number of batches, at least 1.')
-    if not tensorflow_state.is_model(model):
+    is_keras_3 = keras_3_state.is_model(model)
+    if not (is_keras_3 or tensorflow_state.is_model(model)):
         raise CheckpointError(
-            f"keras() is for a Keras 2 model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
+            f"keras() is for a Keras model, not a `{type(model).__name__}`: use restore(state) and save(step, state)."
         )
-    if not tensorflow_state.is_optimizer(getattr(model, "optimizer", None)):
+    if is_keras_3 and keras_3_state.backend() != "tensorflow":
+        raise CheckpointError(
+            f"keras() needs Keras' backend tensorflow, not {keras_3_state.backend()}: use restore(state) and "
+            "save(step, state)."
+        )
+    state_of = keras_3_state if is_keras_3 else tensorflow_state
+    if not state_of.is_optimizer(getattr(model, "optimizer", None)):
         raise CheckpointError("the model has no optimizer yet: compile it before store.keras(model).")
     if data is not None and tensorflow_state.replicas(model) > 1:
         raise CheckpointError(
             f"the model trains on {tensorflow_state.replicas(model)} replicas, among which TensorFlow splits each "
             "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epochs."
         )
-    tensorflow_state.keep_random(model)
+    if not is_keras_3:  # Keras 3's layers draw from variables
+        tensorflow_state.keep_random(model)
     state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
     if data is not None:
         state["data"] = data
@@ -72,18 +83,18 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     if data is not None and data.start.legs and not data.steps:
         data.ended(data.epoch)  # the rest of the epoch fills no batch on this number of ranks
         state.update(epoch=state["epoch"] + 1, batch=0)
-    kind = type("Resume", (Resume, tensorflow_state.keras_of(model).callbacks.Callback), {})
+    if is_keras_3:
+        bases: tuple[type, ...] = (ResumeKeras3, sys.modules["keras"].callbacks.Callback)
+    else:
+        bases = (ResumeKeras2, tensorflow_state.keras_of(model).callbacks.Callback)
+    kind: Any = type("Resume", bases, {})
     return kind(store, model, data, every, step, state)
 
 
 class Resume:
-    """Starts at the checkpoint's position, and saves what is needed to continue; Keras' Callback is its second base."""
+    """Saves what is needed to continue; Keras' Callback is a second base of its kinds."""
 
-    # Keras then hands over tensors as they are; they are read only when they are saved.
-    _supports_tf_logs = True
-
-    model: Any  # these two Keras sets
-    params: dict[str, Any]
+    params: dict[str, Any]  # Keras sets it
 
     def __init__(
         self, store: Store, model: Any, data: Shards | None, every: str | int, step: int, state: dict[str, Any]
@@ -98,47 +109,6 @@ class Resume:
         self._start: Any = None  # where the data's epoch began, or what was left of it
         self._left = self._taken = 0  # how many batches of that there were, and how many were taken
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        if self._data is not None:
-            self._begin(self._data.start)
-            if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
-                self.params["steps"] = _whole(self._data)
-                self._end_epoch_in_time()
-        if self._first and getattr(self.model, "_training_state", None) is None:
-            self.model._training_state = self  # Keras asks this object where to begin
-        self._epoch, self._batch = -1, 0
-
-    def maybe_load_initial_counters_from_ckpt(
-        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
-    ) -> tuple[int, int]:
-        """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
-        self.model._training_state = None
-        assert self._first is not None
-        (epoch, batch), self._first = self._first, None
-        if initial_epoch > epoch:
-            return initial_epoch, 0
-        if self._data is not None and not steps_per_epoch:
-            # On this number of ranks. Keras takes the last one's number for the length of all epochs.
-            batch = max(0, _whole(self._data) - self._data.steps)
-        self._epoch, self._batch = epoch, batch
-        return epoch, batch
-
-    def _end_epoch_in_time(self) -> None:
-        """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
-        step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
-
-        def step_if_any(iterator: Any) -> Any:
-            if self._batch >= self.params["steps"]:
-                raise StopIteration
-            return step(iterator)
-
-        step_if_any._sparkring = step  # type: ignore[attr-defined]
-        self.model.train_function = step_if_any
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch != self._epoch:
-            self._epoch, self._batch = epoch, 0
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._count(batch + 1 - self._batch)
         self._batch = batch + 1
@@ -147,7 +117,6 @@ class Resume:
             self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
         steps = self.params.get("steps")
         whole = not steps or self._batch >= steps
         if whole:
@@ -182,9 +151,102 @@ class Resume:
         self._saved = self._step
 
 
-def _whole(data: Shards) -> int:
-    """The steps of a whole epoch."""
-    return data.resume(data.start._replace(legs=())).steps
+class ResumeKeras2(Resume):
+    """Starts at the checkpoint's position."""
+
+    # Keras then hands over tensors as they are; they are read only when they are saved.
+    _supports_tf_logs = True
+
+    model: Any  # Keras sets it
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._data is not None:
+            self._begin(self._data.start)
+            if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
+                self.params["steps"] = whole_steps(self._data)
+                self._end_epoch_in_time()
+        if self._first and getattr(self.model, "_training_state", None) is None:
+            self.model._training_state = self  # Keras asks this object where to begin
+        self._epoch, self._batch = -1, 0
+
+    def maybe_load_initial_counters_from_ckpt(
+        self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
+    ) -> tuple[int, int]:
+        """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
+        self.model._training_state = None
+        assert self._first is not None
+        (epoch, batch), self._first = self._first, None
+        if initial_epoch > epoch:
+            return initial_epoch, 0
+        if self._data is not None and not steps_per_epoch:
+            # On this number of ranks. Keras takes the last one's number for the length of all epochs.
+            batch = max(0, whole_steps(self._data) - self._data.steps)
+        self._epoch, self._batch = epoch, batch
+        return epoch, batch
+
+    def _end_epoch_in_time(self) -> None:
+        """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
+        step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
+
+        def step_if_any(iterator: Any) -> Any:
+            if self._batch >= self.params["steps"]:
+                raise StopIteration
+            return step(iterator)
+
+        step_if_any._sparkring = step  # type: ignore[attr-defined]
+        self.model.train_function = step_if_any
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._batch = epoch, 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.train_function = getattr(self.model.train_function, "_sparkring", self.model.train_function)
+        super().on_epoch_end(epoch, logs)
+
+
+_EPOCH_ENDS = object()
+
+
+class ResumeKeras3(Resume):
+    """Starts at the checkpoint's position. Keras 3 cannot begin within an epoch, so its first one is cut short."""
+
+    model: Any  # Keras sets it
+    _before = 0  # the batches of this epoch that were taken before this fit()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._data is not None:
+            if self._data.start.legs and not self.params.get("steps"):
+                raise CheckpointError(
+                    f"Keras does not know how many batches of {self._data.dataset.name} an epoch has, and would take "
+                    "the rest of this one for all: give fit() data.as_tf(…) itself, and shards() the changes of the "
+                    "data as transform=."
+                )
+            self._begin(self._data.start)
+        self._epoch, self._batch = -1, 0
+        if self._first:
+            self.model._initial_epoch = self._first[0]  # fit() asks for it next, also for BackupAndRestore
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._before = epoch, 0
+        if self._first:
+            (first, batch), self._first = self._first, None
+            self.model._initial_epoch = None  # or the next fit() would begin there, too
+            if epoch == first:
+                self._before = batch
+                if self._data is not None and self.params.get("steps") == whole_steps(self._data):
+                    self._before = max(0, self.params["steps"] - self._data.steps)  # on this number of ranks
+        self._batch = self._before
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(self._before + batch, logs)
+        if self._before and self._batch == self.params.get("steps") and not self.model.stop_training:
+            self.model.stop_training = _EPOCH_ENDS
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.model.stop_training is _EPOCH_ENDS:  # and no other callback wants the training to stop
+            self.model.stop_training = False
 
 
 def _read_together(model: Any) -> bool:

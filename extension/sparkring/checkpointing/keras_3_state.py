@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 
 from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
 _SEED = "seed_generator_state"
+
+
+def backend() -> str:
+    """What Keras computes with."""
+    return str(sys.modules["keras"].backend.backend())
 
 
 def is_layer(value: Any) -> bool:
@@ -54,10 +60,7 @@ def _is_keras_3(module: Any) -> bool:
 
 def leaf(variable: Any) -> Any:
     """A copy of what a variable holds now."""
-    found = np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value))
-    if found.dtype.kind == "V":  # bfloat16 and the small floats
-        return Raw(found.dtype.name, found.shape, found.reshape(-1).view(np.uint8))
-    return found
+    return raw_or_array(np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value)))
 
 
 def array(found: Any) -> Any:
@@ -70,46 +73,18 @@ def array(found: Any) -> Any:
     return np.asarray(found)
 
 
+VARIABLES = Variables(
+    name=lambda variable: variable.path,
+    shape=lambda variable: variable.shape,
+    dtype=lambda variable: str(variable.dtype),
+    leaf=leaf,
+    array=array,
+)
+
+
 def put_variable(variable: Any, found: Any, path: str) -> None:
     """Assign a leaf. CheckpointError if it does not fit."""
-    _assign([(variable, found)], path)
-
-
-def by_name(tree: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a layer or an optimizer by the paths of its variables."""
-    return {name: array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
-
-
-def _take(variables: Sequence[Any]) -> dict[str, Any]:
-    return {"names": [variable.path for variable in variables], "values": [leaf(variable) for variable in variables]}
-
-
-def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, advice: str) -> None:
-    names, values = tree["names"], tree["values"]
-    if len(variables) != len(values):
-        raise CheckpointError(
-            f"{path}: the checkpoint has {len(values):,} variables of {what}, but here it has {len(variables):,}. "
-            f"{advice}."
-        )
-    here = [variable.path for variable in variables]
-    if len(set(here)) == len(here) and set(here) == set(names):
-        known = dict(zip(names, values, strict=True))
-        values = [known[name] for name in here]
-    _assign(list(zip(variables, values, strict=True)), path)
-
-
-def _assign(pairs: list[tuple[Any, Any]], path: str) -> None:
-    ready = [(variable, array(found)) for variable, found in pairs]
-    for variable, found in ready:  # all of them, before the first is touched
-        dtype = str(variable.dtype)
-        if tuple(variable.shape) != found.shape or dtype != found.dtype.name:
-            raise CheckpointError(
-                f"{path}: `{variable.path}` has the shape {list(variable.shape)} and the dtype {dtype}, but in the "
-                f"checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the same as when it was saved, "
-                "or start over."
-            )
-    for variable, found in ready:
-        variable.assign(found)
+    VARIABLES.assign([(variable, found)], path, "the variable")
 
 
 # ── layers, models and optimizers ─────────────────────────────────────────────
@@ -125,7 +100,7 @@ def take_layer(layer: Any, path: str) -> dict[str, Any]:
         layer.jax_state_sync()  # during fit(), JAX has the state
     optimizer = getattr(layer, "optimizer", None)
     return {
-        **_take(layer.variables),
+        **VARIABLES.take(layer.variables),
         "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
         "rank": world.world().rank,
     }
@@ -142,7 +117,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
-    _put(layer.variables, tree, path, what, "Make it the same as when it was saved, or start over")
+    VARIABLES.put(layer.variables, tree, path, what, "Make it the same as when it was saved, or start over")
     for variable, before in zip(own_seeds, kept, strict=True):
         variable.assign(np.array([before[0], leaf(variable)[1]], before.dtype))
     optimizer = getattr(layer, "optimizer", None)
@@ -157,7 +132,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
     """Its variables, which include the learning rate and the loss scale."""
-    return _take(optimizer.variables)
+    return VARIABLES.take(optimizer.variables)
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
@@ -169,7 +144,7 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         if trainable is not None
         else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     )
-    _put(optimizer.variables, tree, path, "the optimizer", advice)
+    VARIABLES.put(optimizer.variables, tree, path, "the optimizer", advice)
 
 
 def _seeds(layer: Any) -> list[Any]:

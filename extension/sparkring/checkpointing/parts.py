@@ -475,10 +475,6 @@ def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str,
     return put_and_return
 
 
-def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
-    return {name: tensorflow_state.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
-
-
 # The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
 _KINDS = {
     _PIECE: Kind(
@@ -511,13 +507,13 @@ _KINDS = {
         keras_3_state.is_layer,
         keras_3_state.take_layer,
         _returning(keras_3_state.put_layer),
-        keras_3_state.by_name,
+        keras_3_state.VARIABLES.by_name,
     ),
     "keras 3 optimizer": Kind(
         keras_3_state.is_optimizer,
         lambda value, path: keras_3_state.take_optimizer(value),
         _returning(keras_3_state.put_optimizer),
-        keras_3_state.by_name,
+        keras_3_state.VARIABLES.by_name,
     ),
     "keras 3 variable": Kind(
         keras_3_state.is_variable,
@@ -535,13 +531,13 @@ _KINDS = {
         tensorflow_state.is_optimizer,
         lambda value, path: tensorflow_state.take_optimizer(value),
         _returning(tensorflow_state.put_optimizer),
-        _by_name,
+        tensorflow_state.VARIABLES.by_name,
     ),
     "module": Kind(
         partial(tensorflow_state.is_of_tf, "Module"),  # Keras' layers and metrics, too
-        lambda value, path: tensorflow_state.take(list(value.variables)),
+        lambda value, path: tensorflow_state.VARIABLES.take(list(value.variables)),
         _returning(tensorflow_state.put_module),
-        _by_name,
+        tensorflow_state.VARIABLES.by_name,
     ),
     "random": Kind(
         lambda value: any(source.owns(value) for source in _SOURCES.values()),

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparkring.capture.reducers.tensorflow import seeds_of, variables_of
 from sparkring.checkpointing.tree import Raw
+from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
@@ -76,11 +77,9 @@ def leaf(value: Any) -> Any:
         found = np.asarray(memoryview(tensor))
     except (TypeError, ValueError):  # a dtype without a buffer protocol, a tensor elsewhere
         found = np.asarray(tensor.numpy())
-    if found.dtype.kind == "V":  # bfloat16 and the small floats
-        return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
     if found.dtype.kind in "OS":  # bytes of any length
         return [list(found.shape), found.reshape(-1).tolist()]
-    return found
+    return raw_or_array(found)
 
 
 def array(found: Any) -> Any:
@@ -104,52 +103,23 @@ def tensor(found: Any) -> Any:
     return tf.constant(array(found))
 
 
+VARIABLES = Variables(
+    name=lambda variable: variable.name,
+    shape=lambda variable: None if variable.shape.rank is None else variable.shape.as_list(),
+    dtype=lambda variable: np.dtype(variable.dtype.base_dtype.as_numpy_dtype).name,
+    leaf=leaf,
+    array=array,
+)
+
+
 def put_variable(variable: Any, found: Any, path: str) -> None:
     """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    _assign([(variable, found)], path, "the variable")
+    VARIABLES.assign([(variable, found)], path, "the variable")
 
 
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
     """Assign them. CheckpointError if they are others."""
-    _put(variables_of(module), tree, path, "it", "Build it, or call it once, before restore()")
-
-
-def take(variables: Sequence[Any]) -> dict[str, Any]:
-    """The variables, with their names."""
-    return {"names": [variable.name for variable in variables], "values": [leaf(variable) for variable in variables]}
-
-
-def _put(variables: Sequence[Any], tree: dict[str, Any], path: str, what: str, advice: str) -> None:
-    names, values = tree["names"], tree["values"]
-    if len(variables) != len(values):
-        raise CheckpointError(
-            f"{path}: the checkpoint has {_arrays(len(values))} for {what}, but here it has {len(variables):,}. "
-            f"{advice}."
-        )
-    here = [variable.name for variable in variables]
-    if len(set(here)) == len(here) and set(here) == set(names):
-        # Which layers are trainable changes the order, not the names.
-        by_name = dict(zip(names, values, strict=True))
-        values = [by_name[name] for name in here]
-    _assign(list(zip(variables, values, strict=True)), path, what)
-
-
-def _assign(pairs: list[tuple[Any, Any]], path: str, what: str) -> None:
-    ready = [(variable, array(found)) for variable, found in pairs]
-    for variable, found in ready:  # all of them, before the first is touched
-        dtype = variable.dtype.base_dtype.as_numpy_dtype
-        if not variable.shape.is_compatible_with(found.shape) or np.dtype(dtype) != found.dtype:
-            raise CheckpointError(
-                f"{path}: `{variable.name}` of {what} has the shape {variable.shape.as_list()} and the dtype "
-                f"{variable.dtype.base_dtype.name}, but in the checkpoint it has {list(found.shape)} and "
-                f"{found.dtype.name}. Make it the same as when it was saved, or start over."
-            )
-    for variable, found in ready:
-        variable.assign(found)
-
-
-def _arrays(count: int) -> str:
-    return f"{count:,} array{'' if count == 1 else 's'}"
+    VARIABLES.put(variables_of(module), tree, path, "it", "Build it, or call it once, before restore()")
 
 
 # ── optimizers ────────────────────────────────────────────────────────────────
@@ -160,7 +130,7 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
-        **take(variables_of(optimizer)),
+        **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
         # Of the rank that writes: those of the others are theirs, and lost unless every rank writes.
@@ -179,10 +149,10 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         if trainable is not None
         else "Call optimizer.build(variables) with the trained variables before restore(), or use the same optimizer"
     )
-    _put(variables_of(optimizer), tree, path, "the optimizer", advice)
+    VARIABLES.put(variables_of(optimizer), tree, path, "the optimizer", advice)
     here = _settings(optimizer)
     known = [(here[name], found) for name, found in tree["settings"].items() if name in here]
-    _assign(known, path, "the optimizer")
+    VARIABLES.assign(known, path, "the optimizer")
     helper = getattr(optimizer, "_agg_helper", None)
     if helper is not None and tree["gradients"]:
         import tensorflow as tf
@@ -235,7 +205,7 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
         raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
     return {
-        **take(model.weights),
+        **VARIABLES.take(model.weights),
         "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
         "random": [_random_state(source) for source in _random_sources(model)],
         "rank": world.world().rank,
@@ -251,7 +221,9 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         if not model.built:
             _build(model, tree, path)
-        _put(model.weights, tree, path, "the model", "Make the model the same as when it was saved, or start over")
+        VARIABLES.put(
+            model.weights, tree, path, "the model", "Make the model the same as when it was saved, or start over"
+        )
         optimizer = getattr(model, "optimizer", None)
         if is_optimizer(optimizer):
             if tree["optimizer"] is None:
@@ -273,7 +245,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     Where its configuration names what is neither Keras' own nor registered with it, or there is none: its arrays by
     name. A Lambda layer is Python code, and such from a checkpoint is not run.
     """
-    by_name = {name: array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+    by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
         return by_name
     import tensorflow as tf
@@ -288,7 +260,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     model = keras.models.model_from_json(tree["architecture"])
     if not model.built:
         _build(model, tree, "the model")
-    _put(model.weights, tree, "the model", "the model", "It was saved by another Keras")
+    VARIABLES.put(model.weights, tree, "the model", "the model", "It was saved by another Keras")
     if tree["compile"] is not None:
         config = json.loads(tree["compile"])
         if _known(config, keras):

@@ -33,6 +33,13 @@ def adapt_callbacks(module: types.ModuleType) -> None:
     schedule._adjust_learning_rate = _adjust_learning_rate(schedule._adjust_learning_rate)
 
 
+def adapt_elastic(module: types.ModuleType) -> None:
+    """Make `horovod.tensorflow.elastic` fit for Keras 3: what KerasState commits, goes back to and broadcasts."""
+    state = module.TensorFlowKerasState
+    state._save_model, state._load_model = _save(state._save_model), _load(state._load_model)
+    module._broadcast_model = _broadcast_model(module._broadcast_model)  # type: ignore[attr-defined]
+
+
 def _is_of_keras_3(value: Any, name: str) -> bool:
     keras = sys.modules.get("keras")
     # Keras 2 keeps its version in the same place.
@@ -181,15 +188,60 @@ def _broadcast(real: Any) -> Any:
         import horovod.tensorflow as hvd
         import tensorflow as tf
 
-        variables = [*self.model.variables, *self.model.optimizer.variables]
-        # Seeds stay each rank's own: dropout would drop the same units on all of them.
-        values = [variable.value for variable in variables if variable.name != "seed_generator_state"]
+        values = _shared_values(self.model, self.model.optimizer)
         with tf.device(self.device):
             shared = [value for value in values if value.ref() not in self._local_vars]
             hvd.broadcast_variables(shared, root_rank=self.root_rank)
         self.broadcast_done = True
 
     return on_batch_end
+
+
+def _variables(model: Any, optimizer: Any) -> list[Any]:
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return [*model.variables, *optimizer.variables]
+
+
+def _shared_values(model: Any, optimizer: Any) -> list[Any]:
+    """The values that all ranks begin with. Seeds stay each rank's own: dropout would drop the same units on all."""
+    return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]
+
+
+def _save(real: Any) -> Any:
+    @functools.wraps(real)
+    def save_model(self: Any) -> None:
+        if not _is_of_keras_3(self.model, "Model"):
+            real(self)
+            return
+        self._saved = [variable.numpy() for variable in _variables(self.model, self.optimizer)]
+
+    return save_model
+
+
+def _load(real: Any) -> Any:
+    @functools.wraps(real)
+    def load_model(self: Any) -> None:
+        if not _is_of_keras_3(self.model, "Model"):
+            real(self)
+            return
+        for variable, saved in zip(_variables(self.model, self.optimizer), self._saved, strict=True):
+            variable.assign(saved)
+
+    return load_model
+
+
+def _broadcast_model(real: Any) -> Any:
+    @functools.wraps(real)
+    def broadcast_model(model: Any, optimizer: Any, backend: Any) -> None:
+        if not _is_of_keras_3(model, "Model"):
+            real(model, optimizer, backend)
+            return
+        import horovod.tensorflow as hvd
+
+        hvd.broadcast_variables(_shared_values(model, optimizer), root_rank=0)
+
+    return broadcast_model
 
 
 def _register_local(real: Any) -> Any:

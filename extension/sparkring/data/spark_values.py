@@ -36,6 +36,13 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
     )
 
 
+def time_dtype(kind: DataType) -> Any:
+    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, microseconds from it on."""
+    from pyspark.sql.pandas.types import _to_corrected_pandas_type
+
+    return _to_corrected_pandas_type(kind)
+
+
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
     """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
     from pyspark.sql import Row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.data.tensors import check_values
+from sparkring.data.tensors import as_int64, check_values
 
 if TYPE_CHECKING:
     from sparkring.data.layout import Batch
@@ -52,7 +52,17 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     options.experimental_optimization.inject_prefetch = False
     # The data is a shard already.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return found.with_options(options)
+    found = found.with_options(options)
+    if data.start.legs:
+        # Keras 3 asks this once, and takes the answer for the length of all epochs; of a data set that does not know
+        # it, it takes the first epoch's. Either way, an epoch ends when its rows do.
+        found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
+    return found
+
+
+def whole_steps(data: Shards) -> int:
+    """The steps of a whole epoch."""
+    return data.resume(data.start._replace(legs=())).steps
 
 
 def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
@@ -110,9 +120,4 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
 
 def _numbers(name: str, array: Any) -> Any:
     check_values(name, array)
-    return as_int64(array) if array.dtype.kind in "mM" else array
-
-
-def as_int64(array: Any) -> Any:
-    """Times as int64 nanoseconds; dates and timestamps count from 1970."""
-    return array.astype(f"{array.dtype.kind}8[ns]").view(np.int64)
+    return as_int64(name, array) if array.dtype.kind in "mM" else array

@@ -30,6 +30,23 @@ def check_values(name: str, array: Any) -> None:
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, '…')}.")
 
 
+def as_int64(name: str, array: Any) -> Any:
+    """Times as int64 nanoseconds, those of dates and timestamps since 1970. DataError: they do not fit."""
+    try:
+        found = array.astype(f"{array.dtype.kind}8[ns]")
+        fits = bool((found.astype(array.dtype) == array).all())
+    except OverflowError:  # NumPy says so from 2.5 on
+        fits = False
+    if not fits:
+        limits = "1677-09-22 to 2262-04-11" if array.dtype.kind == "M" else "-106,751 to 106,751 days"
+        raise DataError(
+            f"column `{name}` has times from {array.min()} to {array.max()}, but a tensor holds them as int64 "
+            f"nanoseconds, from {limits}: make other numbers of them in transform=…, or leave these rows out with "
+            "where=…."
+        )
+    return found.view(np.int64)
+
+
 def other_than_text(array: Any) -> str:
     """The type of the first value of an object array that is neither str nor bytes; '' if there is none."""
     return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkring.data.tensorflow_dataset import as_int64
-from sparkring.data.tensors import check_values
+from sparkring.data.tensors import as_int64, check_values
 from sparkring.errors import DataError
 
 if TYPE_CHECKING:
@@ -87,6 +86,6 @@ def _tensor(name: str, array: Any) -> Any:
     if array.dtype.kind in "OSU":
         return array.tolist()
     if array.dtype.kind in "mM":
-        array = as_int64(array)
+        array = as_int64(name, array)
     # torch takes no array that may not be written to, and some are Arrow's own memory.
     return torch.from_numpy(array if array.flags.writeable else np.array(array))

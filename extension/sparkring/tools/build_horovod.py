@@ -41,6 +41,12 @@ OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
 OLDEST_SETUPTOOLS = Version("70.1")
 
 
+_WITHOUT_CUDA = (
+    "horovod.torch takes tensors in the CPU's memory only, since no CUDA toolkit with headers and libraries was found. "
+    "For tensors on GPUs, install one and build again with --force --install."
+)
+
+
 class BuildError(SparkringError):
     """Horovod cannot be built or does not load; the message names the next step."""
 
@@ -141,6 +147,14 @@ def edits(target: Target) -> list[Edit]:
         # and the link fails on a constant that is defined twice.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
+    if target.torch:
+        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit; with one that lacks the runtime's
+        # headers or library, the build would fail. Without a toolkit, Horovod averages tensors in the CPU's memory.
+        has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
+        complete = (
+            "if(Pytorch_CUDA)\n    find_package(CUDAToolkit)\n    set(Pytorch_CUDA ${CUDAToolkit_FOUND})\nendif()\n"
+        )
+        wanted.append(Edit("cmake/Modules/FindPytorch.cmake", has_cuda, has_cuda + complete))
     if target.has_keras_3:
         # Written against XLA headers that these releases no longer ship; only XLA-compiled collectives need it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
@@ -309,8 +323,9 @@ def _keep(made: Path, place: Path) -> Path:
     return place
 
 
-def install(wheel: Path, target: Target, progress: Progress) -> None:
-    """Put the wheel and what it needs into the running environment, and load it there."""
+def install(wheel: Path, target: Target, progress: Progress) -> str:
+    """Put the wheel and what it needs into the running environment, and load it there. Returns what falls short."""
+    limits = ""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
@@ -324,13 +339,18 @@ def install(wheel: Path, target: Target, progress: Progress) -> None:
     for framework in target.frameworks:
         progress.step(f"Importing horovod.{framework}")
         code = f"import horovod.{framework} as hvd; assert hvd.gloo_built(), 'built without Gloo'"
+        if framework == "torch":
+            code += "; import torch; print(torch.version.cuda is not None and not hvd.cuda_built())"
         env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
         if answer.returncode:
             progress.close()
             reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
             raise BuildError(f"horovod.{framework} does not load: {reason}\n  Build it again with --force --install.")
+        if answer.stdout.endswith("True\n"):
+            limits = _WITHOUT_CUDA
         progress.done()
+    return limits
 
 
 def _is_installed(wheel: Path) -> bool:
@@ -362,11 +382,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     cache: Path = options.cache or platformdirs.user_cache_path("sparkring") / "horovod"
     progress = Progress(sys.stderr)
+    limits = ""
     try:
         target = detect()
         wheel = build(target, cache.resolve(), progress, force=options.force, verbose=options.verbose)
         if options.install:
-            install(wheel, target, progress)
+            limits = install(wheel, target, progress)
     except BuildError as error:
         print(f"sparkring-build-horovod: {error}", file=sys.stderr)
         return 1
@@ -378,6 +399,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(wheel)
     else:
         print(f"{target}: {'installed' if options.install else 'built'} from\n  {wheel}")
+        if limits:
+            print(f"  {limits}")
         if not options.install:
             print(f"  To use it: {sys.executable} -m pip install {wheel}")
     return 0

@@ -22,6 +22,7 @@ def prepare() -> None:
     when_imported("horovod.common.elastic", _start_no_notification_service)
     when_imported("horovod._keras", horovod_keras_3.adapt)
     when_imported("horovod._keras.callbacks", horovod_keras_3.adapt_callbacks)
+    when_imported("horovod.tensorflow.elastic", horovod_keras_3.adapt_elastic)
     for name in _LIGHTNING:
         when_imported(name, _count_ranks_as_devices)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from sparkring.data.spark_values import collected, converter, series_of
+from sparkring.data.spark_values import collected, converter, series_of, time_dtype
 from sparkring.wire.ticket import SPARK_SCHEMA
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Values:
             return series_of(column, field.dataType, convert)
         series = column.to_pandas()
         if series.dtype.kind in "mM":
-            return series.astype(f"{series.dtype.kind}8[ns]")
+            return series.astype(time_dtype(field.dataType))
         return convert(series)
 
 

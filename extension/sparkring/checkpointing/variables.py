@@ -1,0 +1,74 @@
+"""Saves the variables of TensorFlow and of Keras to a checkpoint's tree, and assigns them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkring.checkpointing.tree import Raw
+from sparkring.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What a framework calls the properties of its variables, and how their values are read and assigned."""
+
+    name: Callable[[Any], str]
+    # None for a dimension, or all of them, that may be of any length.
+    shape: Callable[[Any], Sequence[int | None] | None]
+    dtype: Callable[[Any], str]
+    leaf: Callable[[Any], Any]
+    array: Callable[[Any], Any]
+
+    def take(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """The variables, with their names."""
+        return {"names": [self.name(variable) for variable in variables], "values": [self.leaf(v) for v in variables]}
+
+    def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """The arrays that take() took, by their names."""
+        return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
+
+    def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
+        """Assign what take() took of the variables of `owner`. CheckpointError, with `advice`, if it does not fit."""
+        names, values = tree["names"], tree["values"]
+        if len(variables) != len(values):
+            arrays = f"{len(values):,} array{'' if len(values) == 1 else 's'}"
+            raise CheckpointError(
+                f"{path}: the checkpoint has {arrays} for {owner}, but here it has {len(variables):,}. {advice}."
+            )
+        here = [self.name(variable) for variable in variables]
+        if len(set(here)) == len(here) and set(here) == set(names):
+            # Which layers are trainable changes the order, not the names.
+            known = dict(zip(names, values, strict=True))
+            values = [known[name] for name in here]
+        self.assign(zip(variables, values, strict=True), path, owner)
+
+    def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
+        """Assign leaves to the variables of `owner`. CheckpointError, before the first is touched, if one differs."""
+        ready = [(variable, self.array(found)) for variable, found in pairs]
+        for variable, found in ready:
+            shape, dtype = self.shape(variable), self.dtype(variable)
+            if not _fits(shape, found.shape) or dtype != found.dtype.name:
+                raise CheckpointError(
+                    f"{path}: `{self.name(variable)}` of {owner} has the shape {shape and list(shape)} and the dtype "
+                    f"{dtype}, but in the checkpoint it has {list(found.shape)} and {found.dtype.name}. Make it the "
+                    "same as when it was saved, or start over."
+                )
+        for variable, found in ready:
+            variable.assign(found)
+
+
+def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
+    return shape is None or (
+        len(shape) == len(found) and all(here in (None, length) for here, length in zip(shape, found, strict=True))
+    )
+
+
+def raw_or_array(found: Any) -> Any:
+    """An array as a leaf: NumPy has no names of its own for bfloat16 and the small floats."""
+    if found.dtype.kind == "V":
+        return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
+    return found
