@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from versions import keras_3
+
+from sparkring.compat.legacy_keras import is_used
 
 FIT = """
 import keras
@@ -76,5 +79,56 @@ def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
     assert first[7] == second[7]
     passes, again = first[9]
     assert "gradient_accumulation_steps=2" in passes
-    assert "wrap it only once" in again
+    assert "already a DistributedOptimizer" in again
     assert abs(first[10] - 0.05) < 1e-6
+
+
+TF_KERAS = """
+import os
+import numpy as np
+import tensorflow as tf
+import tf_keras
+import horovod.tensorflow.keras as hvd
+import sparkring
+
+hvd.init()
+tf_keras.utils.set_random_seed(rank)
+random = np.random.default_rng(rank)
+x = random.random((64, 3)).astype("float32")
+y = x @ np.array([[1.0], [2.0], [3.0]], "float32")
+model = tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(4), tf_keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(tf_keras.optimizers.Adam(0.05)), "mse")
+store = sparkring.checkpoints(folder)
+callbacks = [
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+    hvd.callbacks.MetricAverageCallback(),
+    hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.05, warmup_epochs=1),
+    store.keras(model),
+]
+history = model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+kept = store.load()["model"]
+compiled = kept.optimizer is not None and kept.loss
+equal = all(np.array_equal(a, b) for a, b in zip(kept.get_weights(), model.get_weights()))
+[[w.tolist() for w in model.get_weights()], history.history["loss"], compiled, equal,
+ issubclass(tf.keras.Model, tf_keras.Model), "TF_USE_LEGACY_KERAS" in os.environ]
+"""
+
+
+@keras_3
+def test_horovod_with_tf_keras(local, tmp_path):
+    """A cell that imports tf_keras gets ranks where tf.keras is that, so Horovod's own callbacks fit its models."""
+    pytest.importorskip("tf_keras")
+    result = local.run(TF_KERAS, framework="horovod", namespace={"folder": str(tmp_path)})
+    first, second = result.values
+    assert first[:2] == second[:2]
+    assert first[2:] == ["mse", True, True, True]
+    assert any("tf_keras" in notice.text for notice in result.record.notices)
+
+
+def test_ranks_get_the_keras_that_the_cell_uses():
+    """The decision alone: values of Keras 3 must not meet another Keras."""
+    assert is_used("import tf_keras as keras", ())
+    assert is_used("    from tf_keras.layers import Dense", ())
+    assert is_used("model.fit(x)", {"tf_keras", "numpy"})
+    assert not is_used("import tf_keras", {"keras"})
+    assert not is_used("import keras  # not tf_keras", {"tensorflow"})

@@ -520,7 +520,9 @@ STUBBORN = {
         "ranks 0–2 did not respond",
     ),
     "is frozen": (
-        f"import os, signal, time\nprint('ready')\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}",
+        # It ignores an interrupt that comes before it stops itself.
+        "import os, signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready')\n"
+        f"if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n{FOREVER}",
         "rank 1 did not respond",
     ),
 }
@@ -544,6 +546,19 @@ def test_one_interrupt_that_is_lost(local_gang):
                                    f"except KeyboardInterrupt:\n    pass\n{FOREVER}")  # fmt: skip
     assert "The gang stays up" in said
     assert local_gang.values("kept") == [1, 1]
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import(local_gang, tmp_path):
+    """Half-imported, torch and others with native code could not be used, nor be imported again in the same process."""
+    package = tmp_path / "site-packages" / "imported_once.py"
+    package.parent.mkdir()
+    package.write_text("import sys, time\nassert not hasattr(sys, 'imported')\nsys.imported = True\nprint('ready')\n"
+                       "time.sleep(0.7)\nwhole = True\n")  # fmt: skip
+    local_gang.start(2)
+    local_gang.cell(f"import sys\nsys.path.insert(0, {str(package.parent)!r})")
+    said = interrupted(local_gang, f"import imported_once\n{FOREVER}")
+    assert "The gang stays up" in said
+    assert local_gang.values("__import__('imported_once').whole") == [True, True]
 
 
 def test_a_frozen_rank_is_named(local_gang, monkeypatch):

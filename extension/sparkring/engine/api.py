@@ -77,11 +77,11 @@ def spark(slots: int = 2) -> SparkSession:
     """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
 
     It uses a Java installed with pip if there is no other. LaunchError: there is no Java, or the session has been
-    stopped.
+    stopped, or Spark Connect is all that there is.
     """
     from sparkring.cluster.session import find_session
 
-    return find_session(slots, tell)
+    return find_session(slots, tell, here=False)
 
 
 class HorovodRunner:

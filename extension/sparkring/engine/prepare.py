@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from sparkring.capture.cell import LARGE_BYTES, Captured, capture, captured_call
 from sparkring.capture.names import method_calls
 from sparkring.capture.packing import pack_call
 from sparkring.capture.versions import modules_of, versions
+from sparkring.compat import legacy_keras
 from sparkring.engine import background
 from sparkring.engine.options import Options
 from sparkring.engine.result import RunResult
@@ -93,6 +95,14 @@ def prepare(spec: RunSpec) -> PreparedRun:
         open_launcher(launch, tell)
         # The notebook may change its arrays before ranks have them, those that are started again included.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
+    legacy = (
+        spec.framework == "horovod"
+        and legacy_keras.VARIABLE not in {**os.environ, **dict(options.env)}
+        and legacy_keras.is_used(packed.code, request.modules)
+    )
+    if legacy:
+        environment = {legacy_keras.VARIABLE: "1", **request.run.environment}
+        request = request._replace(run=request.run._replace(environment=environment))
     started = events.RunStarted(
         time.time(),
         run_store.new_id(),
@@ -111,6 +121,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     notices = [f"-n 0 (every task slot, {size} here) is deprecated: give the number of ranks"] if not options.np else []
     notices += [describe.large_value(name, size_bytes) for name, size_bytes in packed.large.items()]
     notices += [spec.notice] if spec.notice else []
+    notices += [legacy_keras.NOTICE] if legacy else []
     return PreparedRun(
         options, request, launch, started, tuple(notices), directory, spec.gang, tuple(spec.ranks), packed.on_result
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import sys
 from collections.abc import Callable
 
 from sparkring.errors import SlotsError
@@ -63,14 +63,20 @@ def slots_table() -> list[tuple[str, ...]]:
         busy = sum(bool(gpu.busy_percent) for gpu in found)
         told = (str(gpu) + (f", {gpu.used_bytes / 1e9:.0f} GB used" if gpu.used_bytes else "") for gpu in found)
         rows.append(("GPUs here (n < 0)", str(len(found)), str(busy), "; ".join(told)))
-    if "pyspark" in sys.modules:
-        from sparkring.cluster.slots import current_slots
+    spark = "Spark (n > 0)"
+    if importlib.util.find_spec("pyspark") is None:
+        return [*rows, (spark, "", "", "pyspark is not installed: `pip install 'sparkring[spark]'`")]
+    from sparkring.cluster.session import only_connect
+    from sparkring.cluster.slots import current_slots
 
-        slots = current_slots()
-        if slots is not None:
-            hosts = ", ".join(sorted(set(slots.hosts)))
-            details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)
-            if slots.gpus_per_task:
-                details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
-            return [*rows, ("Spark (n > 0)", str(slots.total), str(slots.busy), details)]
-    return [*rows, ("Spark (n > 0)", "", "", "no SparkSession; -n 2 starts a local one")]
+    connect = only_connect()
+    if connect:
+        return [*rows, (spark, "", "", connect)]
+    slots = current_slots()
+    if slots is None:
+        return [*rows, (spark, "", "", "no SparkSession; -n 2 starts a local one")]
+    hosts = ", ".join(sorted(set(slots.hosts)))
+    details = f"{slots.master} on {hosts}" + "".join(f"; {holder}" for holder in slots.holders)
+    if slots.gpus_per_task:
+        details += f"; GPUs: {slots.gpus_per_task:g} per task, {slots.gpus_per_executor:g} per executor"
+    return [*rows, (spark, str(slots.total), str(slots.busy), details)]

@@ -19,13 +19,18 @@ def release() -> None:
     """End the communication of every framework that this process has set up; called on all ranks of the gang."""
     for name in ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops"):
         horovod: Any = sys.modules.get(name)
-        if horovod is not None and horovod.is_initialized():
+        if _initialized(horovod):
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_initialized():
+    if _initialized(torch):
         _try(lambda: torch.group.WORLD.abort())  # does it for NCCL, and for Gloo nothing
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
+
+
+def _initialized(framework: Any) -> bool:
+    """Whether the module is there and in use; one that is just being imported may not have the function yet."""
+    return hasattr(framework, "is_initialized") and bool(framework.is_initialized())
 
 
 def _cut_accepted() -> None:

@@ -1,8 +1,9 @@
-"""Runs an action on a module as soon as a rank imports it, without importing it."""
+"""Imports of the user's code: runs an action on a module as soon as a rank imports it; tells that one is under way."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ else:
 
 Action = Callable[[types.ModuleType], object]
 _actions: dict[str, list[Action]] = {}
+_INSTALLED = re.compile(r"/(site|dist)-packages/").search
 
 
 def when_imported(name: str, action: Action) -> None:
@@ -27,6 +29,23 @@ def when_imported(name: str, action: Action) -> None:
         _actions[name].append(action)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def under_way(frame: types.FrameType | None) -> bool:
+    """Whether code that `frame` is in, or was called from, imports an installed package.
+
+    The user's own modules do not count: they may train while they are imported.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if (
+            code.co_name == "<module>"
+            and frame.f_globals.get("__name__") != "__main__"
+            and _INSTALLED(code.co_filename)
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Finder(MetaPathFinder):

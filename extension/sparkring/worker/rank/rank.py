@@ -27,7 +27,7 @@ from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
-from sparkring.worker.rank import children, collectives, displays, libraries, shell
+from sparkring.worker.rank import children, collectives, displays, imports, libraries, shell
 from sparkring.worker.rank.cell import run_cell
 from sparkring.worker.rank.failures import as_failure
 
@@ -58,6 +58,7 @@ class Rank:
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
+        self.interrupt_waits = False  # for the end of an import
         report.connect(self.tell)
         displays.connect(self.tell)
         quiet.silence_when_imported()
@@ -75,8 +76,9 @@ class Rank:
                 self.home.send(message)
 
     def listen(self) -> None:
-        """In a thread: take messages in, and see to it that a line without its end is shown in time."""
+        """In a thread: take messages in, show a line without its end in time, and repeat an interrupt that waits."""
         flushing = threading.Lock()
+        main_thread = threading.main_thread().ident or 0
         # A fork must not happen while this thread is inside a stream's lock: the child would
         # inherit it locked and hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
@@ -84,6 +86,8 @@ class Rank:
             readable, _, _ = select.select([self.home], [], [], FLUSH_EVERY_S)
             with flushing:
                 _flush()
+            if self.interrupt_waits:
+                signal.pthread_kill(main_thread, signal.SIGINT)  # interrupt() decides again
             if not readable:
                 continue
             try:
@@ -136,7 +140,7 @@ class Rank:
             self.prepare(request)
             try:
                 # Anew for each request: the cell before may have set its own.
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGINT, self.interrupt)
                 try:
                     value = self.compute(request)
                 except SystemExit as end:
@@ -149,6 +153,7 @@ class Rank:
                 _finish_checkpoints()
             finally:
                 signal.signal(signal.SIGINT, _pass_over)
+                self.interrupt_waits = False
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.report_value(value, request.pull)
@@ -164,6 +169,16 @@ class Rank:
             _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
+
+    def interrupt(self, number: int, frame: types.FrameType | None) -> None:
+        """SIGINT while the user's code runs.
+
+        An installed package is first imported to its end. Half-imported, a package with native code such as torch could
+        not be used any more, nor be imported again. If that takes too long, the driver gives the rank up.
+        """
+        self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
+        if not self.interrupt_waits:
+            raise KeyboardInterrupt
 
     def prepare(self, request: messages.Run) -> None:
         """Set up what a request asks for: checkpoints, displays, the notebook's state, environment, autolog."""
