@@ -12,7 +12,7 @@ from sparkring.wire.messages import Exited, GpuUsage, Output, RankFailure, Stack
 
 Shown = Output | messages.Display | GpuUsage | Stack | TimelinePiece | messages.Told
 
-# The event of a message whose fields it has, in the same order.
+# Messages, and the events that have the same fields in the same order.
 _SAME_FIELDS: dict[type[Shown], type[Event]] = {
     messages.UserMessage: events.Message,
     messages.Metrics: events.Metrics,
@@ -55,7 +55,7 @@ def as_failure(report: RankFailure) -> Failure:
 
 
 def exit_failure(exited: Exited) -> Failure:
-    """A rank's process ended before the cell did."""
+    """The failure of a rank whose process ended before the cell did."""
     peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
         advice = "The process ended itself, with os._exit() or in a library that calls exit()."
