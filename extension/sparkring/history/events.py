@@ -21,7 +21,7 @@ from sparkring.wire.messages import Stream as Stream
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 
-CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
+CAPTURED_KEPT = 200  # names: they are all saved on one line of the run's events
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,11 @@ class RankEvent(Event):
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """The run exists; `code` is what the user wrote, its first line the magic's own.
+    """The run exists; `code` is what the user wrote, and its first line is the magic's.
 
-    `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
-    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` is what went along,
-    of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
+    `ranks` are those that the cell runs on, empty for all. `warm`: the run is on a gang whose ranks are up already.
+    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` are the names that
+    were sent along, at most CAPTURED_KEPT; `versions` are names and versions of packages installed at the driver.
     """
 
     run_id: str
@@ -128,7 +128,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class AttemptStarted(Event):
-    """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
+    """Attempt `number` (from 1) of a run that can restart is started, with `size` ranks.
 
     `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
     """
@@ -143,7 +143,7 @@ class AttemptStarted(Event):
 class AttemptEnded(Event):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
-    `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
+    `failed_rank` is the rank whose failure ended it; None if none failed, such as when the ring is to grow.
     """
 
     number: int
@@ -170,7 +170,7 @@ class RankStarted(RankEvent):
 
 @dataclass(frozen=True)
 class Output(RankEvent):
-    """Bytes that a rank wrote: whole lines where the rank wrote whole lines in time."""
+    """Bytes that a rank wrote: whole lines, unless the end of a line takes too long."""
 
     stream: Stream
     data: bytes
@@ -205,7 +205,7 @@ class Message(RankEvent):
 class Metrics(RankEvent):
     """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
 
-    `step` counts from 1 within the epoch under Keras, and is what the user says under log().
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
     """
 
     values: dict[str, float]
@@ -218,7 +218,7 @@ class Metrics(RankEvent):
 
 @dataclass(frozen=True)
 class GpuUsed(RankEvent):
-    """How one of a rank's GPUs is used, by whichever process; None is what its driver does not tell."""
+    """How one of a rank's GPUs is used, by all processes together; None for what its driver does not tell."""
 
     address: str
     name: str
@@ -233,7 +233,7 @@ class DataOpened(RankEvent):
 
     `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
     ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
-    is a digest of what the files were when they were opened. What is not known is '' or 0.
+    is a digest of what the files were when they were opened. Unknown values are '' or 0.
     """
 
     reader: int
@@ -250,9 +250,9 @@ class DataOpened(RankEvent):
 
 
 class Piece(NamedTuple):
-    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
+    """Rows of one file and row group (numbers from 0; row group -1: the whole file) that a rank reads in a row.
 
-    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
+    If there are many row groups, `groups` neighbours are one piece, which has the number of the first.
     """
 
     file: int
@@ -266,7 +266,7 @@ class DataPlanned(RankEvent):
     """What a rank is to read in an epoch (from 1), in its order.
 
     `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
-    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
+    read before this reader was made. Rows are handed out in order, or shuffled within each `window` rows.
     """
 
     reader: int
@@ -278,16 +278,16 @@ class DataPlanned(RankEvent):
 
     @functools.cached_property
     def rows(self) -> int:
-        """How many these are."""
+        """The number of rows in all pieces."""
         return sum(piece.rows for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class DataRead(RankEvent):
-    """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
+    """How far a rank has read in an epoch (from 1): rows, steps and bytes since it began, and the planned numbers.
 
     `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
-    waited for batches in this epoch. What is not known is None or ''.
+    waited for batches in this epoch. Unknown values are None or ''.
     """
 
     reader: int
@@ -308,8 +308,8 @@ class CheckpointSaved(RankEvent):
     """A checkpoint is whole and can be read.
 
     `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
-    the call to the commit, `blocked_s` what of it the training waited for. `metrics` are those that came with it.
-    `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
+    the call to the commit, `blocked_s` the part for which training waited. `metrics` are those saved with it. `kind`
+    says what wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, and `step` is then the epoch.
     """
 
     folder: str
@@ -334,7 +334,7 @@ class CheckpointFailed(RankEvent):
 
 @dataclass(frozen=True)
 class CheckpointDamaged(RankEvent):
-    """A checkpoint was found torn, cut or changed, and passed over."""
+    """A checkpoint was found damaged, and skipped."""
 
     folder: str
     name: str
@@ -364,8 +364,8 @@ class CheckpointRemoved(RankEvent):
 class TimelinePart(RankEvent):
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
-    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
-    record.
+    `last` ends the stream. `cut` is the number of bytes of the file that were left out as too many. The bytes go into
+    the run's folder, not into its record.
     """
 
     data: bytes
@@ -386,7 +386,7 @@ class TensorTimes:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of the four times."""
         return self.negotiating_s + self.waiting_s + self.copying_s + self.reducing_s
 
 
@@ -394,7 +394,7 @@ class TensorTimes:
 class Lateness:
     """How often a rank was the last to be ready, and how long all others had been by then.
 
-    What passed while they waited for it with several tensors counts once.
+    Time in which they waited for it with several tensors counts once.
     """
 
     rank: int
@@ -404,12 +404,12 @@ class Lateness:
 
 @dataclass(frozen=True)
 class TimelineSaved(Event):
-    """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
+    """Horovod's timeline of an attempt is in the run's folder as `name`; the other fields summarise it.
 
-    `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
-    furthest counts, reducing before copying, that before waiting for data, that before negotiating, and `elsewhere_s`
-    is when nothing was under way, as while gradients are computed. `slowest` are the tensors that took longest, `late`
-    the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    `wall_s` is from its first event to its last, and is the sum of the five that follow. Each moment counts for the
+    operation that was furthest along: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s`
+    is the time without any, as while gradients are computed. `slowest` are the tensors that took longest, `late` the
+    ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
     name: str
@@ -491,7 +491,7 @@ def to_json(event: Event, **more: Any) -> str:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
+    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind = _BY_NAME[found["type"]]
     known = _known(kind, found)
     for name in known.keys() & _FROM_JSON.keys():
@@ -528,7 +528,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """A failure as version 0.1 saved it, with the cause that it had spread over several fields and the summary."""
+    """A failure that version 0.1 saved, in today's form: 0.1 spread the cause over several fields and the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None
