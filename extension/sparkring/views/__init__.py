@@ -16,13 +16,13 @@ from sparkring.runtime.kernel import in_notebook
 
 
 class Quiet:
-    """Shows nothing: the result tells, or the exception."""
+    """Shows nothing: the result or the exception is enough."""
 
     def refresh(self, record: RunRecord) -> None:
-        """Pass over it."""
+        """Show nothing."""
 
     def close(self, record: RunRecord) -> None:
-        """Pass over it."""
+        """Show nothing."""
 
     def again(self, record: RunRecord) -> None:
         """Show the run, since the user has asked for it."""

@@ -58,7 +58,7 @@ def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows` in aligned columns, those of numbers and sizes to the right."""
+    """`rows` in aligned columns; numbers and sizes are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = _numeric(cells, len(headers))
     widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
