@@ -33,15 +33,15 @@ Stream = Literal["stdout", "stderr"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
-    "exception",  # which says nothing about another attempt
+    "exception",  # any other one: another attempt may succeed
     "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the one that the attempt went on from
+    "damaged checkpoint",  # the one that the attempt continued from
     "echo",  # of another rank's end: a collective broke
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
     "signal",
     "out of memory",  # a MemoryError, or a process that was killed for its memory
-    "lost",  # the rank's member went away without a word
+    "lost",  # the rank's member is gone, without an Exited message
 ]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
@@ -181,7 +181,7 @@ class Run(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the collectives that the rank, or another one, waits in."""
+    """End the rank's collectives, so that neither it nor another rank waits in one any longer."""
 
 
 class Leave(NamedTuple):
@@ -192,7 +192,7 @@ class Leave(NamedTuple):
 
 
 class SetEnvironment(NamedTuple):
-    """Variables that the member has set for all requests to come, unless the notebook has others."""
+    """Variables that the member sets for all requests to come; they override those of the notebook."""
 
     variables: dict[str, str]
 
@@ -204,7 +204,7 @@ class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
 
     `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of
-    those that the rank has for itself. `packages` are installed there, None for the notebook's own Python.
+    those that the rank has for itself. `packages` are those of the rank's Python, None if it is the notebook's own.
     """
 
     member: Count
@@ -223,14 +223,14 @@ class Beat(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Bytes that the rank wrote: whole lines where the rank wrote whole lines in time."""
+    """Bytes that the rank wrote: whole lines, unless the end of a line takes too long."""
 
     stream: Stream
     data: Buffer
 
 
 class GpuUsage(NamedTuple):
-    """How a GPU is used, by whichever process; None is what NVML does not tell. Sent when it changes."""
+    """How a GPU is used, by all processes together; None for what NVML does not tell. Sent when it changes."""
 
     address: str
     name: str
@@ -251,7 +251,7 @@ class Stack(NamedTuple):
 
 
 class TimelinePiece(NamedTuple):
-    """A piece of the rank's timeline, of one zlib stream; `last` ends it, and `cut` is how many bytes had no room."""
+    """A piece of the rank's timeline, of one zlib stream; `last` ends it, and `cut` is how many bytes were left out."""
 
     last: bool
     cut: Count
@@ -273,7 +273,7 @@ class Exited(NamedTuple):
 class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
-    Names that the rank's `__main__` has now and had not before, whether all that was sent was `loaded`, a free port.
+    `names_bound` are new in the rank's `__main__`, `loaded` says whether it has all that was sent, `port` is free.
     """
 
     names_bound: tuple[str, ...]
@@ -445,7 +445,7 @@ class CheckpointFailed(NamedTuple):
 
 
 class CheckpointDamaged(NamedTuple):
-    """A checkpoint was found torn, cut or changed, and passed over."""
+    """A checkpoint was found damaged, and skipped."""
 
     folder: str
     name: str
@@ -534,7 +534,7 @@ Converter = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
-    """How a kind of message is decoded: its fields in JSON, and its binary ones with whether they are `Buffers`."""
+    """How a kind of message is decoded: its fields in JSON, and its binary fields, with whether each is `Buffers`."""
 
     converters: dict[str, Converter]
     binary: dict[str, bool]
@@ -588,7 +588,7 @@ def _float(value: Any) -> float:
 def _checked(
     kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """What `make` makes of a value of the `kind`, which is `within` these; without `make` the value itself."""
+    """A converter of values that must be of type `kind` and in `within`; without `make`, the value is kept as it is."""
 
     def convert(value: Any) -> Any:
         if type(value) is not kind or (within is not None and value not in within):
@@ -599,7 +599,7 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """What `make` makes of a list with an item for each of the converters."""
+    """A converter of lists with an item for each of `converters`; `make` gets the list of converted items."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):
