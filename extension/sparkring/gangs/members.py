@@ -54,7 +54,7 @@ class Members:
         return [member for member in range(self.size) if member not in self._hellos]
 
     def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
-        """Give each member its rank: with `by_node`, a node's ranks are neighbours; else ranks follow the members' order.
+        """Give each member its rank: with `by_node`, a node's ranks are neighbours; else member i has rank i.
 
         Returns the message for each member. With `pins_gpus`, ranks see only the GPUs of their node's ranks.
         """
