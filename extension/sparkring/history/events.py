@@ -250,7 +250,7 @@ class DataOpened(RankEvent):
 
 
 class Piece(NamedTuple):
-    """Rows of one file and row group (numbers from 0; row group -1: the whole file) that a rank reads in a row.
+    """Rows of one row group of one file that a rank reads; numbers are from 0, and row group -1 is the whole file.
 
     If there are many row groups, `groups` neighbours are one piece, which has the number of the first.
     """
@@ -364,8 +364,8 @@ class CheckpointRemoved(RankEvent):
 class TimelinePart(RankEvent):
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
-    `last` ends the stream. `cut` is the number of bytes of the file that were left out as too many. The bytes go into
-    the run's folder, not into its record.
+    `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. The bytes
+    go into the run's folder, not into its record.
     """
 
     data: bytes

@@ -109,7 +109,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the course of the run; `last` is its last value in the table, unlike the last point, a mean.
+    """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
 
     `ranks` are each rank's pairs of x and value, where these differ and are few enough to be told apart. `undone` are
     the means of what was lost in restarts: a line for each attempt that lost epochs or steps.
@@ -288,7 +288,7 @@ def last(record: RunRecord) -> dict[str, Spread]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean, minimum and maximum of some values; if one is not finite, this one for all three."""
+    """The mean, minimum and maximum of some values; if one is not finite, it is returned for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])

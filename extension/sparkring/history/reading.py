@@ -16,7 +16,7 @@ from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
-STARVED = 0.5  # a rank that waits for data more than this part of its time
+STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
 JUDGED_AFTER_S = 1.0  # into an epoch: every rank has to wait for its first batch
 EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
@@ -120,7 +120,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank's later reader of the same data replaces the earlier one: with an evaluation, there are many.
+            # A rank's later reader of the same data replaces the earlier one, as for an evaluation in every epoch.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 

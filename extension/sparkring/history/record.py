@@ -25,7 +25,7 @@ TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # the last lines of the rank that ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
-STACK_HOLDS_S = 1.0  # without this, a rank that prints all the time would never have a stack
+STACK_HOLDS_S = 1.0  # a stack is kept at least this long: some ranks print all the time
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
@@ -45,7 +45,7 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 class Checkpoint(NamedTuple):
     """A checkpoint that this run saved, or that it found damaged, and what has become of it.
 
-    `attempt` is the one that saved it, 0 if none is listed or for an earlier run; `reason` says what is wrong with it.
+    `attempt` is the one that saved it; 0 for an earlier run, or if the run lists none. `reason` says what is wrong.
     """
 
     saved: events.CheckpointSaved

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def interrupted(what: str) -> KeyboardInterrupt:
-    """The KeyboardInterrupt to raise; IPython shows it without frames of ours."""
+    """The KeyboardInterrupt to raise; IPython shows it without sparkring's frames."""
     message = f"sparkring: interrupted, {what}"
     error: Any = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]

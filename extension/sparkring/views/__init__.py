@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-This is imported with the runner, even on ranks, so the modules that draw are imported when they are used: executors
-need not have their libraries.
+This module is imported with the runner, even on ranks. So the modules that draw are imported only when they are used:
+executors need not have the libraries for drawing.
 """
 
 from __future__ import annotations

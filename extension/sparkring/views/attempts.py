@@ -12,7 +12,7 @@ REASON_CHARACTERS = 300
 
 
 class Chapter(NamedTuple):
-    """One attempt in words; `state` is that of its end, `last_lines` what the rank that ended it printed last."""
+    """One attempt in words; `state` is that of its end, `last_lines` are those of the rank that ended it."""
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
     line: str

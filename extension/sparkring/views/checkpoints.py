@@ -105,7 +105,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 kept`."""
+    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 there`."""
     found = [
         each.saved
         for each in record.checkpoints

@@ -83,7 +83,7 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
     def line(tag: str, row: Sequence[str]) -> str:
-        # An empty header cell is no header.
+        # An empty header cell is not a header.
         tags = [tag if cell else "td" for cell in row]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 

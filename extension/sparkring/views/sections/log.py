@@ -52,7 +52,7 @@ def pre(found: Sequence[Shared]) -> str:
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # whichever of them was first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, whichever was first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)

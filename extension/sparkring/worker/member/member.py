@@ -322,7 +322,7 @@ class Member:
             try:
                 more = os.read(self.stack_fd, 65536)
                 if not more:
-                    break  # it has just ended
+                    break  # the rank has just ended
                 text += more
                 quiet_since = time.monotonic()
             except BlockingIOError:

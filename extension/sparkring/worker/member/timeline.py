@@ -55,7 +55,7 @@ class TimelineFile:
 
 
 def prefix(member: int) -> str:
-    """How the name of a folder begins that the member with this process id makes; the rest is random."""
+    """The beginning of the name of the folder of the member with this process id; the rest is random."""
     return f"sparkring-timeline-{member}-"
 
 

@@ -45,7 +45,7 @@ class Rank:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # Importing a framework makes objects that stay: with Python's 700, collections take a fifth of that time.
+        # Importing a framework makes objects that stay: with Python's 700, collections would take a fifth of the time.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
@@ -257,7 +257,7 @@ def _finish_checkpoints() -> None:
 
 
 def _fresh_main() -> dict[str, Any]:
-    """Make a new `__main__` and return its namespace, which is that of cells and of what is pickled by value."""
+    """Make a new `__main__`, for cells and for what is pickled by value; returns its namespace."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
@@ -282,7 +282,7 @@ def _open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. SIG_IGN would be inherited by processes that are started."""
+    """Ignore SIGINT before and after the user's code. Not with SIG_IGN, which child processes would inherit."""
 
 
 def _flush() -> None:
