@@ -8,7 +8,7 @@ from __future__ import annotations
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
-# Gloo's own limit is 30 s, and also bounds how long one rank may come later than another to
+# Gloo's default is 30 s. The timeout also limits how much later than another a rank may call
 # hvd.init(). A lost rank ends the gang anyway, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
@@ -27,12 +27,12 @@ class Horovod(Framework):
         """,
         "model, x, y",
     )
-    # Rank 0 alone writes the file, but a ring hangs whose ranks do not agree that there is one. Only what is negotiated
-    # anew says which rank came when, so the cache of responses is off.
+    # Only rank 0 writes the file, but a ring hangs unless the variable is set on all of its ranks. Cached responses
+    # do not show when each rank was ready, so the cache is off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
-        from sparkring.frameworks.rendezvous import Store  # and an HTTP server, which only the driver needs
+        from sparkring.frameworks.rendezvous import Store  # imports an HTTP server, which only the driver needs
 
         super().__init__(host, bind_host, endpoints)
         self._store = Store(bind_host, peers={endpoint.seen_as for endpoint in endpoints}, ranks=len(endpoints))

@@ -61,7 +61,7 @@ class _Server(ThreadingHTTPServer):
             self.handle_request()
 
     def server_bind(self) -> None:
-        # HTTPServer's own looks up the host's name, which can take seconds.
+        # HTTPServer.server_bind() looks up the host's name, which can take seconds.
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a peer that breaks off is no news here: its member tells of it
+        pass  # nothing to report here: if a rank is lost, its member reports it
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200)
 
     def do_DELETE(self) -> None:
-        # It must really be gone: a second hvd.init() would find the addresses of the first.
+        # The key must really be removed: a second hvd.init() would find the addresses of the first.
         place = self._place()
         if place is not None:
             self.server.values.pop(place, None)

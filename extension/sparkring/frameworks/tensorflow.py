@@ -1,6 +1,6 @@
 """TensorFlow's own strategies: TF_CONFIG, which MultiWorkerMirroredStrategy reads.
 
-Its form is that of tf.distribute.cluster_resolver.TFConfigClusterResolver's documentation.
+Its format is documented under tf.distribute.cluster_resolver.TFConfigClusterResolver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorFlow(Framework):
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:
         super().__init__(host, bind_host, endpoints)
-        # For good: a process has one server, which a strategy of a later cell finds again.
+        # Fixed for the gang's life: a process has one server, which strategies of later cells use again.
         self._workers = [f"{endpoint.address}:{endpoint.port}" for endpoint in endpoints]
 
     def environment(self, world: World, start: Start) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Torch(Framework):
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         if interface:
-            # Else gloo takes what the host's name resolves to, and NCCL passes loopback over.
+            # Otherwise Gloo uses the address that the host's name resolves to, and NCCL skips loopback.
             found["GLOO_SOCKET_IFNAME"] = found["NCCL_SOCKET_IFNAME"] = interface
         return found
 

@@ -9,14 +9,14 @@ from sparkring.history.events import Event, Failure, RankFailed, RankFinished, R
 from sparkring.runtime.resume_point import Here
 from sparkring.wire.messages import Buffers, Done, RankNews, Run
 
-SETTLE_S = 0.15  # after an exception, wait this long for a rank that died without a word: that is the cause
+SETTLE_S = 0.15  # after an exception, wait this long for news of a rank that died: its death is then the cause
 
 
 class Request(NamedTuple):
-    """What ranks are to run, and for which framework: `run` is the same for all ranks, but for what is a rank's own.
+    """What ranks are to run, and with which framework; `run` does not yet have what differs from rank to rank.
 
-    `modules` are the packages that ranks import for the values, `sent` the names that a cell is sent. `timeline`: the
-    framework is to record one. `restarts` of at most `max_restarts` are those of the ranks so far in this run.
+    `modules` are the packages that ranks import for the values, `sent` the names whose values are sent. `timeline`:
+    the framework is to record one. `restarts` is the number of restarts so far in this run, of at most `max_restarts`.
     """
 
     run: Run
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     max_restarts: int = 0
 
     def going_on(self, here: Here) -> Request:
-        """The request for ranks whose checkpoints are `here`."""
+        """The same request for ranks that save to, and continue from, the checkpoints of `here`."""
         return self._replace(run=self.run._replace(checkpoints=here))
 
 
@@ -41,9 +41,9 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """Which of several failures is the cause, lowest first.
+    """A failure's priority as the cause of an execution's end: of several failures, the lowest is the cause.
 
-    0 for what no other rank's end can bring about, 2 for what looks like a consequence of one, 1 in between.
+    0 if another rank's end cannot have caused it, 2 if it looks like a consequence of one, 1 otherwise.
     """
     if failure.cause == "echo":
         return 2
@@ -58,10 +58,10 @@ class Execution:
         self.ranks = ranks
         self.values: dict[int, dict[str, Value]] = {}  # by rank and name; "" is the last expression
         self.missing: list[str] = []  # names to pull that the first of the ranks does not have
-        self.names: set[str] = set()  # that the ranks have bound, as far as they have told
-        self.loaded: set[int] = set()  # the ranks that have taken in all that was sent, as far as they have told
+        self.names: set[str] = set()  # names that the ranks have bound, as far as they have reported
+        self.loaded: set[int] = set()  # the ranks that have loaded all that was sent, as far as they have reported
         self.failures: dict[int, Failure] = {}
-        self.stopped: set[int] = set()  # they came back from an interrupt
+        self.stopped: set[int] = set()  # ranks that returned from an interrupt
         self.interrupted = False
         self._decide_at: float | None = None
 
@@ -72,14 +72,14 @@ class Execution:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that have not come to any end yet."""
+        """The ranks that have neither finished nor failed nor been stopped."""
         return [
             rank for rank in self.ranks if not (rank in self.values or rank in self.failures or rank in self.stopped)
         ]
 
     @property
     def failed_rank(self) -> int | None:
-        """The rank whose failure ends the execution, once that can be told."""
+        """The rank whose failure ends the execution; None if there is none, or it is not decided yet."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
         # The first to fail, unless it only echoes another: dicts keep the order of arrival.
@@ -87,7 +87,7 @@ class Execution:
 
     @property
     def decides_in_s(self) -> float | None:
-        """When failed_rank may be known without further news; None if that is not what it waits for."""
+        """In how many seconds failed_rank is decided without further news; None if no decision is pending."""
         return None if self._decide_at is None else max(0.01, self._decide_at - time.monotonic())
 
     def heard(self, rank: int, news: RankNews) -> None:
@@ -105,9 +105,9 @@ class Execution:
         return [RankFinished(time.time(), rank, done.repr)]
 
     def failed(self, rank: int, failure: Failure) -> list[Event]:
-        """The rank has ended before its time, unless that is known, or of no matter any more.
+        """Note that a rank has failed, and return the events; none if it had already failed or been stopped.
 
-        A rank that dies after it has finished is of matter: others may wait for it.
+        The death of a rank that has finished counts as well: others may wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

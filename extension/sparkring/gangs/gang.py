@@ -28,9 +28,9 @@ from sparkring.runtime.world import World
 from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
-SILENT_LIMIT_S = 30.0  # a member beats every 2 s
-TIMELINE_S = 20.0  # between two pieces of a timeline, or the last one and Exited: reading the file takes time
-LOST_WAIT_S = 2.0  # Spark can say why a task has ended a moment after its member is gone
+SILENT_LIMIT_S = 30.0  # a member sends a Beat every 2 s
+TIMELINE_S = 20.0  # at most between two pieces of a timeline, or the last one and Exited: reading the file takes time
+LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its member is gone
 
 
 class Gang:
@@ -44,8 +44,8 @@ class Gang:
         self._inbox = Inbox(size, self._members.admit)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
-        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each: members tell changes only
-        self._early: list[Arrival] = []  # of ranks that have no number yet
+        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each GPU: members report only changes
+        self._early: list[Arrival] = []  # from members that have no rank yet
         self._untold: list[Event] = []  # what poll() returns first
         self._started = self._polled = time.monotonic()
         self._timeline_until = 0.0
@@ -83,7 +83,7 @@ class Gang:
         return self.execution
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What has happened: waits up to `timeout_s` for the first event, then takes what is there."""
+        """Return what has happened: wait up to `timeout_s` for the first event, then take what is there."""
         found, self._untold = self._untold, []
         if self.execution is not None and self.execution.decides_in_s is not None:
             timeout_s = min(timeout_s, self.execution.decides_in_s)
@@ -96,7 +96,7 @@ class Gang:
         self._inbox.wake()
 
     def close(self) -> None:
-        """End what is left, wait until it has ended, and release everything; a second time there is nothing to do."""
+        """End what is left, wait until it has ended, and release everything. A second call does nothing."""
         if self.closed:
             return
         self._stopping = True
@@ -112,7 +112,7 @@ class Gang:
             self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
         self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that reads nothing does not read Stop either
 
-    # ── what is known of it ───────────────────────────────────────────────────
+    # ── state ─────────────────────────────────────────────────────────────────
 
     @property
     def up(self) -> bool:
@@ -150,14 +150,14 @@ class Gang:
     # ── orders ────────────────────────────────────────────────────────────────
 
     def interrupt(self) -> None:
-        """Interrupt what the ranks still run of this request, as Ctrl-C would."""
+        """Interrupt the ranks that are still running the request, as Ctrl-C would."""
         if self.execution is not None and self.up:
             self.execution.interrupted = True
             for rank in self.execution.running:
                 self._outbox.send(self._members.member_of(rank), messages.Interrupt())
 
     def release(self) -> None:
-        """Have every rank end the collectives that it, or another one, waits in."""
+        """Have every rank end its collectives, so that no rank waits in one any longer."""
         self._outbox.send_all(messages.Release())
 
     def leave(self) -> None:
@@ -182,7 +182,7 @@ class Gang:
         if isinstance(arrival.report, messages.Hello):
             return self._joined(arrival.report)
         if not self.up:
-            self._early.append(arrival)  # handled when the rank has its number
+            self._early.append(arrival)  # handled when the member has its rank
             return []
         return self._reported(self._members.rank_of(arrival.member), arrival.report)
 
@@ -296,7 +296,7 @@ class Gang:
             return []
         found: list[Event] = []
         for member, silent_s in self._members.silences().items():
-            # While it passes a large payload on to its rank, a member has no time to beat.
+            # While a member passes a large payload on to its rank, it cannot send a Beat.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
                 found += self._lost(member, f"no message from it for {silent_s:.0f} s")
         return found

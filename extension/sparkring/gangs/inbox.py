@@ -16,27 +16,27 @@ from sparkring.wire.channel import ChannelClosed, Connection, Listener, Protocol
 from sparkring.wire.messages import Hello, Report
 
 QUEUE_MESSAGES = 64
-STRANGERS = 16  # connections beside the members' own that may wait for their proof
+STRANGERS = 16  # connections that may wait to be authenticated, in addition to the members' own
 _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message of a member; None at the end of its connection, which came about as `end` says."""
+    """A message of a member; None if its connection has ended, for the reason `end`."""
 
     member: int
     report: Report | None
     end: str = ""
 
 
-_WAKE = Arrival(-1, None)  # nothing but a reason to look up
-_END = Arrival(-2, None)  # the last thing in the queue
+_WAKE = Arrival(-1, None)  # only makes take() return
+_END = Arrival(-2, None)  # the last item of the queue
 
 
 class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
-    `admit(hello, connection)` is asked, in the connection's thread, whether it is a member of this gang that has not
-    come before.
+    `admit(hello, connection)` says, in the connection's thread, whether this is a member of this gang that has not
+    connected before.
     """
 
     def __init__(self, size: int, admit: Callable[[Hello, Connection], bool]) -> None:
@@ -47,7 +47,7 @@ class Inbox:
         self._closed = threading.Event()
 
     def open(self, host: str, port: int, secret: bytes) -> int:
-        """Listen for members; returns the port. OSError if that cannot be."""
+        """Listen for members; returns the port. OSError if that fails."""
         self._listener = Listener(host, port, secret, self._read, most=self._size + STRANGERS)
         return self._listener.port
 
@@ -60,18 +60,18 @@ class Inbox:
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # and no more: ranks that print on and on must not keep us here
+            for _ in range(QUEUE_MESSAGES):  # and no more: ranks that never stop printing must not keep us here
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 
     def wake(self) -> None:
         """Have a take() that waits in another thread return."""
-        with contextlib.suppress(queue.Full):  # then it does not wait
+        with contextlib.suppress(queue.Full):  # if the queue is full, take() does not wait
             self._queue.put_nowait(_WAKE)
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
         """Call `end_members()` while everything that arrives is handled; then close all connections."""
-        # Nobody takes anything out any more, and members must not wait for a full queue.
+        # Nobody calls take() any more, and members must not wait because the queue is full.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()
         try:

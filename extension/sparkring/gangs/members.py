@@ -19,7 +19,7 @@ from sparkring.wire.messages import EnterWorld, Hello, RankNews
 class Members:
     """The `size` members of a gang.
 
-    `worlds` are the places of the members, by member, once all have come; `endpoints` are where ranks can be reached,
+    `worlds` are the places of the members, by member, once all have joined; `endpoints` are where ranks can be reached,
     by rank. `deaths` are the ranks whose process has ended unasked, and why.
     """
 
@@ -35,7 +35,7 @@ class Members:
         self._lock = threading.Lock()
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
-        """Take a connection in, unless it is no member's, or that member's second; from any thread."""
+        """Accept a connection, unless it is not a member's, or is that member's second. Any thread may call this."""
         with self._lock:
             if not 0 <= hello.member < self.size or hello.member in self.connections:
                 return False
@@ -54,9 +54,9 @@ class Members:
         return [member for member in range(self.size) if member not in self._hellos]
 
     def place(self, *, by_node: bool, pins_gpus: bool) -> dict[int, EnterWorld]:
-        """Give each member its rank: neighbours on one node, or not `by_node` in the order of the members.
+        """Give each member its rank: with `by_node`, a node's ranks are neighbours; else member i has rank i.
 
-        Returns what each member is told of it. With `pins_gpus`, ranks see the GPUs of their node's ranks only.
+        Returns the message for each member. With `pins_gpus`, ranks see only the GPUs of their node's ranks.
         """
         hellos = [self._hellos[member] for member in range(self.size)]
         self.worlds = place_ranks(_nodes(hellos), [hello.gpus for hello in hellos], by_node=by_node)
@@ -102,11 +102,11 @@ class Members:
         return self._hellos[self._member_of[rank]].pid
 
     def heard(self, rank: int, news: RankNews) -> None:
-        """Note where the rank's framework may listen next: the port of this time may not be free yet."""
+        """Note the port on which the rank's framework may listen next: the present one may not be free by then."""
         self.endpoints[rank] = self.endpoints[rank]._replace(port=news.port)
 
     def silences(self) -> dict[int, float]:
-        """For how many seconds nothing has been heard of each member."""
+        """For how many seconds nothing has been heard from each member."""
         now = time.monotonic()
         return {member: now - connection.heard_at for member, connection in list(self.connections.items())}
 
@@ -123,7 +123,7 @@ class Members:
         return rank in self._exited
 
     def exit(self, rank: int, failure: Failure | None) -> None:
-        """The rank's process has ended; `failure` says why, unless it was asked to end."""
+        """Note that the rank's process has ended; `failure` says why, unless it was asked to end."""
         self._exited.add(rank)
         if failure is not None:
             self.deaths[rank] = failure

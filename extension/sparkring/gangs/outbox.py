@@ -15,8 +15,8 @@ SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sen
 class Outbox:
     """Sends messages to members, in order, without waiting for a member that is slow to take them.
 
-    A large request is sent by a thread, so that several members get theirs at once, and tell what happens meanwhile.
-    What follows waits behind it.
+    A large request is sent by a thread, so that several members get theirs at once, and the driver goes on meanwhile.
+    Later messages to the same member wait until it is sent.
     """
 
     def __init__(self, connections: Mapping[int, Connection]) -> None:
@@ -35,9 +35,9 @@ class Outbox:
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the thread that reads it tells."""
+        """Send a message to a member. If its connection has ended, the thread that reads it reports that."""
         with self._lock:
-            if member in self._waiting:  # a frozen rank may never take in what is on its way
+            if member in self._waiting:  # without waiting: a frozen rank may never read what is being sent
                 self._waiting[member].append(message)
                 return
             if isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES:
@@ -68,5 +68,5 @@ class Outbox:
             self._post(member, message)
 
     def _post(self, member: int, message: Message) -> None:
-        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection tells
+        with contextlib.suppress(ChannelClosed):  # the thread that reads the connection reports it
             self._connections[member].send(message)

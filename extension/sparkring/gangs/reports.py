@@ -17,7 +17,7 @@ def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
 
 
 def exit_failure(exited: Exited) -> Failure:
-    """A rank's process ended before the cell did."""
+    """The failure of a rank whose process ended before the cell did."""
     peak = f"; its memory peaked at {exited.peak_memory_bytes / 1e6:,.0f} MB"
     if exited.signal is None:
         advice = "The process ended itself, with os._exit() or in a library that calls exit()."

@@ -77,14 +77,14 @@ def size(size_bytes: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """A metric's value: four digits that matter, no more."""
+    """A metric's value with at most four significant digits."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     return f"{value:.3g}"
 
 
 def numbers(values: Sequence[float]) -> Callable[[float], str]:
-    """How to write the numbers of one column: with the same four decimals, where these say what matters."""
+    """How to write the numbers of one column: with four decimals if that suits all of them, else like number()."""
     plain_ones = all(value == 0 or 1e-3 <= abs(value) < 100 for value in values)
     if plain_ones and not all(value == int(value) for value in values):
         return lambda value: f"{value:.4f}"
@@ -127,13 +127,13 @@ def counted(count: int, what: str) -> str:
 
 
 def span(values: Sequence[float], write: Callable[[Any], str]) -> str:
-    """What some values lie between: `3–5`, or `3` where that is written the same."""
+    """The range of some values: `3–5`, or `3` if both ends are written the same."""
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low}–{high}"
 
 
 def named(names: Sequence[str], most: int, characters: int = 40) -> str:
-    """`a, b and 3 more`: the first `most` of these names, each cut to so many characters."""
+    """`a, b and 3 more`: the first `most` of these names, each cut to `characters`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(first_line(name, characters) for name in names[:most]) + more
 
@@ -166,7 +166,7 @@ def facts(record: RunRecord) -> list[str]:
 
 
 def quick(record: RunRecord) -> bool:
-    """Did a warm run end so soon and so well that what its ranks printed says it all?"""
+    """Whether a warm run finished quickly and reported nothing, so that what its ranks printed says it all."""
     took = record.ended - record.started
     told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
@@ -207,7 +207,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def closing(record: RunRecord, now: float) -> str:
-    """How it ended, how long it took, what was measured last and the last step that was saved, in one line."""
+    """How a run ended, how long it took, the last step that was saved and the last metrics, in one line."""
     took = duration(elapsed_s(record, now) if record.ended else int(elapsed_s(record, now)))
     if len(record.attempts) > 1:
         took += f" after {counted(len(record.attempts) - 1, 'restart')}"
@@ -233,7 +233,7 @@ def last_lines(record: RunRecord) -> str:
 
 
 def gpu_words(used: Sequence[GpuUsed]) -> str:
-    """What is used of some GPUs together: `2 GPUs 87 %, 24.6 GB of 302 GB`, without what is not known; '' if none."""
+    """The use of some GPUs together, as far as it is known: `2 GPUs 87 %, 24.6 GB of 302 GB`; '' if there are none."""
     if not used:
         return ""
     busy = [gpu.busy_percent for gpu in used if gpu.busy_percent is not None]
@@ -259,12 +259,12 @@ def progress_words(found: Progress, *, running: bool = True) -> str:
 
 
 def left_words(found: Progress) -> str:
-    """`12 s left`; '' if that cannot be told."""
+    """`12 s left`; '' if that is not known."""
     return "" if found.left_s is None else f"{duration(max(1, round(found.left_s)))} left"
 
 
 def first_line(text: str, most: int = 300) -> str:
-    """The first line of `text`, fit to be shown, cut to `most` characters."""
+    """The first line of `text` as plain() shows it, cut to `most` characters."""
     line = plain(text.strip().partition("\n")[0])
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -276,7 +276,7 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 
 
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
-    """Where an error says the whole log is: a %logs line in a notebook, else the path of the file.
+    """How an error names the whole log: as a %logs line in a notebook, else as the path of the file.
 
     JupyterLab turns a path in an error into a link that opens the debugger.
     """
@@ -319,7 +319,7 @@ def failed_line(record: RunRecord) -> int:
 
 
 def _in_the_cell(record: RunRecord, rank: RankRecord, failure: Failure) -> str:
-    """The lines around the innermost one that was running, of the cell or of a script that it runs."""
+    """The lines around the innermost line that was running in the cell, or in a script that the cell runs."""
     in_cell = [frame for frame in failure.frames if frame.in_cell or frame.source]
     if not in_cell:
         line = _line_of_crash(rank)
@@ -418,7 +418,7 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
 
 
 class NoRestart(NamedTuple):
-    """Why a run that failed was not started again, after how many attempts of `max_restarts` + 1.
+    """Why a failed run was not restarted, after `attempts` attempts of at most `max_restarts` + 1.
 
     `error` is the class of the exception that another attempt would raise again, `size` the number of ranks.
     """
@@ -453,7 +453,7 @@ def no_restart(found: NoRestart) -> str:
 
 
 def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
-    """What a start that takes long waits for; `reason` as far as that can be told."""
+    """What a slow start waits for; `reason` says why, '' if that is not known."""
     return f"waiting for ranks to start: {joined} of {size} have connected" + (reason and f" ({reason})")
 
 
@@ -464,7 +464,7 @@ def interrupted(running: int, left: str, *, warm: bool) -> str:
 
 
 def gang_kept(*, released: bool) -> str:
-    """That a warm gang outlives the end of a run; `released` if the collectives of its ranks were ended."""
+    """Say that a warm gang stays up after a run; `released` if the collectives of its ranks were ended."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
         kept += " To interrupt them, their collectives were ended: call hvd.init() or init_process_group() again."
@@ -472,7 +472,7 @@ def gang_kept(*, released: bool) -> str:
 
 
 def gang_gone(dead: Sequence[int], stuck: Sequence[int]) -> str:
-    """What it means that a warm gang was closed because ranks died, or did not come back."""
+    """Say that a warm gang was closed because ranks died or did not respond, and what that means."""
     if dead:
         why = f"{rank_list(dead)} died"
     else:
@@ -522,7 +522,7 @@ STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
 
 
 def explain_where(record: RunRecord) -> str:
-    """Where the ranks are, by the stacks that were taken of them, in one sentence.
+    """Where the ranks are, in one sentence, from the stacks that were taken of them.
 
     ``rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 14: `hvd.allreduce(x)` ``
     """
@@ -603,7 +603,7 @@ def _meets(rank: RankRecord) -> str:
 
 
 def _inside(rank: RankRecord) -> str:
-    """The collective that a rank has called, or the function outside the cell in which it is."""
+    """The collective that a rank has called, or else the function that it is in, if that is outside the cell."""
     inner = innermost(rank.stack.text) if rank.stack is not None else ""
     if _state(rank) == "idle":
         return ""

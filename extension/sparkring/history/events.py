@@ -39,7 +39,7 @@ from sparkring.wire.messages import UserMessage as UserMessage
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 
-CAPTURED_KEPT = 200  # names: what a cell takes along is told on one line of the run's record
+CAPTURED_KEPT = 200  # names: they are all saved on one line of the run's events
 
 
 class CapturedName(NamedTuple):
@@ -64,11 +64,11 @@ class CapturedName(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The run exists; `code` is what the user wrote, its first line the magic's own.
+    """The run exists; `code` is what the user wrote, and its first line is the magic's.
 
-    `ranks` are those that the cell runs on, empty for all. `warm`: on a gang whose ranks are up already.
-    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` is what went along,
-    of very many names the first CAPTURED_KEPT; `versions` are names and versions of what is installed at the driver.
+    `ranks` are those that the cell runs on, empty for all. `warm`: the run is on a gang whose ranks are up already.
+    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` are the names that
+    were sent along, at most CAPTURED_KEPT; `versions` are names and versions of packages installed at the driver.
     """
 
     time: float
@@ -87,7 +87,7 @@ class RunStarted(NamedTuple):
 
 
 class AttemptStarted(NamedTuple):
-    """The ranks of a run that may lose some are started: attempt `number` (from 1), `size` ranks.
+    """Attempt `number` (from 1) of a run that can restart is started, with `size` ranks.
 
     `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
     """
@@ -102,7 +102,7 @@ class AttemptStarted(NamedTuple):
 class AttemptEnded(NamedTuple):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
-    `failed_rank` is the rank whose failure ended it; None if none failed, as where the ring is to become larger.
+    `failed_rank` is the rank whose failure ended it; None if none failed, such as when the ring is to grow.
     """
 
     time: float
@@ -141,14 +141,14 @@ class TensorTimes(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of the four times."""
         return self.negotiating_s + self.waiting_s + self.copying_s + self.reducing_s
 
 
 class Lateness(NamedTuple):
     """How often a rank was the last to be ready, and how long all others had been by then.
 
-    What passed while they waited for it with several tensors counts once.
+    Time in which they waited for it with several tensors counts once.
     """
 
     rank: int
@@ -157,12 +157,12 @@ class Lateness(NamedTuple):
 
 
 class TimelineSaved(NamedTuple):
-    """Horovod's timeline of an attempt is in the run's folder as `name`, and this is what it says.
+    """Horovod's timeline of an attempt is in the run's folder as `name`; the other fields summarise it.
 
-    `wall_s` is from its first event to its last, and is made up of the five that follow: at each moment what came
-    furthest counts, reducing before copying, that before waiting for data, that before negotiating, and `elsewhere_s`
-    is when nothing was under way, as while gradients are computed. `slowest` are the tensors that took longest, `late`
-    the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    `wall_s` is from its first event to its last, and is the sum of the five that follow. Each moment counts for the
+    operation that was furthest along: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s`
+    is the time without any, as while gradients are computed. `slowest` are the tensors that took longest, `late` the
+    ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
     time: float
@@ -264,7 +264,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: dict[str, Any]) -> Event:
-    """The event of what to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
+    """The event that to_json() wrote, with the `data` of Output and Displayed. Unknown fields are ignored."""
     kind: Any = _BY_NAME[found["type"]]
     known = _known(kind, found)
     for name in known.keys() & _FROM_JSON.keys():
@@ -301,7 +301,7 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
 
 
 def _of_0_1(found: dict[str, Any]) -> dict[str, Any]:
-    """A failure as version 0.1 saved it, with the cause that it had spread over several fields and the summary."""
+    """A failure that version 0.1 saved, in today's form: 0.1 spread the cause over several fields and the summary."""
     named = {"code": "code", "damaged": "damaged checkpoint"}.get(found.get("cause", ""), found["kind"])
     cause = "interrupt" if found.get("interrupt") else "echo" if found.get("follows") else named
     signal = re.search(r"killed by (SIG\w+|signal \d+)", found["summary"]) if cause == "signal" else None

@@ -100,7 +100,7 @@ class Shared:
 
 
 def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
-    """Those lines that `--logs` asks for; what was sent to the notebook on purpose is always among them."""
+    """The lines that `--logs` asks for, and always what ranks sent to the notebook on purpose."""
     if logs == "all":
         return in_lines(found)
     rank = 0 if logs == "rank0" else None
@@ -108,7 +108,7 @@ def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
 
 
 def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
-    """The same with messages of several lines cut into these."""
+    """The same lines, with each message of several lines split into these."""
     cut: list[LogLine] = []
     for line in found:
         if line.stream == "message" and "\n" in line.text:
@@ -131,7 +131,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
 
 # ── Folding ───────────────────────────────────────────────────────────────────
 
-# views/panel/src/lines.js folds by the same rules: tests/views/folding.json holds both to them.
+# views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases of both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
 # What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.
@@ -207,7 +207,7 @@ class Blocks:
 
 
 def folded(lines: Iterable[LogLine]) -> list[Shared]:
-    """The lines in order, those that several ranks printed at about the same time only once."""
+    """The lines in order; a line that several ranks printed at about the same time appears once."""
     blocks = Blocks()
     return folded_blocks([*(block for line in lines for block in blocks.take(line)), *blocks.rest()])
 

@@ -14,9 +14,9 @@ from sparkring.history.events import Metrics
 from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 100
-RANK_LINES = 8  # of more ranks a band is drawn
-STILL_THERE = 0.9  # a rank that reports so far into a curve counts to its end
-MARKED_PLACES = 100  # on the whole of the axis
+RANK_LINES = 8  # for more ranks, a band is drawn
+STILL_THERE = 0.9  # a rank whose reports reach this far into a curve counts to the curve's end
+MARKED_PLACES = 100  # on the whole axis
 
 
 class Spread(NamedTuple):
@@ -28,16 +28,16 @@ class Spread(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Did ranks report values that are not the same in the digits that are shown?"""
+        """Whether the values of ranks differ in the digits that are shown."""
         return abs(self.high - self.low) > 1e-4 * max(abs(self.high), abs(self.low))
 
 
 class Row(NamedTuple):
-    """An epoch or a step, as one `attempt` made it, which counts restarts.
+    """An epoch or a step, as one attempt made it; `attempt` is the number of restarts before it.
 
-    `lap` counts from 1 how often counting has started over within the attempt (several fits). `turn` counts from 1 how
-    often the epoch or step was made, 0 for one that was made once. `by_rank` has the values by name and rank, `time`
-    is that of the last report.
+    `lap` is 1 at first, and grows each time counting starts over within the attempt (several fits). `turn` is 1, 2, …
+    if the epoch or step was made several times, else 0. `by_rank` has the values by name and rank, `time` is that of
+    the last report.
     """
 
     attempt: int
@@ -109,10 +109,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the course of the run; `last` is its last value in the table, which a point may blur.
+    """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
 
     `ranks` are each rank's pairs of x and value, where these differ and are few enough to be told apart. `undone` are
-    the means of what a restart went back behind: a line for each attempt that lost some.
+    the means of what was lost in restarts: a line for each attempt that lost epochs or steps.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Progress:
 
 @dataclass
 class _Place:
-    """Where the reports of one rank have come to."""
+    """How far the reports of one rank have come."""
 
     attempt: int = 0
     lap: int = 1
@@ -166,7 +166,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Cache the last result for these fields of a record: parts of a view ask again, often without any change."""
+    """Cache the last result while these fields of a record are unchanged: parts of a view often ask again."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -216,7 +216,7 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Each report with its place, and those of its values for which no other rank's report is awaited there.
+    """Each report with its place, and its values of those metrics that all ranks have reported up to there.
 
     Ranks that have never reported a metric, and finished ranks, are not waited for.
     """
@@ -247,12 +247,12 @@ def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[st
 
 
 def _restarts(record: RunRecord) -> list[float]:
-    """When attempts began after the first."""
+    """When the attempts after the first began."""
     return [attempt.started for attempt in record.attempts[1:]]
 
 
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
-    """Each report with its attempt, lap and epoch or step; one that names none belongs where its rank is."""
+    """Each report with its attempt, lap and epoch or step; a report that names none belongs where its rank is."""
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
@@ -266,7 +266,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # After an epoch's end a user may still report on it; steps of it are those of another fit.
+            # After an epoch's end, users may still report values of it; a step of it belongs to another fit.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
@@ -288,7 +288,7 @@ def last(record: RunRecord) -> dict[str, Spread]:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The mean, minimum and maximum of some values; not a number if one of them is not."""
+    """The mean, minimum and maximum of some values; if one is not finite, it is returned for all three."""
     found = list(values)
     if len(found) == 1:
         return Spread(found[0], found[0], found[0])
@@ -310,7 +310,7 @@ class _Measured(NamedTuple):
 
 
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """The curves, those of training and validation (`loss`, `val_loss`) together; none of two points only."""
+    """The curves, those of training and validation (`loss`, `val_loss`) together; each has three points or more."""
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
     last = found.last()
@@ -327,7 +327,7 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """What was measured where; and by attempt, what a later one went back behind."""
+    """What was measured and where; and by attempt, what later attempts undid."""
     measured: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
@@ -346,7 +346,7 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Which rows no later attempt went back behind."""
+    """Whether each row is kept: no later attempt began at its epoch or step, or before."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
@@ -358,7 +358,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """Few epochs: within them, step by step. What is measured once per epoch has no curve then."""
+    """What was measured step by step, for runs of few epochs. What is reported once per epoch has no curve then."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -405,7 +405,7 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """At most CURVE_POINTS points, each standing for as many neighbours, whose spread it keeps; and each rank's.
+    """At most CURVE_POINTS points, each for the same number of neighbours, with their spread; and each rank's points.
 
     Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
     """
@@ -433,7 +433,7 @@ def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
 
 
 def marks(record: RunRecord, found: Table) -> list[Mark]:
-    """Where on the curves checkpoints were saved, and where restarts went on."""
+    """Where on the curves checkpoints were saved, and where attempts continued after a restart."""
     by_time = _by_time(record, found)
     if not by_time:
         return []
@@ -453,14 +453,14 @@ def marks(record: RunRecord, found: Table) -> list[Mark]:
 
 
 def _by_time(record: RunRecord, found: Table) -> list[tuple[float, float]]:
-    """Which place of the horizontal axis was reached when."""
+    """The times of reports, each with the place on the horizontal axis that was reached."""
     if len(found.rows) > 2:
         return sorted((row.time, float(x)) for row, x in zip(found.rows, _xs(found), strict=True))
     return sorted((metrics.time, x) for x, metrics, values in _steps(record, found) if values)
 
 
 def _x_at(by_time: list[tuple[float, float]], time: float) -> float:
-    """The place that was reached at `time`, between two reports in proportion."""
+    """The place that was reached at `time`, interpolated between two reports."""
     after = bisect.bisect_left(by_time, (time, -math.inf))
     if after in (0, len(by_time)):
         return by_time[min(after, len(by_time) - 1)][1]

@@ -16,10 +16,10 @@ from sparkring.history.events import DataOpened, DataPlanned, DataRead, Piece
 from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
-STARVED = 0.5  # of its time a rank waits for data
+STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
 STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
-JUDGED_AFTER_S = 1.0  # of an epoch: the first batch always has to be waited for
-EARLY_S = 2.0  # before the others: less is only that some have been heard of and others not yet
+JUDGED_AFTER_S = 1.0  # into an epoch: every rank has to wait for its first batch
+EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
 RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
 UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
@@ -54,7 +54,7 @@ class RankReading(NamedTuple):
 
     @property
     def waiting(self) -> float | None:
-        """The part of its epoch's time so far that it has waited for data; None before that says anything."""
+        """The part of its epoch's time so far that it has waited for data; None if it is too early to tell."""
         if self.read is None or self.read.elapsed_s < JUDGED_AFTER_S:
             return None
         return min(1.0, self.read.waited_s / self.read.elapsed_s)
@@ -67,7 +67,7 @@ class RankReading(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """The one that it reads, from 1; 0 before the first."""
+        """The epoch that it reads, from 1; 0 before the first."""
         return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
 
     @property
@@ -92,11 +92,11 @@ class RankReading(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that some ranks read: what it is called and filtered by is the same on all of them."""
+    """A data set that some ranks read, by the same name and with the same filter."""
 
     opened: DataOpened
     ranks: tuple[RankReading, ...]
-    versions: tuple[tuple[str, tuple[int, ...]], ...]  # of the files, and the ranks that found them so
+    versions: tuple[tuple[str, tuple[int, ...]], ...]  # versions of the files, and the ranks that found them
 
 
 class Line(NamedTuple):
@@ -111,7 +111,7 @@ class Line(NamedTuple):
     waiting: str
     place: str
     mark: Mark
-    notes: str  # of a block with the ranks that they are about, of one rank without
+    notes: str  # those of a block of ranks name the ranks
 
 
 def data_sets(record: RunRecord, now: float) -> list[DataSet]:
@@ -120,7 +120,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank's later reader of the same data takes the place of its earlier one: an evaluation in every epoch.
+            # A rank's later reader of the same data replaces the earlier one, as for an evaluation in every epoch.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 
@@ -137,7 +137,7 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
     """Each rank compared with the others: which one has ended an epoch before them, and which one waits for data.
 
-    What that needs of the others is put in order once, for there may be many.
+    The other ranks' values are sorted only once, as there may be many.
     """
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
@@ -173,7 +173,7 @@ def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tupl
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of `ordered` without one `value` that is in it; None if nothing else is."""
+    """The median of `ordered` after one `value` in it is removed; None if nothing else is left."""
     at, count = bisect.bisect_left(ordered, value), len(ordered) - 1
     if not count:
         return None
@@ -208,7 +208,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """How the reading goes, of the data set that was last heard of: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """The progress in the data set that was last reported: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""
@@ -227,7 +227,7 @@ def progress_words(record: RunRecord, now: float) -> str:
 
 
 def notes(found: DataSet) -> str:
-    """What is wrong with the reading, rank by rank; of many ranks in short; '' if nothing is."""
+    """What is wrong with the reading, rank by rank, or in short for many ranks; '' if nothing is."""
     told = [each for each in found.ranks if each.note]
     if len(told) <= _NOTES_SHOWN:
         return "; ".join(f"rank {each.rank} {each.note}" for each in told)
@@ -247,7 +247,7 @@ def balance_words(found: DataSet) -> str:
 
 
 def _share_words(found: DataSet) -> str:
-    """`rank 3 has 12 % more rows than rank 0`: of those that read the same epoch."""
+    """`rank 3 has 12 % more rows than rank 0`: only ranks in the last epoch are compared."""
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -271,7 +271,7 @@ def _pace_words(found: DataSet) -> str:
 
 
 def _amount_words(found: DataSet) -> str:
-    """How much of the files that is; from one epoch to the next ranks may be in either."""
+    """About how much of the files has been read; between two epochs, ranks may be in either."""
     opened = found.opened
     rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
     if not (opened.rows and opened.size_bytes and rows):
@@ -281,13 +281,13 @@ def _amount_words(found: DataSet) -> str:
 
 
 def _ranks(found: Sequence[int]) -> str:
-    """`ranks 0–3, 7`, or how many where these are scattered."""
+    """`ranks 0–3, 7`, or only their number if that would be long."""
     named = rank_list(found)
     return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
 
 
 def named_shortly(names: Sequence[str]) -> str:
-    """`digits, val and 3 more`, as there is room for in a list."""
+    """`digits, val and 3 more`: short enough for a list of runs."""
     return named([*map(_short, names)], _DATA_LISTED, 30)
 
 
@@ -304,7 +304,7 @@ def _last_heard(found: DataSet) -> float:
 
 
 def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
-    """A line for each rank; for blocks of neighbours where there are more than `alone`."""
+    """A line for each rank, or for each block of neighbours if there are more ranks than `alone`."""
     ranks = found.ranks
     length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
     some = [replace(found, ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
@@ -349,7 +349,7 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Row groups that a rank reads one after another and that are in one state; edges are parts of its epoch's rows."""
+    """Row groups in one state that a rank reads one after another; `begin` and `end` are parts of its epoch's rows."""
 
     state: State
     begin: float
@@ -366,9 +366,9 @@ class Strip(NamedTuple):
 
 
 def strip(mine: RankReading, most: int, *, over: bool = False) -> Strip | None:
-    """A rank's epoch in at most about this number of blocks; None if it is not known what the rank reads.
+    """A rank's epoch in at most about `most` blocks; None if it is not known what the rank reads.
 
-    `over`: the run has ended, and what was to come does not come.
+    `over`: the run has ended, so the rest will not be read.
     """
     plan, read = mine.plan, mine.read_of_plan
     if plan is None or plan.epoch < mine.epoch or not plan.rows:
@@ -435,7 +435,7 @@ def _file_name(name: str) -> str:
 
 
 def telling(found: DataSet, most: int) -> tuple[RankReading, ...]:
-    """So many ranks at most: those that are marked, the slowest, and the first ones."""
+    """At most `most` ranks: those that are marked, the slowest, and the first ones."""
     if len(found.ranks) <= most:
         return found.ranks
     marked = [each for each in found.ranks if each.mark]

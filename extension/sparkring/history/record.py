@@ -1,8 +1,7 @@
 """A run's record: what is known of it so far, as a pure fold over its events.
 
 Views are functions only of a RunRecord, so a saved run looks like a live one. The size of a record is limited. It keeps
-the last lines that ranks print, while the log files contain everything, and displays up to DISPLAYS_KEPT and
-DISPLAY_BYTES.
+the last lines that ranks print (the log files contain all lines), and displays up to DISPLAYS_KEPT and DISPLAY_BYTES.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
-PLANS_KEPT = 3  # of a rank's readers, those that were told last
+PLANS_KEPT = 3  # per rank: those of the readers that reported one last
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
-ATTEMPT_LINES = 20  # the last that the rank printed which ended an attempt
+ATTEMPT_LINES = 20  # the last lines of the rank that ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
-STACK_HOLDS_S = 1.0  # else a rank that prints all the time would never stand anywhere
+STACK_HOLDS_S = 1.0  # a stack is kept at least this long: some ranks print all the time
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
@@ -43,9 +42,9 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was saved in this run, or that it went back to, and what has become of it.
+    """A checkpoint that this run saved, or that it found damaged, and what has become of it.
 
-    `attempt` is the one that saved it, 0 for an earlier run; `reason` says why it is no longer good.
+    `attempt` is the one that saved it; 0 for an earlier run, or if the run lists none. `reason` says what is wrong.
     """
 
     saved: events.CheckpointSaved
@@ -60,10 +59,10 @@ class Checkpoint(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One start of the ranks of a run that may lose some.
+    """One attempt of a run that can restart.
 
-    `checkpoint` and `step` are what it was to go on from, `restored` when the first rank had gone back to it (Unix
-    seconds, 0 for not yet). `failure` and the rest tell what ended it, if something did before the run was over.
+    `checkpoint` and `step` are what it was to continue from, `restored` is when the first rank had restored it (Unix
+    seconds, 0 for not yet). `failure` and the rest say what ended it, if it ended before the run was over.
     """
 
     number: int
@@ -92,8 +91,8 @@ class Reading(NamedTuple):
 class RankRecord(NamedTuple):
     """One rank. `partial` is the last line of each stream while its end has not been printed yet.
 
-    `stack` is the last one taken; a rank that is heard of later than STACK_HOLDS_S after it has moved on, and
-    so has none. "idle" is a rank that the cell does not run on.
+    `stack` is the last one taken; it is dropped when the rank is heard from more than STACK_HOLDS_S later, since the
+    rank has then moved on. "idle" is a rank that the cell does not run on.
     """
 
     rank: int
@@ -110,12 +109,12 @@ class RankRecord(NamedTuple):
     value: str = ""
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
-    gpus: tuple[events.GpuUsed, ...] = ()  # the last that was heard of each
+    gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
     def lines_with_partial(self) -> tuple[LogLine, ...]:
-        """The last lines, those that have not ended yet included."""
+        """The last lines, including those that have not ended yet."""
         streams: dict[events.Stream, bytes] = {"stdout": self.partial_stdout, "stderr": self.partial_stderr}
         pending = (
             LogLine(self.last_heard, self.rank, stream, as_shown(data)) for stream, data in streams.items() if data
@@ -124,7 +123,7 @@ class RankRecord(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """One run. `recent_count` counts all lines that ever went through `recent`; `part` as RunStarted's `ranks`."""
+    """One run. `recent_count` counts all lines that ever went through `recent`; `part` is RunStarted's `ranks`."""
 
     run_id: str = ""
     title: str = ""
@@ -141,7 +140,7 @@ class RunRecord(NamedTuple):
     versions: tuple[tuple[str, str], ...] = ()
     running_since: float = 0.0
     ended: float = 0.0
-    attempts: tuple[Attempt, ...] = ()  # of a run that may lose ranks; else there is one, and none is listed
+    attempts: tuple[Attempt, ...] = ()  # of a run that can restart; any other run has just one, which is not listed
     checkpoints: tuple[Checkpoint, ...] = ()
     timelines: tuple[events.TimelineSaved, ...] = ()  # of the attempts, in their order
     joined: int = 0
@@ -264,7 +263,7 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
                 failed_rank=event.failed_rank,
                 ended=event.time,
             )
-    return record  # a part of a timeline: a file of its own has it
+    return record  # TimelinePart: timelines have files of their own
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
@@ -289,7 +288,7 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
 def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     """The metrics without every other step of the older half, rather than without the beginning of a curve.
 
-    Of all ranks the same steps go, so that they can be compared in those that stay.
+    The same steps are dropped for all ranks, so that ranks can be compared at those that stay.
     """
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
@@ -305,7 +304,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """The epoch and step of each report, or where it names no step, the how-manieth of its rank it is."""
+    """The epoch and step of each report; if it names no step, its number among the reports of its rank."""
     counted: dict[int, int] = {}
     places = []
     for each in metrics:
@@ -323,7 +322,7 @@ def as_shown(line: bytes) -> str:
 
 
 def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> tuple[RankRecord, ...]:
-    """The ranks as the cell finds them; those of a warm gang are up and have nothing to do but the cell."""
+    """The ranks when the cell starts; those of a warm gang are up already, and run it at once."""
     found = RankRecord(0, "running" if warm_at else "starting", last_heard=warm_at)
     return tuple(
         found._replace(rank=rank, state="idle" if part and rank not in part else found.state) for rank in range(size)
@@ -331,7 +330,7 @@ def _at_the_start(size: int, part: Sequence[int] = (), warm_at: float = 0.0) -> 
 
 
 def _begun(record: RunRecord, event: events.AttemptStarted) -> RunRecord:
-    """New ranks, which take over from the previous ones only how much they printed."""
+    """The record with new ranks, which keep only the line counts and the last lines of the previous ones."""
     ranks = tuple(
         rank._replace(line_count=old.line_count, size_bytes=old.size_bytes, tail=old.tail) if old else rank
         for rank, old in itertools.zip_longest(_at_the_start(event.size), record.ranks[: event.size])
@@ -358,13 +357,13 @@ def _saved(record: RunRecord, event: events.CheckpointSaved) -> RunRecord:
     for each in record.checkpoints:
         if event.best and each.saved.best and (each.saved.folder, each.saved.kind) == (event.folder, event.kind):
             each = each._replace(saved=each.saved._replace(best=False))
-        if each.place != found.place:  # ModelCheckpoint may write over one
+        if each.place != found.place:  # ModelCheckpoint may overwrite one
             others.append(each)
     return record._replace(checkpoints=(*others, found)[-CHECKPOINTS_KEPT:])
 
 
 def _changed(record: RunRecord, event: events.CheckpointDamaged | events.CheckpointRemoved) -> RunRecord:
-    """What has become of a checkpoint; of one that an earlier run saved, only damage is worth knowing."""
+    """Note that a checkpoint was damaged or removed; for one that an earlier run saved, only damage is noted."""
     state: CheckpointState = "damaged" if isinstance(event, events.CheckpointDamaged) else "removed"
     reason = event.reason if isinstance(event, events.CheckpointDamaged) else ""
     place, found = (event.folder, event.name), record.checkpoints
@@ -383,7 +382,7 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a message from it; a saved run may contain its reading later than it was reported."""
+    """The rank after a message from it; in a saved run, a message about reading may come after later ones."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
@@ -459,7 +458,7 @@ def _read(reading: Reading, event: events.DataRead) -> Reading:
 
 
 def _planned(readings: tuple[Reading, ...], event: events.DataPlanned) -> tuple[Reading, ...]:
-    """With the plan of an epoch; if too many readers have one, the oldest is removed."""
+    """The readings with the plan of an epoch; if too many have a plan, the oldest plan is removed."""
     found = [each._replace(plan=event) if each.opened.reader == event.reader else each for each in readings]
     told = sorted((each.plan.time, each.plan.reader) for each in found if each.plan is not None)
     gone = {reader for _, reader in told[:-PLANS_KEPT]}
@@ -485,6 +484,6 @@ def _all_ended(record: RunRecord) -> RunRecord:
 
 
 def _with_last_lines(record: RunRecord, rank: RankRecord) -> RunRecord:
-    """Take the lines that have not ended yet for whole ones."""
+    """Add the lines that have not ended yet, as whole lines."""
     last = list(rank.lines_with_partial()[len(rank.tail) :])
     return _with_lines(record, rank._replace(partial_stdout=b"", partial_stderr=b""), last, len(last))

@@ -33,19 +33,19 @@ from sparkring.history.record import RunRecord, replay
 KEEP = 100
 NEWEST = 20  # these are kept, whatever they are
 QUICK_S = 1.0
-SLACK = 20  # so that not every cell lists and removes: on a warm gang that would take a quarter of its time
+SLACK = 20  # runs over the limit: listing and removing for each cell would take a quarter of a warm gang's time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # of types that have another one
-LOOKED_THROUGH_BYTES = 256 * 1024  # for what data a run has read: that is told at its beginning
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # of types with other suffixes
+LOOKED_THROUGH_BYTES = 256 * 1024  # searched for the data sets of a run, which are opened at its beginning
 DATA_LINES = 200
-ABANDONED_AFTER_S = 24 * 3600  # a run without an end that has not been written to for so long is no run
+ABANDONED_AFTER_S = 24 * 3600  # an unfinished run that has not been written to for this long is not running
 
 
 def home() -> Path:
     """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
-    import platformdirs  # which executors, where this module is imported with the runner, need not have
+    import platformdirs  # here, since executors import this module with the runner, and need not have platformdirs
 
     root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
     return Path(root, "runs")
@@ -70,14 +70,14 @@ class RunFolder:
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
-        self._later: dict[tuple[object, ...], events.Event] = {}  # of what soon changes, the last that was heard
+        self._later: dict[tuple[object, ...], events.Event] = {}  # the last of each frequent event, not written yet
         self._due = 0.0
-        self._timeline: tuple[int, Arriving] | None = None  # of which attempt
+        self._timeline: tuple[int, Arriving] | None = None  # with the number of its attempt
         self._broken: str | None = None
         self._told = False
 
     def write(self, event: events.Event) -> Notice | None:
-        """Save one event; a Notice when saving has just had to end."""
+        """Save one event; returns a Notice if saving has failed for the first time."""
         if self._broken is None:
             try:
                 self._write(event)
@@ -105,7 +105,7 @@ class RunFolder:
             if self._broken is None:
                 self._catch_up()
         except OSError:
-            pass  # the files below say so, too
+            pass  # closing the files below fails, too
         for file in self._files():
             try:
                 file.close()
@@ -113,7 +113,7 @@ class RunFolder:
                 pass  # told by write() or flush()
 
     def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline, and say when it was the last, or cannot be kept."""
+        """Save a piece of an attempt's timeline; returns what to report after the last one, or if saving fails."""
         found: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
             found += self.end_timeline(part.time)
@@ -237,7 +237,7 @@ def find(name: str) -> Path | None:
 
 
 def find_saved(name: str) -> Path:
-    """The same; OptionsError if there is none."""
+    """Like find(), but OptionsError if there is none."""
     path = find(name)
     if path is None:
         raise OptionsError(f"no saved run called {name!r}: %runs lists them." if name else "no runs saved yet.")
@@ -245,7 +245,7 @@ def find_saved(name: str) -> Path:
 
 
 def last_checkpoint_dir() -> str:
-    """Where the newest saved run that saved checkpoints put them; OptionsError if none did."""
+    """The --checkpoint-dir of the newest saved run that had one; OptionsError if none had."""
     directories = (first(path).checkpoint_dir for path in saved())
     directory = next(filter(None, directories), "")
     if not directory:
@@ -307,7 +307,7 @@ def first(path: Path) -> RunStarted:
 
 
 def data(path: Path) -> list[str]:
-    """What data a saved run has read, by the names under which it was opened; a long run's beginning is looked at."""
+    """The names of the data sets that a saved run has opened; of a long run, only the beginning is searched."""
     with (path / EVENTS).open("rb") as file:
         seen = file.read(LOOKED_THROUGH_BYTES)
     begin = f'{{"type": "{events.DataOpened.__name__}",'.encode()
@@ -333,9 +333,9 @@ def last(path: Path) -> events.RunFinished | None:
 
 
 def prune(keep: int = KEEP, slack: int = 0) -> None:
-    """Remove runs until `keep` are left, and none that may still be going on; `slack` more may gather first.
+    """Remove runs until `keep` are left, but none that may still be running; `slack` more may gather first.
 
-    Quick cells of warm gangs go first: a hundred of them must not wash away yesterday's training.
+    Quick cells of warm gangs are removed first: a hundred of them must not displace yesterday's training.
     """
     try:
         if len(os.listdir(home())) <= keep + slack:
@@ -344,7 +344,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily: it looks into few of them
+    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily: few of them have to be read
         if left <= keep:
             return
         try:

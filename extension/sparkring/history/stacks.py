@@ -17,8 +17,8 @@ _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
 
-# Functions in which a rank waits for the others, by file; `name` is what people call it. Those that only begin
-# something (allreduce_async, isend) are not among them; what Horovod's torch waits in, synchronize(), is each one's.
+# Functions in which a rank waits for the others, by file; `name` is their usual name. Functions that only begin
+# something (allreduce_async, isend) are not listed, nor is Horovod's synchronize(): its caller is the collective.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -59,7 +59,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # on executors the path begins so
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # without a slash: on executors the path begins like this
 
 
 class Frame(NamedTuple):
@@ -81,17 +81,17 @@ def install(fd: int) -> None:
 
 
 def cell_name(number: int) -> str:
-    """The file name that the code of a rank's cell is compiled under: each its own, since functions outlive cells."""
+    """The file name for compiling a rank's cell: each cell has its own, since its functions may outlive it."""
     return CELL_NAME if number == 1 else f"<cell {number}>"
 
 
 def is_cell(filename: str) -> bool:
-    """Is this the file name of a cell, the one that is being run or an earlier one?"""
+    """Whether this is the file name of a cell, either the one that is being run or an earlier one."""
     return _CELL.fullmatch(filename) is not None
 
 
 def cell_line(text: str) -> int:
-    """The innermost line of the cell on the main thread's stack as faulthandler prints it; 0 if it is not on it."""
+    """The innermost line of the cell in the main thread's stack, as faulthandler prints it; 0 if there is none."""
     newest, line = 0, 0
     for frame in _main_thread(text):
         cell = _CELL.fullmatch(frame.file)
@@ -117,10 +117,10 @@ def waits_for_cell(text: str) -> bool:
 
 
 def collective(text: str) -> str:
-    """What the main thread has called to meet the other ranks: `allreduce`, `barrier`, `init`; empty if nothing known.
+    """The collective in which the main thread waits: `allreduce`, `barrier`, `init`; '' if none is known.
 
-    The innermost such function of Horovod, torch.distributed, TensorFlow or Spark. GRAPH where all that is seen
-    is that TensorFlow executes a graph.
+    It is the innermost such function of Horovod, torch.distributed, TensorFlow or Spark, or GRAPH if all that can be
+    seen is that TensorFlow executes a graph.
     """
     frames = _main_thread(text)
     graph = False
@@ -130,7 +130,7 @@ def collective(text: str) -> str:
         for file, function, name in _WAITS:
             found = function.fullmatch(frame.function)
             if found and file.search(frame.file):
-                # While a graph is traced, its collectives are only written down.
+                # While a graph is traced, its collectives are only recorded.
                 traced = any(outer.function == _TRACES_GRAPH for outer in frames[at:])
                 return "" if traced else name or found["name"]
         if any(frame.function == function and frame.file.endswith(file) for file, function in _RUNS_GRAPH):

@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_set() -> Iterator[None]:
-    """Have environment() set in this process, from which TensorBoard is started, and put back what was there."""
+    """Set environment() in this process, from which TensorBoard is started, and restore the old values afterwards."""
     needed = environment()
     before = {name: os.environ.get(name) for name in needed}
     try:
@@ -74,7 +74,7 @@ def write_event_files(run: Path) -> Path:
     OptionsError if TensorBoard is not installed, DataError if there are no metrics or they cannot be written.
     """
     try:
-        import tensorboard  # noqa: F401 - it is what this is for
+        import tensorboard  # noqa: F401 - to see if it is installed
     except ImportError as error:
         raise OptionsError(
             f"TensorBoard cannot be imported ({error}). Install it where this notebook runs: %pip install tensorboard"
@@ -99,10 +99,10 @@ def write_event_files(run: Path) -> Path:
 
 
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
-    """Every number that was reported, and the means where all ranks that report have reported one.
+    """Every number that was reported, and the mean of those that every reporting rank has reported.
 
-    What came at the end of an epoch is under `epoch/`, by epoch; the rest by step, counted on from epoch to epoch where
-    its steps are known. If counting starts over (several fits, a restart), this is a separate series.
+    What was reported at the end of an epoch is under `epoch/`, by epoch; the rest is by step, counted on from epoch to
+    epoch if the steps per epoch are known. If counting starts over (several fits, a restart), a new series begins.
     """
     every = list(reports)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"
@@ -127,7 +127,7 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
 
 
 def _step(report: Metrics) -> int:
-    """The step, counted from the first epoch on where that can be told."""
+    """The step, counted from the first epoch on if the steps per epoch are known."""
     assert report.step is not None
     return report.step + max(0, (report.epoch or 1) - 1) * (report.steps or 0)
 

@@ -33,7 +33,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """Write values as this printer of IPython (a RepresentationPrinter) does, with all that is set on it."""
+    """Write values as this printer of IPython (a RepresentationPrinter) does, with the same settings."""
 
     def write(value: object) -> str:
         stream = io.StringIO()
@@ -55,10 +55,10 @@ def like(printer: Any) -> Write:
 
 
 def _written(value: object, write: Write) -> str:
-    """A value's text, fit to be shown; its type where it has none."""
+    """A value's text as plain() shows it; its type if `write` raises."""
     try:
         text = write(value)
-    except Exception as error:  # what a class's repr may raise is anyone's guess
+    except Exception as error:  # a class's repr() may raise anything
         kind = type(value)
         return f"<{kind.__module__}.{kind.__qualname__}, whose repr() raises {type(error).__name__}>"
     cut = f"… ({len(text):,} characters)" if len(text) > CHARACTERS else ""

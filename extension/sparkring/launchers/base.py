@@ -47,20 +47,20 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
-        """Start `size` members with `ticket`, each with its own `member`; returns at once."""
+        """Start `size` members with `ticket`, each with its own number in `member`; returns at once."""
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
-        """Why members cannot come up, or went away, as soon as it is known. Waits up to `wait_s` for that."""
+        """Why members cannot start, or have ended; None if nothing is known after waiting up to `wait_s`."""
 
     @abstractmethod
     def stop(self, grace_s: float) -> None:
         """Wait up to `grace_s` for the members to end, then end them; returns when none is left."""
 
     def waits_for(self) -> str:
-        """What a start that takes long may be waiting for, as far as that can be told; '' if nothing."""
+        """What a slow start may be waiting for; '' if that is not known."""
         return ""
 
     def warning(self) -> str:
-        """What the user should know of while the members are up and idle; each thing is said once, '' if nothing."""
+        """What the user should know while the members are up and idle; '' if nothing, or if it was said already."""
         return ""

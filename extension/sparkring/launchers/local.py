@@ -46,9 +46,9 @@ class LocalLauncher(Launcher):
                 ) from error
             self._members.append(process)
             assert process.stdin is not None
-            with contextlib.suppress(OSError):  # it died at once; problem() tells
+            with contextlib.suppress(OSError):  # it died at once; problem() reports that
                 process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
-                process.stdin.flush()  # and stays open: its end is the end of the member
+                process.stdin.flush()  # and stays open: when it is closed, the member ends
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         for member, process in enumerate(self._members):
@@ -67,11 +67,11 @@ class LocalLauncher(Launcher):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.terminate()  # it may be busy with a rank that takes nothing in: this ends the rank
+                process.terminate()  # the member may be blocked by a rank that reads nothing: this ends the rank
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # a member that is still there ends everything below it now
+                process.stdin.close()  # a member that is still there now ends all processes below it
         for process in self._members:
             try:
                 process.wait(3.0)
@@ -84,9 +84,9 @@ class LocalLauncher(Launcher):
 
 
 def _shares(size: int, each: int | None, visible: str | None) -> list[tuple[str, ...]]:
-    """The GPUs of each rank, of those that CUDA_VISIBLE_DEVICES=`visible` leaves. LaunchError if they are too few.
+    """The GPUs of each rank, from those in CUDA_VISIBLE_DEVICES=`visible`. LaunchError if there are too few.
 
-    Without a number for each rank, every rank has one GPU if there are enough for all; otherwise none is assigned.
+    If `each` is None, every rank has one GPU if there are enough for all; otherwise none is assigned.
     """
     found = [] if each == 0 else nvml.found(visible)
     if each is None:

@@ -35,7 +35,7 @@ def python_source(shell: Any, magic: str, cell: str) -> str:
     try:
         tree = ast.parse(source)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler: the ranks show them
+            warnings.simplefilter("ignore")  # the ranks show the compiler's warnings
             compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         raise _syntax_error(error, cell) from None

@@ -70,7 +70,7 @@ def _checkpoints(shell: Any, line: str) -> None:
     given = parse(line)
     source, metric, mode = given["source"], given["metric"], given["mode"]
     value = value_of(shell, source) if source else run_store.last_checkpoint_dir()
-    if not metric:  # then what checkpoints(…) was given counts
+    if not metric:  # then the metric that was given to checkpoints(…) counts
         metric, mode = getattr(value, "metric", None) or "", getattr(value, "mode", None)
     with CheckProgress() as progress:
         location = directory_of(value, source)

@@ -56,7 +56,7 @@ OPTIONS = OptionsTable(
     Option("--where", default="", metavar="FILTER", help='the rows to read: --where "x > 3"'),
     Option(
         "--remainder",
-        choices=("drop", "pad", "join"),  # not imported from data.plan, which would bring NumPy along
+        choices=("drop", "pad", "join"),  # not imported from data.plan, which imports NumPy
         help="what to do with the last rows: leave them out (drop), pad their batches, or make smaller batches (join)",
     ),
     Option(

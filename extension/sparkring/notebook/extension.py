@@ -35,7 +35,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take the magics away, and end the runs and gangs that they have started."""
+    """Remove the magics, and end the runs and gangs that they have started."""
     from sparkring.engine import background, warm_gang
 
     background.stop_all()
@@ -70,5 +70,5 @@ def _completions(context: CompletionContext) -> dict[str, Any]:
     return {"completions": [SimpleCompletion(word, type="option") for word in words], "suppress": True}
 
 
-# A matcher and not a hook: Python's keywords and names, which Jedi would add, are no help where an option stands.
+# A matcher, not a hook: with a hook, Jedi would add Python's keywords and names, which are not options.
 _complete: Any = context_matcher(identifier="sparkring", priority=100)(_completions)

@@ -153,7 +153,7 @@ def _row(gang: WarmGang) -> tuple[str, ...]:
 
 
 def stop_after_reset(result: Any) -> None:
-    """Stop the gangs if the cell that has just run was a %reset: it empties the notebook's names, so the ranks' go."""
+    """Stop the gangs if the cell that has just run was a %reset: it deletes variables, those of the ranks included."""
     from sparkring.engine import warm_gang
 
     shell = get_ipython()

@@ -202,7 +202,7 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """The ranks of %%barrier: 0, which is one for each partition, where there is a DataFrame and -n says nothing."""
+    """The number of ranks of %%barrier: 0, for one per partition, if there is a DataFrame and no -n."""
     if np is not None and np < 1:
         raise OptionsError(
             f"%%barrier runs in the tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."
@@ -228,7 +228,7 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
         if part == "all":
             ranks |= set(range(size))
         elif low.isdecimal() and (high.isdecimal() if dash else True):
-            # A rank that does not exist stands for all of them: the message below names the ranks that do.
+            # `size` stands for all ranks that do not exist: the message below names the ranks that do.
             ranks |= set(range(int(low), min(int(high or low), size) + 1)) or {size}
         else:
             raise OptionsError(f"%%ranks takes the ranks first, as in `%%ranks 0,2-3` or `%%ranks all`, not {first!r}.")

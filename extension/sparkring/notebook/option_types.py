@@ -73,7 +73,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def count(text: str, least: int = 0) -> int:
-    """A whole number, 0 or more."""
+    """A whole number, `least` or more."""
     if not text.isdecimal() or int(text) < least:
         raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)

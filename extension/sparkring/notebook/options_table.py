@@ -15,7 +15,7 @@ class Option:
     """One row of the table: an option with its flags, or an argument, which has a name and no dash.
 
     `settings` are those of argparse's add_argument(). `suggest` gives what Tab offers for the value, or behind the
-    flag, when it is called with the word at the cursor. An option that is `alone` goes with no other.
+    flag, when it is called with the word at the cursor. An option that is `alone` cannot be combined with others.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class OptionsTable:
 
     @functools.cached_property
     def _parser(self) -> argparse.ArgumentParser:
-        # Kept, since making one takes longer than a cell on a warm gang does from end to end.
+        # Cached, since making one takes longer than a whole cell on a warm gang.
         parser = _Parser(prog=self.magic, add_help=False, allow_abbrev=False)
         for row in self.options:
             parser.add_argument(*row.names, **row.settings)

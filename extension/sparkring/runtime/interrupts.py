@@ -10,7 +10,7 @@ from typing import Any
 
 
 def interrupted(what: str) -> KeyboardInterrupt:
-    """The KeyboardInterrupt to raise; IPython shows it without frames of ours."""
+    """The KeyboardInterrupt to raise; IPython shows it without sparkring's frames."""
     message = f"sparkring: interrupted, {what}"
     error: Any = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]
@@ -19,10 +19,10 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """While open, `seen` says whether there was an interrupt; request() is one that comes from elsewhere.
+    """While open, an interrupt only sets `seen`, and so does request().
 
-    Outside the main thread Python offers no such choice; there the interrupt belongs to the main thread, and
-    request() is all there is.
+    Python lets only the main thread handle interrupts. In any other thread, `seen` is set by request() alone, and
+    interrupts remain the main thread's.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def request(self) -> None:
-        """Interrupt, from any thread: a Stop button's way."""
+        """Interrupt, from any thread, as a Stop button does."""
         self.seen = True
 
     def _note(self, number: int, frame: object) -> None:
@@ -48,7 +48,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Meanwhile an interrupt does nothing; afterwards it does what it would have done."""
+    """Hold an interrupt back until the end of the block, and then let it do what it would have done."""
     with Interrupts() as interrupts:
         yield
     if interrupts.seen:

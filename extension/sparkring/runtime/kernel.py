@@ -6,7 +6,7 @@ import sys
 
 
 def in_notebook() -> bool:
-    """Is this the kernel of a notebook, which can show HTML?"""
+    """Whether this is the kernel of a notebook, which can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

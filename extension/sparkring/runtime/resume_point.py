@@ -13,8 +13,8 @@ class Here(NamedTuple):
     `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock): the
     checkpoints of a later attempt come after those of an earlier one. `resume` is the name of the checkpoint that all
     ranks continue from, '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names
-    that the driver has seen in the directory. `lineage` is what the checkpoints of one training have in common, from
-    its first attempt. `code` is the cell, `run_id` the run.
+    that the driver has seen in the directory. `lineage` is an id that all checkpoints of one training share, from
+    its first attempt on. `code` is the cell, `run_id` the run.
     """
 
     directory: str = ""
@@ -31,11 +31,11 @@ _current = Here()
 
 
 def here() -> Here:
-    """What this process was told; without a run that has a --checkpoint-dir, nothing."""
+    """What the driver has told this process; without a --checkpoint-dir, `directory` is ''."""
     return _current
 
 
 def enter(found: Here) -> None:
-    """Make `found` what here() tells; called before each request."""
+    """Make `found` what here() returns; called before each request."""
     global _current
     _current = found

@@ -30,14 +30,14 @@ from sparkring.tools.pace import Pace
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 HOROVOD = "0.28.1"
-# Part of the wheel's key: raise it when the edits or the build's environment change. From TensorFlow 2.16 on, there are
-# edits of its own.
+# Part of the wheel's key: raise it when the edits or the build's environment change. The second is for TensorFlow 2.16
+# and later, which need edits of their own.
 RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 # The same package, under the names that its variants are published as.
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
 OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
-# The first that makes wheels without the package called wheel.
+# The first version that makes wheels without the package called wheel.
 OLDEST_SETUPTOOLS = Version("70.1")
 
 
@@ -143,8 +143,8 @@ def edits(target: Target) -> list[Edit]:
     # Without debug information, which takes a third of the compiler's time.
     wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
     if target.cxx_standard != 14:
-        # Both files, or else Gloo and the PyTorch part disagree on whether its constants are inline,
-        # and the link fails on a constant that is defined twice.
+        # Both files are edited: otherwise Gloo and the PyTorch part disagree on whether its constants are
+        # inline, and the link fails on a constant that is defined twice.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
@@ -156,7 +156,7 @@ def edits(target: Target) -> list[Edit]:
         )
         wanted.append(Edit("cmake/Modules/FindPytorch.cmake", has_cuda, has_cuda + complete))
     if target.has_keras_3:
-        # Written against XLA headers that these releases no longer ship; only XLA-compiled collectives need it.
+        # This file needs XLA headers that these releases no longer ship; only XLA-compiled collectives use it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
         wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
         # `keras` is Keras 3 there, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
@@ -169,7 +169,7 @@ def edits(target: Target) -> list[Edit]:
 
 
 def patch(source: Path, changes: Sequence[Edit]) -> None:
-    """Apply the edits below `source`; one whose text is not there stops the build, it would be another release."""
+    """Apply the edits below `source`. BuildError if the text of one is missing, since that is another release."""
     for edit in changes:
         file = source / edit.path
         text = file.read_text(encoding="utf-8")
@@ -205,7 +205,7 @@ def _cmake_version(cmake: str) -> Version | None:
 
 
 def check_tools(target: Target) -> Path:
-    """Everything that the build calls upon is there; returns the cmake to use."""
+    """Check that everything that the build calls is there; returns the cmake to use."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None or shutil.which(compiler) is None:
         raise BuildError(
@@ -247,7 +247,7 @@ def check_tools(target: Target) -> Path:
 
 
 def build_environment(target: Target, cmake: Path) -> dict[str, str]:
-    """The build's environment variables: the user's, less what would change the wheel behind its key."""
+    """The build's environment variables: the user's, without those that would change the wheel but not its key."""
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_") and name not in dropped}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -301,7 +301,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
         patch(source, edits(target))
-        # Verbose, since only then pip passes on the percentages of the build beneath it.
+        # Verbose, since only then does pip pass on the percentages that make prints.
         make = [*pip, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
         failure = f"{target} could not be built. Correct these errors, then run this command again:"
         pace = Pace(cache / "pace.json")
@@ -329,7 +329,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
-        # Twice, since one call would either pass over a Horovod of the same version or reinstall everything.
+        # Twice, since a single call would either skip a Horovod of the same version or reinstall everything.
         for options in (["--force-reinstall", "--no-deps"], []):
             answer = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, check=False)
             if answer.returncode:

@@ -28,7 +28,7 @@ class Pace:
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share after `passed_s` seconds, when `fresh` has just been printed; None if it is unknown."""
+        """The share of the time that has passed after `passed_s` seconds, when `fresh` was printed; None if unknown."""
         self._passed_s = passed_s
         for found in _STEP.findall(fresh):
             self._seen.setdefault(int(found), passed_s)

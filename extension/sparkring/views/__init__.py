@@ -1,7 +1,7 @@
 """Ways to show a run. A view sees a RunRecord and nothing else.
 
-This is imported with the runner, even on ranks, so the modules that draw are imported when they are used: executors
-need not have their libraries.
+This module is imported with the runner, even on ranks. So the modules that draw are imported only when they are used:
+executors need not have the libraries for drawing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sparkring.runtime.kernel import in_notebook
 
 
 class Quiet:
-    """Shows nothing: the result tells, or the exception."""
+    """Shows nothing: the result or the exception is enough."""
 
     def refresh(self, record: RunRecord) -> None:
-        """Pass over it."""
+        """Show nothing."""
 
     def close(self, record: RunRecord) -> None:
-        """Pass over it."""
+        """Show nothing."""
 
     def again(self, record: RunRecord) -> None:
         """Show the run, since the user has asked for it."""

@@ -12,7 +12,7 @@ REASON_CHARACTERS = 300
 
 
 class Chapter(NamedTuple):
-    """One attempt in words; `state` is that of its end, `last_lines` what the rank that ended it printed last."""
+    """One attempt in words; `state` is that of its end, `last_lines` are those of the rank that ended it."""
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
     line: str
@@ -21,7 +21,7 @@ class Chapter(NamedTuple):
 
 
 def story(record: RunRecord) -> list[Chapter]:
-    """The attempts in order; none of a run that was never started again and began at the beginning."""
+    """The attempts in order; [] for a run that was never restarted and did not continue from a checkpoint."""
     attempts = record.attempts
     if len(attempts) < 2 and not any(each.ended or each.checkpoint for each in attempts):
         return []
@@ -29,7 +29,7 @@ def story(record: RunRecord) -> list[Chapter]:
 
 
 def why(attempt: Attempt) -> str:
-    """What ended it: `rank 1 on vm was killed by SIGKILL`."""
+    """What ended an attempt: `rank 1 on vm was killed by SIGKILL`."""
     if attempt.failed_rank is None or attempt.failure is None:
         return first_line(attempt.reason, REASON_CHARACTERS)
     where = f" on {first_line(attempt.host, 80)}" if attempt.host else ""

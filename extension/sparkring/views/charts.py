@@ -23,7 +23,7 @@ Column = list[float | None]
 def charts(record: RunRecord) -> dict[str, Any]:
     """All charts of a run, as JSON values; {} if there is nothing to draw.
 
-    Each chart has the places `x` of its horizontal axis in ascending order. All else of it are columns with a value, or
+    Each chart has the places `x` of its horizontal axis in ascending order. Its curves are columns with a value, or
     None, for each of these places.
     """
     table = metrics.table(record)
@@ -83,7 +83,7 @@ def words(curves: Sequence[Curve], axis: str) -> str:
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """What lines and marks are that do not say it themselves."""
+    """What the lines and marks mean that have no label of their own."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(

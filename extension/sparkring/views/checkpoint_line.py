@@ -10,17 +10,17 @@ from typing import Literal, NamedTuple
 from sparkring.history.describe import ago, counted, dotted, duration, first_line, number, size
 from sparkring.views.markup import AMBER, BLUE, GREEN, RED, svg, text, tint
 
-MARKS, CROWD = 80, 40  # of a picture: the most, and from how many on they are smaller
+MARKS, CROWD = 80, 40  # the most marks in a picture, and the most of full size
 METRICS_NAMED, NAME_CHARACTERS, REASON_CHARACTERS = 4, 40, 200
 TITLE_CHARACTERS = 120  # of a mark
 
 WIDTH, _LEFT, _RIGHT, _TOP = 720, 46, 62, 34
-_CURVE, _FLAT = 66, 14  # how tall what the marks stand on is, with a metric and without
+_CURVE, _FLAT = 66, 14  # the height of the plot, with a metric and without
 _PITCH = 46  # at most, between two marks
 _CHARACTER = 6.2  # of a label, in pixels
 _LINE = 13  # from one line of a label to the next
-_APART = 6  # at least, between two attempts
-_REMOVED_PART = 0.35  # of the width, at most, for checkpoints that are no more
+_APART = 6  # at least, between the lines where attempts begin
+_REMOVED_PART = 0.35  # of the width, at most, for removed checkpoints
 
 State = Literal["committed", "partial", "damaged", "removed"]
 STATES: tuple[State, ...] = ("committed", "partial", "damaged", "removed")
@@ -30,10 +30,10 @@ SAID: dict[State, str] = {
 
 
 class Mark(NamedTuple):
-    """One checkpoint as it is shown; `time` is in Unix seconds, and 0 or None is what is not known.
+    """One checkpoint as it is shown; `time` is in Unix seconds, and unknown values are 0 or None.
 
-    `origin` is who saved it, in words; marks with another `stretch` were saved in another attempt or run. `resumes`
-    is the resume point.
+    `origin` says in words what saved it; marks with another `stretch` were saved in another attempt or run. `resumes`
+    marks the resume point.
     """
 
     step: int
@@ -49,15 +49,15 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first; `noun` is what they count, `headers` what `origin` is."""
+    """The checkpoints of one directory, oldest first; `noun` is what they count, `headers` are those of `origin`."""
 
     folder: str
     marks: tuple[Mark, ...]
     headers: tuple[str, ...] = ()
     noun: str = "step"
-    kind: str = ""  # who writes there, if it is not us
-    metric: str = ""  # the one to draw; '' for one that is there
-    began: float = 0.0  # when the run began of which this is what stays; 0 where ages are wanted
+    kind: str = ""  # what writes there, if it is not sparkring
+    metric: str = ""  # the one to draw; '' to choose one
+    began: float = 0.0  # when the run began, for times relative to it; 0 for ages
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
@@ -124,7 +124,7 @@ def picture(series: Series, now: float) -> str:
 
 
 def chosen(marks: Sequence[Mark], most: int) -> list[int]:
-    """Which of many marks are shown: the best and the resume point always, the rest evenly, what matters denser."""
+    """Which of many marks are shown: the best, the resume point, and some of each state, evenly spread."""
     if len(marks) <= most:
         return list(range(len(marks)))
     found = {at for at, mark in enumerate(marks) if mark.best or mark.resumes} | {0, len(marks) - 1}
@@ -144,7 +144,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
-    """The position of each mark, in pixels from the left; if there are many, those of removed ones are closer."""
+    """The position of each mark, in pixels from the left; if there are many, removed ones are closer together."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
@@ -159,7 +159,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
 
 
 def _metric_to_draw(series: Series) -> str:
-    """The metric by which the best is the best, else the first that the newest checkpoint came with."""
+    """The metric by which the best checkpoint was chosen, else the first metric of the newest checkpoint."""
     names = metric_names(series)
     best = next((mark for mark in series.marks if mark.best), None)
     for name in names:
@@ -195,7 +195,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
     edges = [(xs[at] + xs[at - 1]) / 2 if at else _LEFT for at in begins] + [float(WIDTH)]
     drawn, free = "", 0.0
     for edge in edges[1:-1]:
-        if edge >= free:  # of many attempts in a row, as many as can be told apart
+        if edge >= free:  # of many attempts in a row, only as many lines as can be told apart
             drawn, free = f"{drawn}M{edge:.1f} 3V{bottom}", edge + _APART
     parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".35" stroke-dasharray="2 3"/>']
     free = 0.0
@@ -209,7 +209,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 
 
 def _stretch_name(series: Series, at: int) -> str:
-    """An attempt's words; a run is known by its end, which %logs takes, too."""
+    """The name of an attempt, or of a run: the end of its id, which %logs takes, too."""
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch
@@ -277,7 +277,7 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
-    """Step and age (and sizes that differ) for as many marks as there is room for, those first that matter most."""
+    """Step and age (and sizes that differ) for as many marks as there is room for, the most important first."""
 
     def weight(at: int) -> tuple[bool, ...]:
         mark = series.marks[at]
@@ -317,7 +317,7 @@ def _caption(series: Series, metric: str) -> str:
 
 
 def _legend(series: Series, drawn: int) -> str:
-    """What the shapes mean, of those that are there, and how many there are of each."""
+    """What the shapes in the picture mean, and how many there are of each."""
     told = []
     if any(mark.best and mark.state == "committed" for mark in series.marks):
         told.append((_SHAPES["best"], "best"))

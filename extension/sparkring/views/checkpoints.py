@@ -40,7 +40,7 @@ _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch
 
 
 def recorded(record: RunRecord) -> list[Series]:
-    """The checkpoints that a run has saved or restored, by directory and by writer."""
+    """The checkpoints that a run has saved, or found damaged, by directory and by writer."""
     by_place: dict[tuple[str, str], list[Checkpoint]] = {}
     for each in record.checkpoints:
         by_place.setdefault((each.saved.folder, each.saved.kind), []).append(each)
@@ -57,7 +57,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
         Mark(
             each.saved.step,
             each.state,
-            0.0 if _earlier(each) else each.saved.time,  # else it would be when the damage was found
+            0.0 if _earlier(each) else each.saved.time,  # its event has only the time when the damage was found
             each.saved.size_bytes or None,
             each.saved.metrics,
             ("an earlier run" if _earlier(each) else f"rank {each.saved.rank}" + of_attempt(each, " in "),),
@@ -74,7 +74,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Is it of an earlier run, which this one found damaged? Of that the record knows no size."""
+    """Whether an earlier run saved it, and this one found it damaged: then its size is not known."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -104,7 +104,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 kept`."""
+    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 there`."""
     found = [
         each.saved
         for each in record.checkpoints
@@ -133,7 +133,7 @@ def _count_words(series: Series) -> str:
 
 
 def damage_words(series: Series) -> str:
-    """Which of them are damaged, and why; '' if none is."""
+    """Which checkpoints are damaged, and why; '' if none is."""
     damaged = [mark for mark in series.marks if mark.state == "damaged"]
     if not damaged:
         return ""
@@ -222,7 +222,7 @@ def _steps(entries: Sequence[Entry]) -> str:
 
 
 def empty_words(found: Inventory) -> str:
-    """A sentence on a directory in which nothing is; '' if there is something."""
+    """A sentence about an empty or missing directory; '' if there are checkpoints."""
     if found.entries or found.others:
         return ""
     where = first_line(found.directory, 300)
@@ -235,7 +235,7 @@ def empty_words(found: Inventory) -> str:
 
 
 def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headers, and a row for each of the `most` newest, the newest first."""
+    """The headers, and a row for each of the `most` newest checkpoints, the newest first."""
     names = metric_names(series)
     headers = (series.noun, "saved", "size", *(first_line(n, NAME_CHARACTERS) for n in names), *series.headers, "state")
     rows = []
@@ -255,7 +255,7 @@ def table_rows(series: Series, now: float, most: int) -> tuple[tuple[str, ...], 
 
 
 def table_html(series: Series, now: float, most: int) -> str:
-    """The table; of many checkpoints it says how many it shows."""
+    """The table; if it does not show all checkpoints, it says how many it shows."""
     many = len(series.marks)
     note = f"the newest {most} of {counted(many, 'checkpoint')}" if many > most else ""
     return bare_table(*table_rows(series, now, most), note)
@@ -315,7 +315,7 @@ def checkpoints_text(found: Inventory) -> str:
 
 
 class CheckProgress:
-    """How far a check of many bytes is, in a line that is rewritten and goes away; of a quick one nothing is said."""
+    """Shows the progress of a check in a line that is rewritten, and cleared in the end; nothing if it is quick."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -346,13 +346,13 @@ class CheckProgress:
 
 
 def progress_words(record: RunRecord) -> str:
-    """`saved step 120`; '' before anything was."""
+    """`saved step 120`; '' if nothing has been saved."""
     found = [each.saved for each in record.checkpoints if not _earlier(each)]
     return f"saved {_noun(found[-1].kind)} {found[-1].step:,}" if found else ""
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """A line for each checkpoint that has been found damaged since they were `before`."""
+    """A line for each checkpoint that has been found damaged since the checkpoints were `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

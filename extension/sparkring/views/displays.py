@@ -1,6 +1,6 @@
 """Shows what ranks have displayed, as a separate output below the panel, during the run and after it.
 
-Styles are inline, so that it looks the same if a front end removes style sheets.
+Styles are inline, so that the output looks the same if a front end removes style sheets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkring.history.record import RunRecord
 from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 PAUSE_S = 0.2
-BYTES_PER_S = 500_000  # the rate at which it is redrawn in the browser
+BYTES_PER_S = 500_000  # the most that is sent to the browser
 OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell
 
 Bundle = dict[str, str]
@@ -88,7 +88,7 @@ def bundle(record: RunRecord) -> Bundle | None:
     if not parts and not notes:
         return None
     body = "".join(parts) + "".join(f"<div><small>{escape(note)}</small></div>" for note in notes)
-    # The two classes keep MathJax away, whose TeX can contain links.
+    # The two classes keep MathJax from typesetting TeX, which can contain links.
     html = f'<div class="mathjax_ignore tex2jax_ignore" data-sparkring-displays="{escape(record.run_id)}">{body}</div>'
     return {"text/html": html, "text/plain": "\n".join(texts + notes)}
 
@@ -143,7 +143,7 @@ def _asked_for(record: RunRecord, rank: int) -> bool:
 
 
 def _html(each: Shared) -> str:
-    from sparkring.views.foreign import body_html  # and its libraries, only when needed: most runs display nothing
+    from sparkring.views.foreign import body_html  # here, since it imports libraries, and most runs display nothing
 
     tag = f"<div><b>[{escape(describe.rank_list(each.ranks))}]</b></div>"
     return f'<div style="margin:0 0 12px">{tag}<div style="overflow-x:auto">{body_html(each.display)}</div></div>'

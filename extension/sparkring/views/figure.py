@@ -1,7 +1,7 @@
 """Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
 A page that strips scripts and inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
-It holds numbers and lines only. What users name is text beside it, in whatever script.
+A picture holds only numbers and lines. The names that users choose are text beside it, as they may be in any script.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
 PICTURES_BYTES = 80_000  # of all pictures together, as they stand in the page
-# Pixels of a picture for each CSS pixel, and its colours: a palette makes a quarter of its bytes. Fewer of both where
-# those take too much room.
+# Pixels per CSS pixel, and the number of colours: with a palette, a picture takes a quarter of the bytes. The second
+# pair is used if pictures with the first take too many bytes.
 _QUALITIES = ((2, 48), (1, 24))
 _DOTS_PER_INCH = 96  # CSS pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.5, 0.08, 0.08, 0.36  # inches that a chart leaves for its labels
-_RANK_APART = 0.08  # of the height: a rank whose line ends so far from the mean is named
+_RANK_APART = 0.08  # of the height: a rank whose line ends farther than this from the mean is named
 _RC: dict[str, Any] = {
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
@@ -53,7 +53,7 @@ _RC: dict[str, Any] = {
 
 
 def figures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark] = ()) -> str:
-    """A <figure> for each chart: an <img>, or where matplotlib cannot draw it, its words."""
+    """A <figure> for each chart: an <img>, or its description if there is no picture."""
     pictures = _pictures(charts, axis, marks)
     return "".join(
         f"<figure>{_caption(curves)}{_image(picture, text(words(curves, axis)))}</figure>"
@@ -83,7 +83,7 @@ def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark
             found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]
             if sum(map(len, found)) <= PICTURES_BYTES:
                 return found
-    except Exception:  # its version, its settings and its fonts are the user's
+    except Exception:  # matplotlib's version, settings and fonts are the user's
         pass
     return [""] * len(charts)
 
@@ -144,7 +144,7 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
 
 
 def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Say at its end which rank a line is, if it ends well apart from the mean."""
+    """Name the rank at the end of its line, if the line ends well apart from the mean."""
     low, high = axes.get_ylim()
     for curve in curves:
         ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in curve.ranks.items())

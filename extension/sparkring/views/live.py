@@ -6,7 +6,7 @@ A message is a dict of JSON values with the `run` and a `kind`:
               are; columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start), `text`; `html` for those with
               colours, by place; `noise`, the places of TensorFlow's start-up messages; `pending`, lines whose
               end is still to come
-    state     how the run stands, and a column of each fact about its ranks
+    state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
 
@@ -61,7 +61,7 @@ class Feed:
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
-        """What the page does not know yet, without a state and sections that were sent a moment ago."""
+        """What the page does not know yet; the state and the sections only if the last ones are not too recent."""
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
@@ -71,7 +71,7 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # the line above says the same as the table and the curves
+                state["last"] = self._state["last"]  # to agree with the table and the curves, which are not sent now
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -111,7 +111,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """The last lines of the record, `new` of them; a message of several lines takes several places, and counts once."""
+    """A message with the record's last lines, `new`. A user's message of several lines has several places in it."""
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,
@@ -164,7 +164,7 @@ def state_message(record: RunRecord, now: float) -> Message:
 
 
 def _ranks(record: RunRecord) -> Message:
-    """A column of each fact: `heard` is when the rank was last heard of, `step` within its epoch, None if not told."""
+    """A column for each fact: `heard` is the time of a rank's last message, `step` is within its epoch or None."""
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]

@@ -15,17 +15,17 @@ from sparkring.history.lines import coloured, plain
 BLUE, GREEN, RED, AMBER = "#2f80d0", "#23935a", "#dd4a45", "#b97a10"
 RANK_COLOURS = (BLUE, GREEN, AMBER, "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32")
 
-# The colour of pictures without a text colour to follow: readable on white and on black.
+# The colours of text in images, which cannot have the page's text colour; GREY is readable on white and on black.
 GREY, GREY_ON_DARK = "#767676", "#b4b4b4"
 
 
 def text(value: str) -> str:
-    """A text of whatever origin for HTML: colours taken away, hidden characters visible, markup escaped."""
+    """Any text as HTML: without colours, with hidden characters made visible and markup escaped."""
     return escape(plain(value))
 
 
 def enclosed(body: str, run_id: str = "") -> str:
-    """Wrap HTML as an output of a notebook; the live panel's script finds that of its run, and hides it.
+    """Wrap HTML as an output of a notebook; the live panel's script finds the output of `run_id`, and hides it.
 
     Untrusted notebooks, and notebooks on the web, lose <style> and <svg>. So each element gets its rules of style.css
     as an inline style, and each drawing becomes an image. The classes keep MathJax 3 and 2 from typesetting text
@@ -38,7 +38,7 @@ def enclosed(body: str, run_id: str = "") -> str:
 
 @functools.cache
 def _inliner() -> Callable[[str], str]:
-    """Gives each element its rules of style.css. Made when a run is shown first, since it takes long to import."""
+    """Return a function that gives each element its rules of style.css; made when first used, as the import is slow."""
     import css_inline
 
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ _SVG_STYLE = (
 
 
 def _image(svg: str) -> str:
-    """A drawing as an <img>, with a text alternative in the place of titles, which images cannot show."""
+    """A drawing as an <img>, with a text alternative instead of titles, which images cannot show."""
     tag, _, inside = svg.partition(">")
     looks = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
     kept = "".join(f' {name}="{looks[name]}"' for name in _SVG_ATTRIBUTES if name in looks)
@@ -94,7 +94,7 @@ def note(said: str) -> str:
 
 
 def warning(said: str) -> str:
-    """A line that something is wrong; '' if nothing is."""
+    """A line with a warning; '' if there is nothing to say."""
     return f'<div><b style="{tint(AMBER)}">⚠ {text(said)}</b></div>' if said else ""
 
 
@@ -110,12 +110,12 @@ def scrolled(body: str, words: str) -> str:
 
 
 def details(title: str, body: str) -> str:
-    """What is folded away under its title; '' if there is nothing."""
+    """`body`, folded away under `title`; '' if there is no body."""
     return f"<details><summary>{text(title)}</summary>{body}</details>" if body else ""
 
 
 def log_text(line: str) -> str:
-    """A line that a rank printed, its colours as spans; without them where there are too many."""
+    """A line that a rank printed, with its colours as spans, or without colours if it has too many."""
     pieces = coloured(line)
     if len(pieces) > _PIECES:
         return text(line)
@@ -185,7 +185,7 @@ _WEIGHTS = {
 
 
 def _extended(codes: list[int]) -> str:
-    """A colour of the 256 (`5;N`) or a true one (`2;R;G;B`); takes what it reads from `codes`."""
+    """A colour of the 256 (`5;N`) or a true one (`2;R;G;B`); removes what it reads from `codes`."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(codes.pop(0), 255) for _ in range(3))
@@ -199,6 +199,6 @@ def _extended(codes: list[int]) -> str:
         else:
             red = green = blue = 8 + 10 * (number - 232)
     else:
-        codes.clear()  # what a broken code says is anyone's guess
+        codes.clear()  # a broken code: what follows cannot be understood
         return ""
     return f"#{red:02x}{green:02x}{blue:02x}"

@@ -58,7 +58,7 @@ def captured_rows(names: Iterable[CapturedName]) -> list[tuple[str, ...]]:
 
 
 def table_text(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`rows` in aligned columns, those of numbers and sizes to the right."""
+    """`rows` in aligned columns; numbers and sizes are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     right = _numeric(cells, len(headers))
     widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
@@ -83,7 +83,7 @@ def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str 
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 
     def line(tag: str, row: Sequence[str]) -> str:
-        # An empty header cell is no header.
+        # An empty header cell is not a header.
         tags = [tag if cell else "td" for cell in row]
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for tag, cell, mark in zip(tags, row, marks, strict=True))
 

@@ -21,9 +21,9 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class TerminalView:
-    """Prints lines as they come; on a terminal in colour, with a last line that shows how far it is.
+    """Prints lines as they come; on a terminal in colour, with a last line that shows the run's progress.
 
-    Without that `progress` a prompt can stand there meanwhile.
+    Without `progress` there is no such line, and the terminal's prompt can be there.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:
@@ -46,7 +46,7 @@ class TerminalView:
         self._print(self._news(record), record)
 
     def close(self, record: RunRecord) -> None:
-        """Print what is new, and in one line how it ended; of a quick run on a warm gang the lines say it."""
+        """Print what is new, and in one line how the run ended; a quick run on a warm gang needs no such line."""
         told = self._news(record)
         if self._noise:
             hidden = f"{describe.counted(self._noise, 'line')} of TensorFlow's start-up not shown"
@@ -107,7 +107,7 @@ class TerminalView:
         cleared = _CLEAR_LINE if self._progress_shown else ""
         whole = cleared + "".join(f"{line}\n" for line in told) + progress
         self._progress_shown = progress
-        # What the terminal's encoding lacks must not end the run.
+        # Characters that the terminal's encoding lacks must not end the run.
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(whole.encode(encoding, "replace").decode(encoding))
         self._stream.flush()
@@ -126,7 +126,7 @@ class TerminalView:
         words = [describe.progress_words(found)] if found else [describe.outcome(record)]
         words += filter(None, [reading.progress_words(record, time.time()), checkpoints.progress_words(record)])
         words += [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]]
-        # Each once, though ranks may share it.
+        # Each GPU once, though several ranks may share it.
         used = {(rank.host, gpu.address): gpu for rank in record.ranks for gpu in rank.gpus}
         words += [describe.gpu_words(list(used.values()))] if used else []
         columns = shutil.get_terminal_size().columns

@@ -17,7 +17,7 @@ ELSEWHERE_COLOUR = "#8b939c"
 
 
 class Share(NamedTuple):
-    """A part of the time, what it went into and in which colour that is drawn."""
+    """A part of the time: what it was spent on, and the colour of its bar."""
 
     what: str
     seconds: float
@@ -26,7 +26,7 @@ class Share(NamedTuple):
 
 
 def shares(saved: TimelineSaved) -> list[Share]:
-    """What the time went into, all of it together."""
+    """What all of the time was spent on."""
     whole = saved.wall_s or 1.0
     return [
         Share(what, seconds, seconds / whole, colour)
@@ -41,12 +41,12 @@ def shares(saved: TimelineSaved) -> list[Share]:
 
 
 def path(record: RunRecord, saved: TimelineSaved) -> str:
-    """Where the file is."""
+    """The path of a timeline."""
     return f"{record.log_folder}/{saved.name}" if record.log_folder else saved.name
 
 
 def head_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`26 operations on 5 tensors in 0.9 s`, of an attempt where there were several."""
+    """`26 operations on 5 tensors in 0.9 s`, with the attempt's number if there were several."""
     done = f"{counted(saved.operations, 'operation')} on {counted(saved.tensors, 'tensor')}"
     words = f"{done} in {duration(saved.wall_s)}"
     return f"attempt {saved.attempt}: {words}" if len(record.attempts) > 1 else words
@@ -59,7 +59,7 @@ def share_words(saved: TimelineSaved) -> str:
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`the others waited 12 s in all for rank 1 (last 40 times)`; of ranks that make a difference."""
+    """`the other ranks waited 12 s in all for rank 1 (last 40 times)`; only for ranks that make a difference."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
@@ -69,7 +69,7 @@ def late_words(record: RunRecord, saved: TimelineSaved) -> str:
 
 
 def how_to_open() -> str:
-    """What to do with the file."""
+    """How to open a timeline."""
     return f"open it in {VIEWER} or chrome://tracing"
 
 

@@ -1,4 +1,4 @@
-"""The connection between the driver and a member: mutual proof first, then frames.
+"""The connection between the driver and a member: mutual authentication first, then frames.
 
     driver                                   member
       ── greeting + nonce D ──────────────▶
@@ -41,10 +41,10 @@ HANDSHAKE_TIMEOUT_S = 10.0
 # A peer that stops acknowledging (its host lost power, the network is cut) is given up after this.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-HEADER_BYTES = 1 << 28  # at most: text in the place of a frame would announce more, and be waited for
+HEADER_BYTES = 1 << 28  # at most: text instead of a frame would be read as a much larger size, and waited for
 CHUNK_BYTES = 1 << 20
-RELAY_BYTES = 256 * 1024  # passed on at a time: it stays in the processor's cache
-PAIR_BYTES = 1 << 22  # asked for between a member and its rank; the system may grant less
+RELAY_BYTES = 256 * 1024  # passed on at a time: small enough for the processor's cache
+PAIR_BYTES = 1 << 22  # the buffer asked for between a member and its rank; the system may grant less
 
 
 class ChannelClosed(ConnectionError):
@@ -99,7 +99,7 @@ class Connection:
                     for view in views:
                         self._sock.sendall(view)
             except BaseException as error:  # raised again below
-                # Half a frame may be out (an interrupt is enough): nothing can follow it.
+                # Half a frame may have been sent (an interrupt is enough), so nothing can follow it.
                 self._broken = True
                 if isinstance(error, OSError):
                     raise ChannelClosed(str(error)) from error
@@ -110,7 +110,7 @@ class Connection:
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
-        """Wait for a frame's header; its body must be taken next, or passed on."""
+        """Wait for a frame's header; receive_body() or pass_on() must be called next."""
         prefix = self._exactly(PREFIX.size)
         header_bytes, body_bytes = PREFIX.unpack(prefix)
         if header_bytes > HEADER_BYTES:
@@ -202,7 +202,7 @@ def pair() -> tuple[Connection, Connection]:
 
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
-    """Connect to the driver and prove, both ways, that the gang's secret is known."""
+    """Connect to the driver; each side proves to the other that it knows the gang's secret."""
     # For a name that is not bytes, Python imports its tables of all languages' characters, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
     sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
@@ -221,7 +221,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
 
 
 class Listener:
-    """The driver's door: accepts connections and hands on those whose peer proves the secret.
+    """Accepts connections for the driver, and hands on those whose peer proves that it knows the secret.
 
     `welcome(connection)` is called in a thread of its own per connection, and the connection is
     closed when it returns. At most `most` connections are served at once; further ones wait.
@@ -240,7 +240,7 @@ class Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a fixed port, just after the last gang
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a fixed port may just have been used
             self._sock.bind((host, port))
             self._sock.listen(128)
         except OSError:
@@ -299,7 +299,7 @@ def wake(listening: socket.socket) -> None:
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
-        pass  # the backlog is full: then it is not waiting
+        pass  # the backlog is full, so the thread is not waiting
 
 
 def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:

@@ -32,15 +32,15 @@ Stream = Literal["stdout", "stderr"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
-    "exception",  # which says nothing about another attempt
+    "exception",  # any other one: another attempt may succeed
     "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the one that the attempt went on from
+    "damaged checkpoint",  # the one that the attempt continued from
     "echo",  # of another rank's end: a collective broke
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
     "signal",
     "out of memory",  # a MemoryError, or a process that was killed for its memory
-    "lost",  # the rank's member went away without a word
+    "lost",  # the rank's member is gone, without an Exited message
 ]
 DisplayType = Literal[
     "image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "text/html", "text/markdown", "text/latex"
@@ -180,7 +180,7 @@ class Run(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the collectives that the rank, or another one, waits in."""
+    """End the rank's collectives, so that neither it nor another rank waits in one any longer."""
 
 
 class Leave(NamedTuple):
@@ -191,7 +191,7 @@ class Leave(NamedTuple):
 
 
 class SetEnvironment(NamedTuple):
-    """Variables that the member has set for all requests to come, unless the notebook has others."""
+    """Variables that the member sets for all requests to come; they override those of the notebook."""
 
     variables: dict[str, str]
 
@@ -205,7 +205,7 @@ class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
 
     `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of
-    those that the rank has for itself. `packages` are installed there, None for the notebook's own Python.
+    those that the rank has for itself. `packages` are those of the rank's Python, None if it is the notebook's own.
     """
 
     member: Count
@@ -224,7 +224,7 @@ class Beat(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Bytes that the rank wrote: whole lines where the rank wrote whole lines in time."""
+    """Bytes that the rank wrote: whole lines, unless the end of a line takes too long."""
 
     stream: Stream
     data: bytes
@@ -258,8 +258,8 @@ class Stack(NamedTuple):
 class TimelinePart(NamedTuple):
     """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
 
-    `last` ends the stream. `cut` is what of it had no room, in bytes. The bytes go into the run's folder, not into its
-    record.
+    `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. The bytes
+    go into the run's folder, not into its record.
     """
 
     data: bytes
@@ -284,7 +284,7 @@ class Exited(NamedTuple):
 class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
-    Names that the rank's `__main__` has now and had not before, whether all that was sent was `loaded`, a free port.
+    `names_bound` are new in the rank's `__main__`, `loaded` says whether it has all that was sent, `port` is free.
     """
 
     names_bound: tuple[str, ...]
@@ -376,7 +376,7 @@ class UserMessage(NamedTuple):
 class Metrics(NamedTuple):
     """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
 
-    `step` counts from 1 within the epoch under Keras, and is what the user says under log().
+    Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
     """
 
     values: dict[str, float]
@@ -413,7 +413,7 @@ class DataOpened(NamedTuple):
 
     `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
     ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
-    is a digest of what the files were when they were opened. What is not known is '' or 0.
+    is a digest of what the files were when they were opened. Unknown values are '' or 0.
     """
 
     reader: Count
@@ -432,9 +432,9 @@ class DataOpened(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows that a rank reads one after another, of a row group (from 0) of a file, both by number; -1 is a whole file.
+    """Rows of one row group of one file that a rank reads; numbers are from 0, and row group -1 is the whole file.
 
-    Where there are many, `groups` neighbours are one piece, which is called after the first of them.
+    If there are many row groups, `groups` neighbours are one piece, which has the number of the first.
     """
 
     file: Count
@@ -447,7 +447,7 @@ class DataPlanned(NamedTuple):
     """What a rank is to read in an epoch (from 1), in its order.
 
     `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
-    read before this reader was made. Rows are handed out in order, or shuffled within so many as `window` says.
+    read before this reader was made. Rows are handed out in order, or shuffled within each `window` rows.
     """
 
     reader: Count
@@ -461,15 +461,15 @@ class DataPlanned(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many these are."""
+        """The number of rows in all pieces."""
         return sum(piece.rows for piece in self.pieces)
 
 
 class DataRead(NamedTuple):
-    """How far a rank has read in an epoch (from 1): rows, batches and bytes since it began, and of how many.
+    """How far a rank has read in an epoch (from 1): rows, steps and bytes since it began, and the planned numbers.
 
     `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
-    waited for batches in this epoch. What is not known is None or ''.
+    waited for batches in this epoch. Unknown values are None or ''.
     """
 
     reader: Count
@@ -491,8 +491,8 @@ class CheckpointSaved(NamedTuple):
     """A checkpoint is whole and can be read.
 
     `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
-    the call to the commit, `blocked_s` what of it the training waited for. `metrics` are those that came with it.
-    `kind` is who wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, of which `step` is the epoch.
+    the call to the commit, `blocked_s` the part for which training waited. `metrics` are those saved with it. `kind`
+    says what wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, and `step` is then the epoch.
     """
 
     folder: str
@@ -519,7 +519,7 @@ class CheckpointFailed(NamedTuple):
 
 
 class CheckpointDamaged(NamedTuple):
-    """A checkpoint was found torn, cut or changed, and passed over."""
+    """A checkpoint was found damaged, and skipped."""
 
     folder: str
     name: str
@@ -616,7 +616,7 @@ Converter = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
-    """How a kind of message is decoded: its fields in JSON, and its binary ones with whether they are `Buffers`."""
+    """How a kind of message is decoded: its fields in JSON, and its binary fields, with whether each is `Buffers`."""
 
     converters: dict[str, Converter]
     binary: dict[str, bool]
@@ -672,7 +672,7 @@ def _float(value: Any) -> float:
 def _checked(
     kind: type[Any], expected: str, make: Converter | None = None, within: Container[Any] | None = None
 ) -> Converter:
-    """What `make` makes of a value of the `kind`, which is `within` these; without `make` the value itself."""
+    """A converter of values that must be of type `kind` and in `within`; without `make`, the value is kept as it is."""
 
     def convert(value: Any) -> Any:
         if type(value) is not kind or (within is not None and value not in within):
@@ -683,7 +683,7 @@ def _checked(
 
 
 def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Converter:
-    """What `make` makes of a list with an item for each of the converters."""
+    """A converter of lists with an item for each of `converters`; `make` gets the list of converted items."""
 
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(converters):

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# How a member's Python is started: the ticket comes on stdin, so that the secret never stands in
-# argv or in an environment, and stdin stays open as the thread by which the member's life hangs.
-# '' (the working folder) leaves sys.path meanwhile: a json.py beside the notebook is not ours to run.
+# How a member's Python is started. The ticket comes on stdin, so that the secret is never in argv or in
+# an environment. stdin stays open: when it is closed, the member ends. '' (the working folder) is
+# removed from sys.path first: a json.py beside the notebook must not be run.
 BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
     "ticket = json.loads(sys.stdin.buffer.readline()); "
@@ -16,7 +16,7 @@ BOOT = (
     "from sparkring.worker.member.member import main; main(ticket)"
 )
 
-# Follows the last row: a stream that breaks off must not pass for a short partition.
+# Follows the last row, so that a stream that breaks off is not taken for a short partition.
 ROWS_END = b"end of rows"
 # The key of Spark's own schema in the metadata of the Arrow schema.
 SPARK_SCHEMA = b"sparkring.spark"

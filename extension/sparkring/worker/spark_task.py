@@ -69,10 +69,10 @@ def task_for(
             member.stdin.flush()
             # stdin stays open: when Spark kills this worker, it closes, and the member ends.
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a rank that has had enough closes its end
+                with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # the others wait for it in vain: Spark then ends the whole stage
+            if code != 0:  # the other ranks would wait in vain: with an error, Spark ends the whole stage
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -85,7 +85,7 @@ def task_for(
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()  # not before the rank has ended: it would take this for the end of the rows
-            shutil.rmtree(folder, ignore_errors=True)  # the member's own last act, unless it was killed
+            shutil.rmtree(folder, ignore_errors=True)  # the member does this itself, unless it was killed
 
     return run_member
 
@@ -98,13 +98,13 @@ def _unpacked(archive: bytes, folder: str) -> str:
 
 
 def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
-    """What the ticket says of this task."""
+    """The fields of the ticket that depend on this task."""
     from pyspark import SparkFiles
 
-    # What addPyFile() has brought to this executor: Spark puts it on the path of its own workers only.
+    # The files of addPyFile() on this executor: Spark puts them on the path of its own workers only.
     root = SparkFiles.getRootDirectory()
     held = context.resources().get("gpu")
-    # Where to ask the executor, and the secret. Their names and kinds are not those of every version.
+    # The executor's port or path, and the secret. Their names and types differ between versions of pyspark.
     shared = {
         name: value
         for name, value in vars(type(context)).items()
@@ -125,7 +125,7 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
     writer = None
     for batch in rows:
-        # Spark's batches have Arrow's types only; our schema's metadata have Spark's types.
+        # Spark's batches have only Arrow's types; our schema's metadata has Spark's types.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
         pipe.flush()
@@ -138,9 +138,9 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it made the rows. It then closes the stream, which passes for its end.
+    """Whether Spark failed while it made the rows. It then closes the stream, which looks like its end.
 
-    After a true end Spark's worker, some frames up, has something more to read.
+    After a true end, Spark's worker (some frames up) still has something to read.
     """
     frame: Any = sys._getframe()
     while frame is not None and not hasattr(frame.f_locals.get("infile"), "peek"):

@@ -1,8 +1,8 @@
-"""The live panel: one widget per kernel carries what is new of every run to the page, where src/ draws it.
+"""The live panel: one widget per kernel sends what is new in every run to the page, where src/ draws it.
 
-A widget's own view would leave an error in the notebook once its kernel is gone. So what stands in a cell's output is
-HTML only: an empty element, into which the widget's script puts the live panel as long as there is a kernel, and below
-it the static view, which the script hides meanwhile. What is saved, exported or reopened shows the static view.
+A widget's own view would leave an error in the notebook once its kernel is gone. So a cell's output is HTML only: an
+empty element, into which the widget's script puts the live panel as long as there is a kernel, and below it the static
+view, which the script hides meanwhile. A notebook that is saved, exported or reopened shows the static view.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
-PAUSE_S = 0.05  # a line is to be seen within 150 ms
+PAUSE_S = 0.05  # a line is to be visible within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops what is beyond 1 MB/s
-STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed in the middle
+STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed during the run
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at once
 KEPT = 20  # runs that are over, for a page that is loaded again
@@ -46,14 +46,14 @@ Stop = Callable[[], None]
 
 
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
-    """The line to the pages that show this notebook.
+    """The connection to the pages that show this notebook.
 
     To them: the messages of views/live.py. From them: `hello` (a page has an empty place for this run, and knows
-    nothing of it) and `stop`. In JupyterLab these arrive while a cell runs, in a thread of the kernel's; elsewhere
-    when it has ended. A `hello` is answered with all there is to say, and `heard`, so that the page knows which it is.
+    nothing of it) and `stop`. In JupyterLab these arrive while a cell runs, in a thread of the kernel; elsewhere when
+    the cell has ended. A `hello` is answered with all of the run, and with `heard`, which says whether it is known.
     """
 
-    # What build.js makes of src/.
+    # Built by build.js from src/.
     _esm = (_HERE / "panel.bundle.js").read_text(encoding="utf-8")
     _css = (_HERE / "panel.bundle.css").read_text(encoding="utf-8")
     page = traitlets.Unicode().tag(sync=True)
@@ -66,7 +66,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         self.on_msg(self._heard)
 
     def begin(self, record: RunRecord, stop: Stop | None) -> None:
-        """From now on there is something to say of this run."""
+        """Note a run that has begun, and how to stop it."""
         with self._guard:
             self._records[record.run_id] = record
             if stop is not None:
@@ -80,7 +80,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 self._post(message)
 
     def end(self, record: RunRecord) -> None:
-        """The run is over; of those that are, the last ones can be asked for."""
+        """Note that the run is over; only the last KEPT of such runs can still be asked for."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)
@@ -88,7 +88,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
-        """Take the panel away: what stays in the notebook says it all."""
+        """Remove the panel: what is saved in the notebook is enough."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             del self._records[record.run_id]
@@ -97,8 +97,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
     def announce(self) -> None:
         """Announce this model again, and send the whole state of all runs that are in progress.
 
-        A page that is loaded while a cell runs cannot ask for the model. It shows no Stop, which would not be heard. A
-        page that knows the model replaces it with the announced one.
+        A page that is loaded while a cell runs cannot ask for the model. It shows no Stop button, since the kernel
+        would not hear it. A page that knows the model replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -110,7 +110,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                         self._post(message)
 
     def _post(self, message: Message) -> None:
-        # A copy: a context can be entered once at a time, and runs speak from threads of their own.
+        # In a copy: a context can be entered only once at a time, and each run sends from its own thread.
         _apart.copy().run(self.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
@@ -129,8 +129,8 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 _page: Page | None = None
-# Where the page's messages are sent from: without a parent. With the running cell as their parent, the kernel would
-# keep the answers until that cell has ended.
+# The context for sending the page's messages, without a parent message. If the running cell were their parent, the
+# kernel would keep the answers until this cell has ended.
 _apart = contextvars.Context()
 
 
@@ -150,8 +150,8 @@ class _Foreground:
     """Tells front ends about the kernel while a cell runs and the kernel answers no requests.
 
     JupyterLab takes the kernel for idle when a subshell has answered a message, such as a widget's, so the busy state
-    is sent again. A newly loaded page can ask for widgets only after the cell has ended. The kernel's socket shows that
-    the page has connected, and the model is announced again.
+    is sent again. A newly loaded page can ask for widgets only after the cell has ended. So when the kernel's socket
+    shows that a page has connected, the model is announced again.
     """
 
     def __init__(self) -> None:
@@ -203,13 +203,13 @@ def _watch_connections(kernel: Any) -> Any:
 
 
 class PanelView:
-    """Keeps the panel up to date many times a second, and the static view every few seconds; how it ended always."""
+    """Updates the panel many times a second, and the static view every few seconds and when the run has ended."""
 
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        # Without a page that draws it, the static view would jump. In the background its place is made at once, since
-        # later the kernel runs another cell.
+        # The static view is not shown at once: without a page that draws the panel, it would jump. In the background
+        # its place is made at once, since the kernel runs another cell later.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -219,7 +219,7 @@ class PanelView:
         self._due: float | None = None
 
     def refresh(self, record: RunRecord) -> None:
-        """Tell the page what is new, unless that has just been done."""
+        """Send the page what is new, unless that has just been done."""
         began = time.monotonic()
         if self._due is None:
             self._due = began + (WARM_PAUSE_S if record.warm else 0.0)
@@ -234,7 +234,7 @@ class PanelView:
         self._static.refresh(record)
 
     def close(self, record: RunRecord) -> None:
-        """Show how it ended: in the panel, if there is one, and in what stays."""
+        """Show how the run ended: in the panel, if there is one, and in the static view."""
         if self._foreground is not None:
             self._foreground.close()
         self._static.close(record)
@@ -249,13 +249,13 @@ class PanelView:
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
-        """Show the panel in one more place, beside the first."""
+        """Show the panel in the current cell, too."""
         if self._page is not None:
             self._view = _display_place(self._page, record.run_id)
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
-        """Send what is new; returns about how many bytes that were."""
+        """Send what is new; returns roughly how many bytes that was."""
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)

@@ -16,7 +16,7 @@ NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The lines with their numbers, the one that failed marked; names, versions, data, and where more is."""
+    """The numbered lines, the one that failed marked; captured names, data, versions, and where the logs are."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)

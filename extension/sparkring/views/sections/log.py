@@ -11,10 +11,10 @@ from sparkring.history.record import LogLine, RankRecord, RunRecord
 from sparkring.views.markup import AMBER, BLUE, RANK_COLOURS, details, enclosed, log_text, scrolled, text, tint
 from sparkring.views.sections import Form
 
-RANK_BYTES = 2_000  # less of a rank's log is not worth the room
+RANK_BYTES = 2_000  # less than this of a rank's log is not worth showing
 LOG_LINES = 30
 LINE_CHARACTERS = 600
-LINE_BYTES = 90  # block()'s estimate for a line
+LINE_BYTES = 90  # an estimate of what block() adds to a line
 _SIGNS = {
     "stdout": "│",
     "stderr": f'<b style="{tint(AMBER)}" title="stderr">!</b>',
@@ -24,7 +24,7 @@ _CHARACTER = 0.6  # the width of a fixed-width character in em; not all sanitise
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last lines; while it runs, those too that have not ended yet."""
+    """The last lines; during the run, also those that have not ended yet."""
     final, seen = form == "final", lines.visible(record.recent, record.logs)
     last = [line for line in seen[-LOG_LINES * 20 :] if not lines.is_noise(line)]
     found = lines.folded(last)[-LOG_LINES:] + lines.folded([] if final else lines.pending(record))
@@ -34,7 +34,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def box(shown: str, *, final: bool) -> str:
-    """Lines in a separate box, which follows its end."""
+    """Lines in a separate box, which stays scrolled to its end."""
     look = "sr-log sr-done" if final else "sr-log"
     return f'<div class="{look}" role="log" tabindex="0" aria-label="output of the ranks">{shown}</div>'
 
@@ -52,7 +52,7 @@ def pre(found: Sequence[Shared]) -> str:
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # whichever of them was first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, whichever was first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)
@@ -73,7 +73,7 @@ def line_html(line: LogLine) -> str:
 
 
 def by_rank_html(record: RunRecord, budget: int) -> str:
-    """The last lines of each rank, as many as fit, those of the rank that failed before others."""
+    """The last lines of each rank, as far as there is space; the failed rank has priority."""
     if record.logs == "all" and record.recent_count <= LOG_LINES and not any(map(lines.is_noise, record.recent)):
         return ""  # the log above has them all
     talkative = [rank for rank in record.ranks if rank.tail]

@@ -19,7 +19,7 @@ _RIGHT = ' class="sr-n" align="right"'
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last rows; in the panel each rank's last values as well, and in what stays the curves.
+    """The last rows; in the panel also each rank's last values, in the final form also the curves.
 
     The panel's curves are not HTML: its page draws them, from views/charts.py.
     """
@@ -78,7 +78,7 @@ def _pictures(record: RunRecord, table: Table) -> str:
 
 
 def by_rank_html(record: RunRecord) -> str:
-    """Each rank's last metrics, where they are not the same everywhere."""
+    """Each rank's last metrics; '' if they are the same on all ranks."""
     return details("Last metrics by rank", _by_rank(record, metrics.table(record)))
 
 

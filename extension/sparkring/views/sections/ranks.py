@@ -48,7 +48,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 def _look(record: RunRecord, rank: RankRecord) -> tuple[str, str]:
     name, sign = SIGNS[rank.state]
     if rank.state == "failed" and rank.rank != record.failed_rank and record.failed_rank is not None:
-        name = "y"  # it followed
+        name = "y"  # it failed after another rank
     return name, sign
 
 
@@ -75,7 +75,7 @@ def _tile(record: RunRecord, rank: RankRecord, now: float) -> str:
 
 
 def gpus_html(record: RunRecord) -> str:
-    """The GPUs of the first ranks, as they were last heard of."""
+    """The GPUs of the first ranks, as they were last reported."""
     used = [gpu for rank in record.ranks for gpu in rank.gpus]
     if not used:
         return ""

@@ -12,18 +12,18 @@ from sparkring.history.record import RunRecord
 from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint, warning
 from sparkring.views.sections import Form
 
-WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels, and the room above it for the mark of where a rank is
+WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels; TOP is the space above it for the mark of the rank's position
 STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # of all data sets together
 BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # of all strips together …
 LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # … and of one: narrower ones could not be told apart
-MANY_STRIPS = 24  # of more ranks than there is room for
+MANY_STRIPS = 24  # if there are more ranks than there is room for
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """What data is read, and how far each rank is in it; of many data sets the last ones."""
+    """What data is read, and how far each rank is in it; only the last ones of many data sets."""
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:
@@ -34,15 +34,15 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         said = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(each)}")
         said += note(reading.balance_words(each)) if form != "stacked" and table else ""
         wrong = warning(reading.notes(each))
-        if form == "final" and table:  # what is wrong stays in the open, the rest is for those who look for it
+        if form == "final" and table:  # problems stay visible, the rest is folded away
             parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
-        else:  # below, so that the table stays where it is
+        else:  # problems below, so that the table stays where it is
             parts.append(f"{said}{table}{wrong}")
     return "".join(parts)
 
 
 def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
-    """A line for each rank or block of ranks, with the strips that there is room for; of blocks, strips below."""
+    """A line for each rank, with the strips that there is room for; or for each block of ranks, with strips below."""
     room = STRIPS[form] // sets
     told = [line for line in reading.lines(found, max(room, reading.RANKS_ALONE)) if line.rows]
     strips = _strips(found, room, BLOCKS[form] // sets, over)
@@ -55,7 +55,7 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
 
 
 def _strips(found: DataSet, room: int, blocks: int, over: bool) -> dict[int, str]:
-    """The strips of some ranks, of which it is known what they read."""
+    """The strips of some ranks; a rank has none if it is not known what it reads."""
     if not room:
         return {}
     some = reading.telling(found, room if len(found.ranks) <= room else min(room, MANY_STRIPS))

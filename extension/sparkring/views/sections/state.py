@@ -49,7 +49,7 @@ def notices_html(record: RunRecord, form: Form) -> str:
 
 
 def progress_html(record: RunRecord, now: float) -> str:
-    """A bar and words: how far it is, or got to."""
+    """How far the run is, or how far it got: a bar while it runs, and words."""
     found = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     if found is None:
         return ""

@@ -35,7 +35,7 @@ def _timeline(record: RunRecord, saved: TimelineSaved, form: Form) -> str:
 
 
 def _whole(saved: TimelineSaved) -> str:
-    """One bar, as long as the whole, and what its parts are."""
+    """One bar for the whole time, and what its parts are."""
     if not saved.wall_s:
         return ""
     found, x, bars, legend = timelines.shares(saved), 0.0, [], []
@@ -81,11 +81,11 @@ def _late(saved: TimelineSaved) -> str:
 
 
 def _tensors(saved: TimelineSaved) -> str:
-    """The tensors that took longest, and in what."""
+    """The tensors that took longest, and where their time went."""
     shown = saved.slowest[:TENSORS_SHOWN]
     if not shown:
         return ""
-    # A column that is empty everywhere says nothing.
+    # A column without any time in it is left out.
     columns = [
         (header, value)
         for header, value in _COLUMNS
@@ -109,6 +109,6 @@ _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
 
 
 def _short(name: str) -> str:
-    """The end of a long name says more than its beginning."""
+    """A tensor's name; a long one is cut at its beginning, since its end says more."""
     shown = name or "(no name)"
     return shown if len(shown) <= NAME_CHARACTERS else f"…{shown[1 - NAME_CHARACTERS :]}"

@@ -35,13 +35,13 @@ PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
-DRAIN_READS = 16  # something that the rank started may go on writing without end
+DRAIN_READS = 16  # at most: a process that the rank started may never stop writing
 _PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank, however large
 _FROM_RANK = get_args(messages.RankReport)
 
 
 class RankProcess(NamedTuple):
-    """A rank that was just forked, and the member's ends of what leads to it."""
+    """A rank that was just forked, and the member's ends of its socket and its pipes."""
 
     pid: int
     channel: Connection
@@ -184,7 +184,7 @@ class Member:
                 self.gpus = Meter(order.world.gpus)
                 self.reach_rank(lambda: self.to_rank.send(order))
             case messages.RecordTimeline():
-                # The rank gets a file, of which the driver gets what is in it in the end.
+                # The rank gets a file, whose contents are sent to the driver in the end.
                 if self.timeline is None:
                     self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
                 variables = messages.SetEnvironment({order.variable: self.timeline.path})
@@ -193,7 +193,7 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Send something to the rank; ChannelClosed if it is the driver's end that has broken."""
+        """Send something to the rank; ChannelClosed if the driver's connection has broken, but not the rank's."""
         try:
             send()
         except ChannelClosed:
@@ -253,7 +253,7 @@ class Member:
             self.kill_at = time.monotonic() + grace_s
 
     def reap(self) -> None:
-        """Take note of ended children: the rank, or what was handed to us when its parent ended."""
+        """Note which children have ended: the rank, or processes that became ours when their parent ended."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -267,7 +267,7 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Which end of the relay broke? A rank whose end is closed is dead, or will be in a moment."""
+        """Whether it is the rank's end that broke: a rank whose end is closed is dead, or will be in a moment."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()
@@ -322,7 +322,7 @@ class Member:
             try:
                 more = os.read(self.stack_fd, 65536)
                 if not more:
-                    break  # it has just ended
+                    break  # the rank has just ended
                 text += more
                 quiet_since = time.monotonic()
             except BlockingIOError:
@@ -333,7 +333,7 @@ class Member:
 
 
 def _packages() -> dict[str, str]:
-    """The installed packages, which the driver checks if this is another Python than the notebook's."""
+    """The installed packages, which the driver checks if this is not the notebook's Python."""
     from sparkring.capture import versions  # takes some 30 ms, so not for the notebook's own Python
 
     return versions.installed()
@@ -346,7 +346,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
     stack_r, stack_w = os.pipe()
     ours, theirs = pair()
     member = os.getpid()
-    # A question for its stack, before the rank can answer one, must not end it.
+    # A SIGUSR2 that asks for the stack must not end the rank before it can answer.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     pid = os.fork()
     if pid:
@@ -376,7 +376,7 @@ def main(found: dict[str, Any]) -> None:
     """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
-    rank = _fork_rank(ticket)  # first of all: it can import what it needs while we dial
+    rank = _fork_rank(ticket)  # first of all, so that it can import what it needs while we connect
     code = 1
     member = None
     try:

@@ -26,7 +26,7 @@ class Pipe:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
             except OSError:
-                pass  # over the user's limit: the default size does too
+                pass  # over the user's limit: the default size will do
 
     def read(self) -> tuple[bytes, bool]:
         """What can be read now, whole lines only, and whether the stream has ended."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from sparkring.wire.messages import TimelinePart
 
 READ_BYTES = 1 << 20
-MOST_BYTES = 256 << 20  # more than a trace viewer can take in
+MOST_BYTES = 256 << 20  # more than a trace viewer can open
 MOST_SENT = 64 << 20  # the same, compressed
 NAME = "timeline.json"
 
@@ -20,7 +20,7 @@ class TimelineFile:
     """A file in a temporary folder of its own, below `folder` if that is not ''. Only one that is `wanted` is sent."""
 
     def __init__(self, folder: str, *, wanted: bool) -> None:
-        import tempfile  # what most members have no use for
+        import tempfile  # here, since most members do not need it
 
         self.folder = tempfile.mkdtemp(prefix=prefix(os.getpid()), dir=folder or None)
         self.path = os.path.join(self.folder, NAME)
@@ -45,7 +45,7 @@ class TimelineFile:
                         sent += len(packed)
                         yield TimelinePart(packed)
         except OSError:
-            pass  # the framework has made none, or the disk fails: what there is goes home
+            pass  # the framework wrote no file, or the disk failed: what could be read is sent
         yield TimelinePart(packer.flush(), last=True, cut=rest)
 
     def remove(self) -> None:
@@ -55,12 +55,12 @@ class TimelineFile:
 
 
 def prefix(member: int) -> str:
-    """What the folder of the member with this process id is called, up to a random end."""
+    """The beginning of the name of the folder of the member with this process id; the rest is random."""
     return f"sparkring-timeline-{member}-"
 
 
 def remove_left(member: int) -> None:
-    """Remove what a member of this machine has left that was killed itself."""
+    """Remove what a member on this machine left behind because it was killed."""
     import glob
     import shutil
     import tempfile

@@ -21,7 +21,7 @@ def names(context: str, rows: int) -> dict[str, Any]:
 
 
 def _enter(packed: str) -> Any:
-    """Make this process's TaskContext that of the task which it belongs to, as pyspark's own worker does."""
+    """Give this process the TaskContext of the task that it belongs to, as pyspark's own worker does."""
     from pyspark import BarrierTaskContext, TaskContext
 
     held, shared = pickle.loads(bytes.fromhex(packed))
@@ -34,7 +34,7 @@ def _enter(packed: str) -> Any:
 
 
 class Rows(Iterator[Any]):
-    """The rows of this rank's partition, once through, read from Spark as they are asked for.
+    """The rows of this rank's partition. They can be read once, and come from Spark as they are asked for.
 
     Iterating gives pyspark.sql.Row; `pandas()` a pandas.DataFrame and `arrow()` a pyarrow.RecordBatch per batch (of
     spark.sql.execution.arrow.maxRecordsPerBatch rows); `to_pandas()` one DataFrame of the whole partition. Values are

@@ -28,7 +28,7 @@ def run_cell(source: str, namespace: dict[str, Any], filename: str) -> Any:
 def _execute(code: types.CodeType, namespace: dict[str, Any]) -> Any:
     value = eval(code, namespace)
     if code.co_flags & 0x80:  # CO_COROUTINE: there was an await outside any function
-        import asyncio  # 30 ms, and most cells do without
+        import asyncio  # takes 30 ms, and most cells do without
 
         async def wait() -> Any:
             return await value

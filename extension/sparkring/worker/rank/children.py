@@ -27,7 +27,7 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 def prepare_children(main: Main) -> None:
     """From now on, send the definitions among the names that `main()` returns to processes that this one starts.
 
-    It is called for each process, since a script that a rank runs is `__main__` while it runs.
+    `main` is called for each process, since a script that a rank runs is `__main__` while it runs.
     """
     # Not imported here: most ranks start no processes, and the import takes a while.
     when_imported("multiprocessing.spawn", functools.partial(_install, main))
@@ -68,13 +68,13 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: load what the rank has sent into `namespace`, that of `__main__`."""
+    """In the child: load into `namespace`, that of `__main__`, what the rank has sent."""
     from sparkring.capture.packing import unpack_names
 
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
     namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
-    prepare_children(lambda: namespace)  # what runpy calls `__main__` afterwards is a copy of it
+    prepare_children(lambda: namespace)  # afterwards, `__main__` is a copy of it, made by runpy
 
 
 def _unavailable(problem: str) -> Callable[..., Any]:

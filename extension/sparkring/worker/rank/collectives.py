@@ -23,7 +23,7 @@ def release() -> None:
             _try(horovod.shutdown)
     torch: Any = sys.modules.get("torch.distributed")
     if _initialized(torch):
-        _try(lambda: torch.group.WORLD.abort())  # does it for NCCL, and for Gloo nothing
+        _try(lambda: torch.group.WORLD.abort())  # enough for NCCL, but it does nothing for Gloo
         _try(_cut_accepted)
         _try(torch.destroy_process_group)
 
@@ -34,10 +34,10 @@ def _initialized(framework: Any) -> bool:
 
 
 def _cut_accepted() -> None:
-    """Cut the connections that others have made to this process: of each pair that Gloo has, one end accepted.
+    """Cut the connections that others have made to this process: each Gloo connection has one end that accepted it.
 
-    What this process itself has connected to (a data base, a store) is left alone. Destroying the group would do only
-    if nobody held it any more, and a DistributedDataParallel model does.
+    Connections that this process has made itself (to a database, a store) are left alone. Destroying the group is
+    not enough as long as something refers to it, as a DistributedDataParallel model does.
     """
     listening, established = set(), []
     for name in os.listdir("/dev/fd"):
@@ -63,5 +63,5 @@ def _cut_accepted() -> None:
 def _try(action: Callable[[], object]) -> None:
     try:
         action()
-    except Exception as error:  # the state is broken already: whatever it raises tells nothing new
+    except Exception as error:  # the state is broken already, so an error changes nothing
         print(f"sparkring: ending a collective: {type(error).__name__}: {error}", file=sys.stderr)

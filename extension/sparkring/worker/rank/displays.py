@@ -73,7 +73,7 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """The cell has ended: show the figures that are still open, as a notebook does.
+    """Show the figures that are still open at the end of the cell, as a notebook does.
 
     An error in drawing one is printed, and does not fail the run.
     """

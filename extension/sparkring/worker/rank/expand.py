@@ -9,7 +9,7 @@ _PLACE = re.compile(r"\$\$|\{\{|\}\}|\$(?P<name>[A-Za-z_]\w*)|\{(?P<expression>[
 
 
 def expand(text: str, namespace: dict[str, Any]) -> str:
-    """`text` with its variables put in. What is no variable stays: `$HOME` is left to the shell."""
+    """`text` with its variables replaced by their values. All else stays: `$HOME` is left to the shell."""
 
     def put_in(found: re.Match[str]) -> str:
         whole = found[0]
@@ -19,7 +19,7 @@ def expand(text: str, namespace: dict[str, Any]) -> str:
             return str(namespace[found["name"]]) if found["name"] in namespace else whole
         try:
             return str(eval(found["expression"], namespace))
-        except Exception:  # as in IPython: braces that are no expression belong to the shell
+        except Exception:  # as in IPython: braces without an expression belong to the shell
             return whole
 
     return _PLACE.sub(put_in, text)

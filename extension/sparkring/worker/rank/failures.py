@@ -26,7 +26,7 @@ from sparkring.worker.rank import script
 CONTEXT_LINES = 2
 MOST_FRAMES = 50
 
-# What a rank raises when another one has gone: an echo, not the cause.
+# What exceptions say on a rank when another rank is gone: such an exception is an echo, not the cause.
 _ECHOES = (
     "HorovodInternalError",
     "Connection reset by peer",
@@ -46,7 +46,7 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code raises again, on any ranks.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# pybind11 when an interrupt comes while it makes an exception, as TensorFlow does when a collective is ended.
+# What pybind11 says if an interrupt comes while it makes an exception, as for TensorFlow when a collective is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -110,7 +110,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without the frames that are ours; of an interrupt, only where the cell was."""
+    """The traceback as Python prints it, without sparkring's frames; for an interrupt, only with those of the cell."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
         _leave_out_ours(parts, error)
@@ -169,14 +169,14 @@ def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
 
 
 def _as_told(filename: str, cell: str) -> str:
-    """The current cell is CELL_NAME to the driver, whatever number it has on this rank."""
+    """A file name as the driver gets it: the current cell is CELL_NAME, whatever number it has on this rank."""
     if filename == cell:
         return CELL_NAME
     return EARLIER_CELL if is_cell(filename) else filename
 
 
 def _advice(error: BaseException) -> str:
-    """The next step, where the error is one that people meet when they start."""
+    """The next step, if the error is one that users often meet; '' otherwise."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package == "horovod":

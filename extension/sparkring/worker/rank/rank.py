@@ -38,18 +38,18 @@ VALUE_CHARACTERS = 200  # of a value's repr
 class Rank:
     """The rank's side of the protocol: runs one request after another, and reports how each has ended.
 
-    `context` and `rows` as in the Ticket.
+    `context` and `rows` are those of the Ticket.
     """
 
     def __init__(self, home: Connection, stack_fd: int, context: str, rows: int) -> None:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # Importing a framework makes objects that stay: with Python's 700, a fifth of it goes on collections.
+        # Importing a framework makes objects that stay: with Python's 700, collections would take a fifth of the time.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
-        self.environment: dict[str, str] = {}  # the member's, for all requests, unless the notebook has others
+        self.environment: dict[str, str] = {}  # the member's, for all requests; they override the notebook's
         self.notebook = RankState()
         self.cells = 0
         signal.signal(signal.SIGINT, _pass_over)
@@ -69,14 +69,14 @@ class Rank:
     def tell(self, message: messages.Told | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
-        An interrupt in the middle of it would leave half a frame, behind which no other can be sent.
+        Interrupts are held back meanwhile: one would leave half a frame, after which no other can be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
                 self.home.send(message)
 
     def listen(self) -> None:
-        """In a thread: take messages in, show a line without its end in time, and repeat an interrupt that waits."""
+        """In a thread: receive messages, show unfinished lines in time, and repeat an interrupt that waits."""
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
         # A fork must not happen while this thread is inside a stream's lock: the child would
@@ -92,7 +92,7 @@ class Rank:
                 continue
             try:
                 order = self.home.receive()
-                if isinstance(order, messages.Release):  # the main thread is the one that waits
+                if isinstance(order, messages.Release):  # here, since the main thread waits in the collective
                     collectives.release()
                 else:
                     self.orders.put(order)
@@ -123,7 +123,7 @@ class Rank:
         world.enter(place)
         self.address = order.address
         os.environ.update(order.environment)
-        # Ranks that each start a thread per core spin against one another, and all come to a crawl.
+        # If each rank started a thread per core, these would compete, and all ranks would become very slow.
         fair_share = max(1, process.cores() // place.local_size)
         os.environ.setdefault("OMP_NUM_THREADS", str(fair_share))
         self.namespace.update(rank=place.rank, size=place.size, local_rank=place.local_rank)
@@ -139,7 +139,7 @@ class Rank:
         try:
             self.prepare(request)
             try:
-                # Anew for each request: the cell before may have set its own.
+                # For each request, since the previous cell may have set its own handler.
                 signal.signal(signal.SIGINT, self.interrupt)
                 try:
                     value = self.compute(request)
@@ -157,15 +157,15 @@ class Rank:
             if os.getpid() != self.pid:
                 _leave_forked_child(0)
             self.report_value(value, request.pull)
-        except BaseException as error:  # whatever ends the user's code is the outcome, and is told
-            signal.signal(signal.SIGINT, _pass_over)  # it may have come in the middle of the line above
+        except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
+            signal.signal(signal.SIGINT, _pass_over)  # again, since an interrupt may have stopped the line above
             if os.getpid() != self.pid:
                 if isinstance(error, SystemExit):
                     _leave_forked_child(exit_code(error))
                 sys.excepthook(type(error), error, error.__traceback__)
                 _leave_forked_child(1)
             failure = as_failure(error, stacks.cell_name(self.cells))
-            # That another rank has gone is one line's worth: what counts is the other one's traceback.
+            # If another rank is gone, one line is enough: what counts is that rank's traceback.
             _print(f"{failure.summary}\n" if failure.cause == "echo" else failure.traceback)
             _flush()
             self.tell(messages.Failed(failure, self.news()))
@@ -197,7 +197,7 @@ class Rank:
     def news(self) -> messages.RankNews:
         bound = self.namespace.keys() - self.names_told
         self.names_told.update(bound)
-        # A cell may have put anything into its globals(), also under keys that are no strings.
+        # A cell may have put anything into its globals(), even under keys that are not strings.
         return messages.RankNews(tuple(map(str, bound)), self.loaded, free_port(self.address))
 
     def compute(self, request: messages.Run) -> Any:
@@ -213,12 +213,12 @@ class Rank:
             from sparkring.worker.rank import barrier  # it imports pyspark
 
             self.namespace.update(barrier.names(*self.task))
-            self.task = (self.task[0], -1)  # the rows are there once
+            self.task = (self.task[0], -1)  # the rows can be read only once
         self.loaded = True
         return run_cell(request.source, self.namespace, stacks.cell_name(self.cells))
 
     def report_value(self, value: Any, pull: tuple[str, ...]) -> None:
-        """Send the value home, and the names to pull; each by itself, so that one cannot spoil the rest."""
+        """Send the value and the pulled names to the driver; each is packed alone, so that none can spoil the rest."""
         import cloudpickle
 
         from sparkring.capture.picklability import type_name
@@ -272,7 +272,7 @@ def _finish_checkpoints() -> None:
 
 
 def _fresh_main() -> dict[str, Any]:
-    """A new, empty `__main__`: the cell's namespace, where what is pickled by value finds its home."""
+    """Make a new `__main__`, for cells and for what is pickled by value; returns its namespace."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
@@ -288,7 +288,7 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def _open_streams() -> None:
-    """Line by line, so that nothing is lost in a buffer when the process dies; UTF-8 whatever the locale."""
+    """Open the standard streams: output line by line, so that no buffer is lost when the process dies, and in UTF-8."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -297,7 +297,7 @@ def _open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """SIGINT before and after the user's code. Not SIG_IGN: processes that are started would inherit that."""
+    """Ignore SIGINT before and after the user's code. Not with SIG_IGN, which child processes would inherit."""
 
 
 def _flush() -> None:
@@ -312,6 +312,6 @@ def _print(text: str) -> None:
 
 
 def _leave_forked_child(code: int) -> None:
-    """End a process that the cell forked and that came out at the cell's end: it is no rank."""
+    """End a process that the cell forked and that has reached the end of the cell: it is not a rank."""
     _flush()
     os._exit(code)
