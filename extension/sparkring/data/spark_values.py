@@ -37,7 +37,7 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
+    """Return a function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 
