@@ -93,7 +93,7 @@ class PathError(SparkringError, ValueError):
 
 
 class DataError(SparkringError):
-    """The data cannot be read, or not divided among the ranks as asked."""
+    """The data cannot be read, or cannot be divided among the ranks as asked."""
 
 
 class CheckpointError(SparkringError):

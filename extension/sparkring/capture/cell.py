@@ -117,7 +117,7 @@ def capture(
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
     packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
-    if rebound:  # functions use these names, but find the values on the ranks that the cell gives them
+    if rebound:  # functions use these names, but on the ranks, the cell gives them values
         hidden |= rebound
         values = {name: value for name, value in values.items() if name not in rebound}
         packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
@@ -201,7 +201,7 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
-    """Find the names that nothing defines: neither the notebook, nor the cell, nor, `later`, the rank or a function."""
+    """Find names that are defined neither in the notebook, nor in the cell, nor `later`, by the rank or a function."""
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():

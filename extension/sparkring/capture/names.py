@@ -247,7 +247,7 @@ class _Reader:
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
-                return None  # the rest of the block is not reached; after the loop, what was known before it counts
+                return None  # the rest of the block is not reached; for a loop, what was known before it is returned
             case ast.Raise():
                 self.run(node, known)
                 return None

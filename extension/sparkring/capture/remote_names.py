@@ -93,7 +93,7 @@ class _Print:
 
 
 def _content(value: Any) -> bytes:
-    """A digest of plain data, or of the plain attributes of an object of a class of the notebook; else b""."""
+    """A digest of plain data, or of the plain attributes of an object of a class of the notebook; else no bytes."""
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""

@@ -96,7 +96,7 @@ class Resume:
         self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
         self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
         self._start: Any = None  # the position from which the data's epoch is read
-        self._left = self._taken = 0  # how many batches there are from there, and how many were taken
+        self._left = self._taken = 0  # how many batches there are from this position on, and how many were taken
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._data is not None:

@@ -74,7 +74,7 @@ def leaf(value: Any) -> Any:
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
         found = np.asarray(memoryview(tensor))
-    except (TypeError, ValueError):  # a dtype without a buffer protocol, or a tensor on a GPU
+    except (TypeError, ValueError):  # a dtype without a buffer protocol, or a tensor on another device
         found = np.asarray(tensor.numpy())
     if found.dtype.kind == "V":  # bfloat16 and the small floats
         return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))

@@ -49,7 +49,7 @@ _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modificati
 
 
 def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """The session of a Spark DataFrame. DataError if `frame` is none, or its session is stopped or Spark Connect's."""
+    """The session of a Spark DataFrame. DataError if `frame` is not one, or the session is stopped or Spark Connect."""
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")

@@ -35,7 +35,7 @@ SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # in a window, by default
 READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
-TRANSFORMED_AHEAD = 8  # with a transform, so many batches in place of each buffer
+TRANSFORMED_AHEAD = 8  # with a transform: how many batches in place of each buffer
 
 _AHEAD = -1  # it is not known how much of what was read has been used
 

@@ -42,7 +42,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            gc.freeze()  # so that it does not end what it inherited, such as a connection to Spark
+            gc.freeze()  # so that the worker does not finalise what it inherited, such as a connection to Spark
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 

@@ -67,7 +67,7 @@ class _Packed:
     values: list[tuple[str, Any]]  # each with its name in the notebook; '' for arguments
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # their sources, which are code of the cell to checkpoints
+    scripts: tuple[str, ...] = ()  # their sources, which checkpoints treat as code of the cell
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 

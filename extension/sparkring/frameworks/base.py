@@ -39,7 +39,7 @@ class Lesson(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`variable` is the variable for the file of a framework's timeline; `beside` are others that all ranks need."""
+    """`variable` is the environment variable for the file of a timeline; `beside` are others that all ranks need."""
 
     variable: str
     beside: dict[str, str]

@@ -22,7 +22,7 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # if the number of ranks is not given; can be divided among 1, 2, 4, 8 and 16
+FILES = 16  # if the number of ranks is not given; divides evenly among 1, 2, 4, 8 and 16
 MOST_PREFIXES = 4_096
 FIRST_WORD_S = 2.0
 
@@ -81,7 +81,7 @@ def write_tfrecord(
             copy = materialise(source, cache=cache, name=name, say=say).location.written
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
             _refuse_nulls(source, called)
-        with contextlib.closing(batches(source, batch_size, called)) as found:  # ends also what reads ahead
+        with contextlib.closing(batches(source, batch_size, called)) as found:  # also ends the thread that reads ahead
             told = _told(found, target, say)
             columns, written = _write(told, target, _names(count, prefixes), compression, called)
         schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
