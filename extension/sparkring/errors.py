@@ -89,11 +89,11 @@ class StillRunning(SparkringError, TimeoutError):
 
 
 class PathError(SparkringError, ValueError):
-    """A path cannot be used as it is written; whether anything is there is another matter."""
+    """A path cannot be used as it is written, whether or not anything exists there."""
 
 
 class DataError(SparkringError):
-    """The data cannot be read or shared out as asked."""
+    """The data cannot be read, or cannot be divided among the ranks as asked."""
 
 
 class CheckpointError(SparkringError):

@@ -40,9 +40,9 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 
 
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """OptionsError if the function cannot be called with these arguments."""
+    """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # The decorated function, not the one that it wraps: a decorator may change the arguments.
+        # That of the decorated function, not of the one that it wraps: a decorator may change the arguments.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return
@@ -53,7 +53,7 @@ def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def options_apart(run: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a `run(function, *args, **kwargs)` with options: OptionsError for a keyword that is ambiguous."""
+    """Decorate a `run(function, *args, **kwargs)` that has options: it raises OptionsError for an ambiguous keyword."""
     first, *others = inspect.signature(run).parameters.values()
     options = [each.name for each in others if each.kind is each.KEYWORD_ONLY]
 
@@ -67,7 +67,7 @@ def options_apart(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse_ambiguous(who: str, function: Any, args: Sequence[Any], given: Iterable[str]) -> None:
-    """OptionsError if one of the options `given` is also a parameter of `function`, and not among its `args`."""
+    """Raise OptionsError if an option in `given` is also a parameter of `function` that `args` does not set."""
     parameters = _parameters(function)
     taken = set(names_of(function, args))
     if isinstance(function, functools.partial):

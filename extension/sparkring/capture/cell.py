@@ -23,14 +23,14 @@ from sparkring.capture.submodules import imported_submodules
 from sparkring.errors import CaptureError
 from sparkring.history.events import CapturedName
 
-LARGE_BYTES = 10 * 1024**2  # from here on a name is worth a warning
+LARGE_BYTES = 10 * 1024**2  # a larger value is worth a warning
 
 
 @dataclass(frozen=True)
 class Captured:
     """What a cell takes from the notebook.
 
-    names: every name, those that cannot travel first, then the largest first.
+    names: every name; first those that cannot travel, then the others, largest first.
     payload, buffers: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
     binds: the names that the cell binds when it runs to its end.
@@ -79,12 +79,12 @@ def capture(
 ) -> Captured:
     """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
 
-    `provided` are names that the rank defines unless the notebook does, `reserved` those that it always does; `also`
-    are taken though the cell may not read them; `on_ranks` are those that earlier cells have bound there, and those
-    `held` there are not sent again; `scripts` are those that the cell runs.
+    `provided`: names that a rank defines unless the notebook does. `reserved`: names that a rank always defines.
+    `also`: names to send even if the cell does not read them. `on_ranks`: names that earlier cells have bound on the
+    ranks. `held`: names whose values the ranks have; they are not sent again. `scripts`: those that the cell runs.
 
-    Raises SyntaxError. Unless `dry_run`, raises one CaptureError for all names that are defined nowhere, or that the
-    cell needs and that cannot travel.
+    Raises SyntaxError. Unless `dry_run`, raises one CaptureError for all names that are defined nowhere, or else for
+    all names that the cell needs and that cannot travel.
     """
     cell = names_read(source)
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
@@ -117,7 +117,7 @@ def capture(
     values = {name: namespace[name] for name in sorted(wanted, key=lambda name: _turn(namespace[name]))}
     packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
     rebound = {name for name in packed.problems if wanted[name].via and name in cell.bound}
-    if rebound:  # helpers use them, but find there what the cell makes of them
+    if rebound:  # functions use these names, but on the ranks, the cell gives them values
         hidden |= rebound
         values = {name: value for name, value in values.items() if name not in rebound}
         packed = pack(values, namespace, stays, bound=wanted, submodules=submodules)
@@ -167,9 +167,10 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the notebook's names that functions within the values of `names` use.
+    """Find the names of the notebook that functions in the values of `names` use.
 
-    Returns the names that they read (name → who), those in annotations that are text (name → who), and those they set.
+    Returns the names that the functions read, those in annotations that are text, and those that the functions set.
+    The first two are dicts: name → the one of `names` in whose value it was found.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -190,7 +191,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _turn(value: object) -> int:
-    """When to pack a value: data first, so that it is sized by itself and not inside the functions that use it."""
+    """The sort key of a value when packing: data comes first, so that functions that use it do not count its size."""
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1
@@ -200,7 +201,7 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
-    """Find the names that no one defines: not the notebook, nor the rank or a function `later`, nor the cell."""
+    """Find names that are defined neither in the notebook, nor in the cell, nor `later`, by the rank or a function."""
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():
@@ -214,7 +215,7 @@ def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable
 
 
 def _hint(name: str, known: set[str]) -> str:
-    """What the user may have meant by a name that is not defined, as a sentence; "" if nothing comes near."""
+    """What the user may have meant by a name that is not defined, as a sentence; "" if no known name is similar."""
     if name == "sparkring":
         return " Add `import sparkring` to the cell."
     if name in sparkring.__all__:

@@ -1,7 +1,7 @@
 """Finds which names of the notebook a cell reads, from its code alone.
 
-The compiler says what each statement reads and binds, in which order and in which scope; the statements are followed in
-the order in which they run, so that a name which the cell has bound by then is not taken from the notebook.
+The compiled code shows what each statement reads and binds, in which order and in which scope. Statements are followed
+in the order in which they run, so a name that the cell has already bound is not taken from the notebook.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-# ── What a piece of code asks of the namespace it runs in ────────────────────────────────────────────────────────────
+# ── Which module-level names a piece of code uses ────────────────────────────────────────────────────────────────────
 
 
 class GlobalNames(NamedTuple):
@@ -38,7 +38,7 @@ def instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
 
 
 def is_class_body(code: types.CodeType) -> bool:
-    """Tell a class body, which runs at once and keeps its names in a dict, from a function."""
+    """Whether code is a class body, which runs at once and keeps its names in a dict, and not a function."""
     return not code.co_flags & inspect.CO_OPTIMIZED
 
 
@@ -46,7 +46,7 @@ def global_names(code: types.CodeType) -> GlobalNames:
     """Find the module-level names of a function's or a class body's code and of all code inside it."""
     reads: dict[str, int] = {}
     writes: set[str] = set()
-    own: set[str] = set()  # of a class body: what it has bound itself so far
+    own: set[str] = set()  # in a class body: the names that it has bound so far
     for instruction, line in instructions(code):
         match instruction.opname:
             case "LOAD_GLOBAL":
@@ -86,14 +86,14 @@ def attribute_chains(code: types.CodeType) -> set[tuple[str, ...]]:
 
 
 class Call(NamedTuple):
-    """A call of a method in a cell: the constants among its positional arguments, and None for each other one."""
+    """A method call in a cell, with its positional arguments: the value of each constant, None for the others."""
 
     method: str
     arguments: tuple[Any, ...]
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find what a cell calls on the object that the notebook calls `name`; nothing if the cell binds the name, too."""
+    """Find the method calls in a cell on the notebook's object `name`; none if the cell itself binds the name."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -113,9 +113,9 @@ class CellNames:
 
     Builtins are among them, since the notebook may have its own.
 
-    required: the cell does not bind it, or not before the read. The line is 0 if a script of the cell reads it.
-    optional: the cell may have bound it by then, or not, or catches the NameError.
-    immediate: those of `required` that are read as the cell runs, not in a function, nor where a NameError is caught.
+    required: names that the cell has not bound when it reads them. The line is 0 if a script of the cell reads one.
+    optional: names that the cell may have bound when it reads them, and names whose NameError it catches.
+    immediate: those of `required` that are read outside functions, and not where a NameError is caught.
     bound: every name that the cell may bind at its top level.
     star_imports: the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
     chains: the attribute chains of its code, from attribute_chains().
@@ -139,7 +139,7 @@ class CellNames:
         return replace(self, required=required, optional=optional, bound=self.bound | script.bound)
 
 
-# Names bound by the time a statement is reached, whichever way it was reached; None where none leads to it.
+# The names that are bound on every path to a statement; None if no path leads to it.
 _Known: TypeAlias = frozenset[str] | None
 
 IMPLICIT = {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "__package__", "__spec__",
@@ -154,10 +154,10 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 def names_read(source: str) -> CellNames:
     """Find the names that a cell reads before it has bound them itself.
 
-    `source` is Python, already transformed by IPython; lines are numbered as it has them. Raises SyntaxError.
+    `source` is Python, already transformed by IPython; line numbers are those in `source`. Raises SyntaxError.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's, once for each time a statement is compiled here
+        warnings.simplefilter("ignore")  # the compiler repeats its warnings whenever a statement is compiled here
         tree = ast.parse(source, CELL)
         reader = _Reader(tree)
         reader.block(tree.body, frozenset())
@@ -171,10 +171,10 @@ def names_read(source: str) -> CellNames:
 
 
 class _Reader:
-    """Definite assignment over the statements of one cell.
+    """Analyses definite assignment in the statements of one cell.
 
-    Walks each way the cell can take; every method takes the names known to be bound before a piece of code and
-    returns those after it.
+    Follows every path through the cell. A method takes the names that are known to be bound before a piece of code,
+    and returns those that are known to be bound after it.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -186,7 +186,7 @@ class _Reader:
         self.required: dict[str, int] = {}
         self.optional: dict[str, int] = {}
         self.immediate: dict[str, int] = {}
-        self.guards = 0  # how many `try` around the current statement catch a NameError
+        self.guards = 0  # how many blocks around the current statement catch a NameError
         self.bodies: dict[str, dict[str, int]] = {}  # name of a function or class → what its code reads when it runs
         self.bound: set[str] = set()
         self.possible: set[str] = set()  # bound by some statement that may already have run
@@ -199,7 +199,7 @@ class _Reader:
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
-                if not top:  # some function may do so at any time
+                if not top:  # a function may bind it at any time
                     self.possible.add(instruction.argval)
         self.unseen |= not _UNSEEN.isdisjoint(code.co_names)
         for constant in code.co_consts:
@@ -216,7 +216,7 @@ class _Reader:
         return known
 
     def statement(self, node: ast.stmt, known: frozenset[str]) -> _Known:
-        """Follow one statement: the compound ones here, the others through the compiler."""
+        """Follow one statement: a compound one here, any other through the compiler."""
         if isinstance(node, _TRIES):
             return self.try_(node, known)
         match node:
@@ -247,12 +247,12 @@ class _Reader:
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
-                return None  # on from the loop's head, with what was known there
+                return None  # the rest of the block is not reached; for a loop, what was known before it is returned
             case ast.Raise():
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # What its code reads counts from where its name is read, unless a decorator may call it at once.
+                # What its code reads is noted where its name is read; here, if a decorator may call it at once.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -272,7 +272,7 @@ class _Reader:
         return None if after is None or last is None else (after | last) - _unbound(node.finalbody)
 
     def guarded(self, body: list[ast.stmt], known: frozenset[str], catches: bool) -> _Known:
-        """Follow statements around which a NameError is caught, or not."""
+        """Follow statements; `catches` says whether a NameError in them is caught."""
         self.guards += catches
         after = self.block(body, known)
         self.guards -= catches
@@ -292,8 +292,8 @@ class _Reader:
         return after
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
-        """Return what is known in each round of a loop, not the first alone."""
-        # A round may read what the one before it has bound. In `while`, for a `break` that leaves an outer loop.
+        """Return the names that are known to be bound in every round of a loop, not only in the first."""
+        # A round may read what the previous one has bound. The `while` lets a `break` out of an outer loop compile.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -302,11 +302,11 @@ class _Reader:
         return self.run(ast.Expr(node), known)
 
     def assignment(self, target: ast.expr, known: frozenset[str]) -> frozenset[str]:
-        """Follow the binding of a target, as of `for` or `with`."""
+        """Follow the binding of a target, such as that of `for` or `with`."""
         return self.run(ast.Assign([target], ast.Constant(None)), known)
 
     def run(self, node: ast.stmt, known: frozenset[str], *, deferred: bool = False) -> frozenset[str]:
-        """Follow the code that the compiler makes of a statement that holds no other."""
+        """Compile a statement, and follow its code."""
         return self.code(self.compile([node]), known, deferred=deferred)
 
     def compile(self, body: list[ast.stmt]) -> types.CodeType:
@@ -317,10 +317,10 @@ class _Reader:
     def code(
         self, code: types.CodeType, known: frozenset[str], *, deferred: bool, own: set[str] | None = None
     ) -> frozenset[str]:
-        """Follow code in the order of its instructions; `own` collects what a class body binds in itself."""
+        """Follow code in the order of its instructions; `own` collects what a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        shaky: dict[str, int] = {}  # bound, but a jump past the binding leads to this offset
+        shaky: dict[str, int] = {}  # bound name → the offset to which a jump past its binding leads
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
             shaky = {name: end for name, end in shaky.items() if end > instruction.offset}
@@ -344,15 +344,15 @@ class _Reader:
             elif isinstance(name, types.CodeType):
                 self.inner(name, known, deferred)
             elif instruction.opname in ("RETURN_VALUE", "RETURN_CONST"):
-                # An expression with branches may end in each of them: only what all have bound is known after it.
+                # An expression with branches may end in any of them: only what all of them bind is known after it.
                 ends.append(known)
         return frozenset.intersection(*ends) if ends else known
 
     def inner(self, code: types.CodeType, known: frozenset[str], deferred: bool) -> None:
-        """Follow code inside code: a class body and a comprehension run at once, a function when it is called."""
+        """Follow nested code: a class body and a comprehension run at once, a function when it is called."""
         if is_class_body(code) or code.co_name.startswith("<generic parameters"):
             self.code(code, known, deferred=deferred, own=set())
-        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # a part of the code around it from 3.12 on
+        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # since 3.12, part of the code around it
             for name, line in global_names(code).reads.items():
                 self.read(name, line, known)
         else:
@@ -401,7 +401,7 @@ def _unbound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """The names, with lines, in the text of `!` and `%` lines: `{name}`, `$name`, and all of `%time`'s code."""
+    """Yield the names in `!` and `%` commands, with their lines: `{name}`, `$name`, and all names in `%time`'s code."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython")), method), [*arguments]):

@@ -28,7 +28,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def gather() -> NotebookState:
-    """This process's, as it is now."""
+    """Return the current state of this process."""
     loggers, disabled = _logging()
     entries: list[Any] = sys.path  # may hold entries that are no strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
@@ -58,7 +58,7 @@ def _environment_at_start() -> dict[str, str]:
 _AT_START = _environment_at_start()
 
 
-_ever_changed: set[str] = set()  # sent to ranks once, so also sent when a variable changes back
+_ever_changed: set[str] = set()  # variables that were sent once; they are also sent when they change back
 
 
 def _environment() -> dict[str, str | None]:
@@ -94,11 +94,11 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A logger of another class is made by its module on import, which expects that it does not exist yet.
+        # A logger of another class is made by its module on import, and must not exist on the rank before.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
-        # Both are plain attributes: `propagate = 0` is common.
+        # `level` and `propagate` are plain attributes, which users may set to anything: `propagate = 0` is common.
         told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
         default = logging.WARNING if logger is root else logging.NOTSET
         if told.level != default or told.handlers or not (of_module or told.propagate):
@@ -141,7 +141,7 @@ def _level(level: object) -> int:
 
 
 class RankState:
-    """What a rank has of the notebook's state."""
+    """The notebook's state as it was last applied on this rank."""
 
     def __init__(self) -> None:
         self._told = NotebookState()
@@ -211,8 +211,8 @@ class RankState:
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
     """A rank's sys.path: the notebook's entries in their order, if they exist here.
 
-    A rank of another Python has its own standard library and packages in the place of the notebook's. Entries that were
-    shipped to the rank come first; its other own entries come last.
+    A rank that runs another Python has its own standard library and packages in the place of the notebook's. Entries
+    that were shipped to the rank come first; its other own entries come last.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

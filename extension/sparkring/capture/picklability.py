@@ -53,8 +53,8 @@ _CUDA = Kind("a tensor in a GPU's memory", "move it with `.cpu()`, and back with
 
 _IPYTHON = ("IPython", "ipykernel", "dbruntime")  # dbruntime has Databricks' display()
 
-# By the first part of the module's name and the class's name, so that nothing need be imported to recognise it, and
-# classic and connect sessions, of Spark 3 and 4, are the same. Subclasses are found by their bases.
+# The key is the first part of the module's name, and the class's name. So nothing has to be imported to recognise a
+# class, and classic and connect sessions, of Spark 3 and 4, have the same key. Subclasses are found by their bases.
 _KINDS: dict[tuple[str, str], Kind] = {
     ("pyspark", "SparkSession"): Kind("a SparkSession", _DRIVER),
     ("pyspark", "SparkContext"): Kind("a SparkContext", _DRIVER),
@@ -76,7 +76,7 @@ _KINDS: dict[tuple[str, str], Kind] = {
     ("torch", "Tensor"): _CUDA,  # if it is in a GPU's memory
     ("IPython", "InteractiveShell"): Kind("the notebook's own shell", "call `get_ipython()` in the cell"),
 }
-# What pickle writes as a module and a name.
+# The types of values that pickle writes as a module and a name.
 FOUND_BY_NAME = (type, types.FunctionType, functools._lru_cache_wrapper, typing.NewType, typing.TypeVar)
 _IN_MEMORY = {("_io", "StringIO"), ("_io", "BytesIO")}  # files that are plain data
 
@@ -90,7 +90,7 @@ def kind_of_type(cls: type) -> Kind | None:
 
 
 def kind_of(value: object) -> Kind | None:
-    """Recognise, by its type, a value that must not be packed even where pickle would."""
+    """Recognise, by its type, a value that must not be packed even if pickle can pack it."""
     kind = kind_of_type(type(value))
     return None if kind is _CUDA and not getattr(value, "is_cuda", False) else kind
 
@@ -110,7 +110,7 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # By getattr, not vars: a lazily loaded module (`keras` in `from tensorflow import keras`) knows its name then.
+        # getattr, not vars, also gets the name of a lazily loaded module (`keras` in `from tensorflow import keras`).
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -124,7 +124,7 @@ def by_reference(value: object) -> bool:
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
     """Find the name of the notebook under which pickle looks for `value`, which is of a type in FOUND_BY_NAME.
 
-    For what is inside a class, it is the name of the outermost class. None if `value` is not there.
+    For a value inside a class, this is the name of the outermost class. None if `value` is not found there.
     """
     if namespace is None or getattr(value, "__module__", None) != "__main__":
         return None
@@ -139,13 +139,13 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
     """Find the names that IPython itself put into the notebook over builtins (`open`, `exit`) or over `names`.
 
-    They hold on to the notebook's shell, or need IPython where they go; the rank has its own.
+    Their values refer to the notebook's shell, or need IPython on the rank; the rank has its own.
     """
 
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        if isinstance(value, types.FunctionType):  # not its __module__: `open` goes under the builtin's
+        if isinstance(value, types.FunctionType):  # not by __module__: IPython's `open` has that of the builtin
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON
 
@@ -170,7 +170,7 @@ class Step(NamedTuple):
     value: object
     parent: int
     how: Literal["root", "inside", "global", "variable", "class"]
-    label: str  # inside: what follows the parent's path, as `.loader` or `[3]`; else the name
+    label: str  # inside: what follows the parent's path, such as `.loader` or `[3]`; else the name
 
 
 _Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
@@ -179,7 +179,7 @@ _WIDTH = 10_000  # how many items of one container are looked at
 
 
 def walk(root: object, *, limit: int) -> Iterator[Step]:
-    """Walk breadth-first, so by the shortest path, over at most `limit` objects; no code of theirs is run."""
+    """Walk breadth-first, so on shortest paths, over at most `limit` objects, without running any of their code."""
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}
     at = 0
@@ -198,7 +198,7 @@ def walk(root: object, *, limit: int) -> Iterator[Step]:
 def _children(value: Any) -> Iterator[_Child]:
     # By type(), not isinstance(), which would ask a proxy object what it pretends to be.
     cls = type(value)
-    if kind_of(value):  # a culprit itself; a SparkSession leads everywhere
+    if kind_of(value):  # it is itself at fault; a walk into a SparkSession would go too far
         return
     if issubclass(cls, types.FunctionType):
         if not by_reference(value):
@@ -248,7 +248,7 @@ def _of_instance(value: Any, cls: type) -> Iterator[_Child]:
     for base in cls.__mro__:
         for name, member in vars(base).items():
             if type(member) is types.GetSetDescriptorType and name == "__dict__":
-                # A proxy that has put on another class: TypeError before wrapt 2, AttributeError from it on.
+                # A proxy that poses as another class raises TypeError before wrapt 2, and AttributeError since.
                 with contextlib.suppress(TypeError, AttributeError):
                     yield from (("inside", f".{key}", item) for key, item in member.__get__(value, cls).items())
             elif type(member) is types.MemberDescriptorType:  # __slots__, and the fields of types written in C
@@ -293,7 +293,7 @@ def _path(name: str, root: object, culprit: object) -> tuple[list[str], str]:
 
 
 def diagnose(name: str, root: object, error: Exception, culprit: object) -> Problem:
-    """Say why `name`, which is `root`, could not be packed when `culprit` was its last object begun."""
+    """Say why `root`, the value of `name`, could not be packed; `culprit` is the object whose packing began last."""
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         return Problem(f"`{name}` is nested too deeply to be packed", "flatten it, or save it to a file")
     kind = error.kind if isinstance(error, Refused) else kind_of(culprit)
@@ -303,7 +303,7 @@ def diagnose(name: str, root: object, error: Exception, culprit: object) -> Prob
         reason = f"{type(error).__name__}: {error}"
         noun, advice = f"a `{type_name(culprit)}`, which cannot be packed ({reason})", _OTHER
     clauses, path = _path(name, root, culprit)
-    if not path:  # made while packing, or out of the walk's reach
+    if not path:  # it was made while packing, or the walk did not reach it
         return Problem(f"`{name}` holds {noun}", advice)
     if clauses and clauses[-1].endswith(f"the notebook's `{path}`"):
         return Problem(", ".join(clauses) + f", {noun}", advice)

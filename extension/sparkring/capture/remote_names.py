@@ -1,8 +1,8 @@
 """Which of the notebook's names have a value on the ranks of a warm gang, and which value is newer.
 
 A cell takes a name from the notebook unless the ranks have the newer value: one that a cell bound there, or that was
-sent before and has not changed in the notebook since. So the next cell finds the model that
-one cell has trained, and `lr = 0.01` in the notebook takes effect in the next cell.
+sent before and has not changed in the notebook since. So a cell finds the model that an earlier cell has trained, and
+`lr = 0.01` in the notebook takes effect in the next cell.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import zlib
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-# Of these an unchanged identity does not tell that the value is: they change in place, and are compared by content.
+# Values of these types may change in place, so the same object may have a new value: they are compared by content.
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), list, tuple, dict, set, frozenset)
 _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "Series"), ("torch", "Tensor"))
 
 
 class Held:
-    """The names that the ranks have bound, each with what the notebook had under it at that time."""
+    """The names that the ranks have bound, each with a print of the notebook's value at that time."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        self._now: dict[str, _Print] = {}  # taken since beside(): one of a large value takes a while
+        self._now: dict[str, _Print] = {}  # computed since the last beside(): a large value takes a while
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -36,7 +36,7 @@ class Held:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """The names of which the value on `ranks` is the one to use, asked for one by one."""
+        """The names whose values on `ranks` are to be used; whether a name is one of them is computed by `in`."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -50,12 +50,12 @@ class Held:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """`ranks` have bound `names`, or were sent them: what the notebook has under them now is not newer."""
+        """Note that `ranks` have bound `names`, or were sent them: the notebook's current values are not newer."""
         for name in names:
             now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
             if self._seen.get(name) != now:
-                there.clear()  # the other ranks have an older one
+                there.clear()  # the other ranks have an older value
             there.update(ranks)
             if now is not None:
                 self._seen[name] = now
@@ -68,7 +68,7 @@ class Held:
 
 
 class _Print:
-    """A value as it was: which object, and what was in it, as far as that can be compared."""
+    """A fingerprint of a value: which object it was, and a digest of its content if that can be compared."""
 
     def __init__(self, value: Any) -> None:
         try:
@@ -78,7 +78,7 @@ class _Print:
         self._content = _content(value)
 
     def is_of(self, value: Any) -> bool:
-        """Whether it was taken of this very object."""
+        """Whether this is a fingerprint of this very object."""
         return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:
@@ -93,7 +93,7 @@ class _Print:
 
 
 def _content(value: Any) -> bytes:
-    """A digest of plain data, or of the plain attributes of an object of the notebook's own class; else nothing."""
+    """A digest of plain data, or of the plain attributes of an object of a class of the notebook; else no bytes."""
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
@@ -102,9 +102,9 @@ def _content(value: Any) -> bytes:
     buffers: list[pickle.PickleBuffer] = []
     try:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-        for buffer in buffers:  # the arrays' own: what matters here is that it takes three times less
+        for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of the time
             found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # something in it cannot be pickled: then its identity has to do
+    except Exception:  # something in it cannot be pickled: then only its identity is compared
         return b""
     return found.digest()
 

@@ -1,4 +1,4 @@
-"""The scripts that `%run` lines of a cell name: found and read on the driver, and sent to the ranks with the cell.
+"""Finds and reads, on the driver, the scripts of a cell's `%run` lines; they are sent to the ranks with the cell.
 
 `worker/rank/script.py` runs them there.
 """
@@ -58,7 +58,7 @@ def find_script(line: str, expand: Callable[[str], str], transform: Callable[[st
 def read_script(written: str, transform: Callable[[str], str] | None = None) -> Script:
     """Read the script at a path; OptionsError if it cannot be read or is not Python."""
     path = os.path.abspath(os.path.expanduser(written))
-    if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # as IPython has it
+    if not os.path.exists(path) and os.path.isfile(f"{path}.py"):  # as IPython does
         written, path = f"{written}.py", f"{path}.py"
     try:
         data = Path(path).read_bytes()
@@ -119,7 +119,7 @@ def _unquoted(word: str) -> str:
 
 
 def _find_module(name: str) -> None:
-    """OptionsError if there is no such module; its package is not imported."""
+    """Raise OptionsError if the module's top-level package does not exist; the package is not imported."""
     top = name.partition(".")[0]
     try:
         found = importlib.util.find_spec(top) if top else None
@@ -141,7 +141,7 @@ def _checked(name: str, source: str) -> str:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_for_ipython(name) else 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's: the ranks show them
+            warnings.simplefilter("ignore")  # the ranks show the compiler's warnings
             compile(source, name, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)

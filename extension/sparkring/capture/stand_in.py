@@ -1,4 +1,4 @@
-"""What stands in a pickle for an object that is made where the pickle is loaded."""
+"""A placeholder in a pickle, for an object that is made where the pickle is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StandIn:
-    """Becomes what `make(*arguments)` returns when it is unpickled; one stand-in becomes one object."""
+    """Is unpickled as the result of `make(*arguments)`, which is called once for each stand-in."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._reduced = make, arguments

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sparkring.capture.names import IMPLICIT, names_read
 
-MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # other text has no such strings
+MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these has no such strings
 
 _SCOPES = ("globals", "locals", "vars")
 _AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # pandas' mark for a variable
@@ -107,7 +107,7 @@ class _Strings:
 
 
 def _is_scope(node: ast.AST) -> bool:
-    """Is this `globals()`, or one like it?"""
+    """Whether a node is a call of `globals()`, `locals()` or `vars()`."""
     match node:
         case ast.Call(ast.Name(name), [], []):
             return name in _SCOPES

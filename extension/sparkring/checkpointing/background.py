@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Callable
 
-_on_their_way: dict[Flight, None] = {}  # in their order, including those whose error has not been reported yet
+_on_their_way: dict[Flight, None] = {}  # oldest first; includes those whose error has not been reported yet
 
 
 class Flight:
-    """One save in a thread of its own; its error waits for whoever asks.
+    """One save in a thread of its own; wait() raises its error.
 
-    The thread is there before the save departs: a new one would take the interpreter from the training, which waits.
+    The thread is started in advance: if it were started with the save, the training would have to wait longer.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Flight:
         self._thread.start()
 
     def depart(self, save: Callable[[], None] | None) -> None:
-        """Begin with `save`; None calls it off."""
+        """Begin to run `save`; None cancels the save."""
         self._save = save
         if save is not None:
             _on_their_way[self] = None
@@ -45,7 +45,7 @@ class Flight:
             _on_their_way.pop(self, None)
 
     def wait(self) -> None:
-        """Until it is done; raises its error, once."""
+        """Wait until the save is done, and raise its error, if it has not been raised before."""
         if self._pid != os.getpid():
             return  # a forked child has the memory of its parent's threads, and not the threads
         self._thread.join()

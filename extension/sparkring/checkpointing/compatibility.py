@@ -14,7 +14,7 @@ _LINES = 14
 
 
 def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
-    """What is not as it was when the checkpoint was saved, in words; '' if nothing is."""
+    """What has changed since the checkpoint was saved, in words; '' if nothing has."""
     commit = entry.commit
     assert commit is not None
     told = []
@@ -27,24 +27,24 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
 
 
 def saved_words(entry: Entry, now: float) -> str:
-    """`step 120, saved 3 min ago`."""
+    """Describe a checkpoint, as in `step 120, saved 3 min ago`."""
     assert entry.commit is not None
     return f"step {entry.step:,}, saved {ago(now - entry.commit.time)}"
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """The stamp of an attempt that begins now: ms since 1970, and after all others whatever the clock says."""
+    """The stamp of an attempt that begins now: ms since 1970, but larger than `stamps`, whatever the clock says."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:
-    """The cell without its magic's own line, whose options may change."""
+    """The lines of a cell, without the line of its magic, whose options may change."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 
 
 def _meaning(code: str) -> str:
-    """What of a cell matters: comments and empty lines do not."""
+    """A cell in a form that is the same if only comments and empty lines differ."""
     text = "\n".join(_body(code)).strip()
     try:
         return ast.dump(ast.parse(text))

@@ -10,7 +10,7 @@ ALGORITHM = "xxh3_128"
 
 
 class Digest:
-    """The digest of what it is given, piece by piece; `size_bytes` is how much that was."""
+    """A digest that is computed piece by piece; `size_bytes` is the size of all pieces."""
 
     def __init__(self) -> None:
         try:
@@ -24,7 +24,7 @@ class Digest:
         self.size_bytes = 0
 
     def add(self, piece: Any) -> None:
-        """Take `piece` in, bytes or a buffer of them; large ones without holding the interpreter."""
+        """Add `piece`, bytes or a buffer of bytes. While a large piece is added, other threads can run."""
         self._hasher.update(piece)
         self.size_bytes += len(piece)
 

@@ -18,7 +18,7 @@ from sparkring.runtime.storage import Location, locate
 class Directory:
     """A run's directory of checkpoints, and the checkpoint that it continues from.
 
-    `first` is the newest checkpoint before the run. `lineage` is what the checkpoints of one training have in common.
+    `first` is the newest checkpoint before the run. `lineage` is the same in all checkpoints of one training.
     No other training may use the directory at the same time.
     """
 
@@ -40,7 +40,7 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # What the ranks have told will do; if they cannot read it either, they say so.
+        # After an error, what the ranks have reported is enough; if they cannot read the directory, they say so.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))
@@ -67,7 +67,7 @@ class Directory:
         )
 
     def words(self, now: float) -> str:
-        """What a run that finds a checkpoint says."""
+        """The sentence that a run shows if it continues from a checkpoint; else ''."""
         if self.first is None:
             return ""
         return f"continues from {saved_words(self.first, now)} in {self.location.written} (--fresh starts over)"
@@ -81,8 +81,8 @@ def open_directory(
 ) -> Directory:
     """The directory at `path`, for a run of `size` ranks.
 
-    CheckpointError if it cannot be read, or if the user must decide whether to continue from it, because the cell or
-    the versions of its `data` (by name) have changed. PathError.
+    Raises PathError, and CheckpointError if the directory cannot be read, if its shards are not for `size` ranks, or if
+    the user must decide whether to continue, because the cell or the versions of its `data` (by name) have changed.
     """
     location = locate(path)
     try:

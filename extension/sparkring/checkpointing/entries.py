@@ -1,10 +1,10 @@
 """The entries of a directory of checkpoints, as plain data.
 
-    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; its number in it, from 0
-        rank-0.safetensors              what a rank wrote, in one go; without sharding there is only that of rank 0
+    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; number in the attempt
+        rank-0.safetensors              what a rank wrote, in one go; without sharding, only rank 0 writes
         commit.json                     written last, with sizes and digests: without it the folder is no checkpoint
 
-An attempt's stamp grows, so the newest checkpoint is the one with the largest (stamp, number), whatever its step.
+Later attempts have larger stamps, so the newest checkpoint has the largest (stamp, number), whatever its step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 State = Literal["committed", "partial", "corrupt"]
 
 COMMIT = "commit.json"
-TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # as fsspec's packages call them
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")  # what fsspec's packages call a file's time
 _NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
 
 
@@ -38,7 +38,7 @@ class Name(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What orders checkpoints by the time they were saved at."""
+        """The sort key that orders checkpoints by the time at which they were saved."""
         return self.stamp, self.number
 
 
@@ -92,9 +92,9 @@ class Entry(NamedTuple):
 
 
 class Last(NamedTuple):
-    """The checkpoint that a new attempt goes on from; no name for none. `there` has the names of all checkpoints.
+    """The checkpoint from which a new attempt continues; `name` is '' if there is none.
 
-    `commit` is None if it could not be read.
+    `there` has the names of all checkpoints. `commit` is None if it could not be read.
     """
 
     name: str = ""
@@ -111,13 +111,13 @@ def changed_at(info: dict[str, Any]) -> float:
 
 
 def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
-    """The committed one that was saved last."""
+    """The committed checkpoint that was saved last."""
     whole = [entry for entry in entries if entry.state == "committed"]
     return max(whole, key=lambda entry: entry.parsed.age, default=None)
 
 
 def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """The committed one with the best value of `metric`, the newest of equal ones; None where none has it."""
+    """The committed checkpoint with the best value of `metric`, the newest of equal ones; None if none has a value."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)

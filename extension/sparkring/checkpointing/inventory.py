@@ -13,7 +13,7 @@ from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
 DEPTH = 3  # of folders that are looked into: BACKUP/chief/ckpt-1.index
-FOLDERS = 200  # of others', so that a directory with much else in it is listed in a moment
+FOLDERS = 200  # the most folders to look into, so that a directory with many others is listed quickly
 
 
 class Inventory(NamedTuple):
@@ -34,19 +34,19 @@ class Inventory(NamedTuple):
 
     @property
     def newest(self) -> Entry | None:
-        """The one that a resume takes."""
+        """The checkpoint from which a run would continue."""
         return newest(self.entries)
 
     @property
     def best(self) -> Entry | None:
-        """The one with the best value of the metric."""
+        """The checkpoint with the best value of the metric; None without a metric."""
         return best(self.entries, self.metric, self.mode) if self.metric else None
 
 
 def directory_of(value: Any, name: str) -> Location:
-    """The directory that `value` names, which the user calls `name`: a path, a URL, or what checkpoints(…) gave.
+    """The directory that `value` names: a path, a URL, or the result of checkpoints(…). `name` is what the user wrote.
 
-    OptionsError if it names none; PathError.
+    Raises OptionsError if `value` names no directory, and PathError.
     """
     written = getattr(value, "directory", value)
     if not isinstance(written, str | os.PathLike):
@@ -60,7 +60,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether a variable with this value is worth offering to the user; strings are too many, so they are not."""
+    """Whether to offer a variable with this value to the user; strings are not offered, since there are too many."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -74,8 +74,9 @@ def inventory(
 ) -> Inventory:
     """The checkpoints that are in a directory now; runs may write to it at the same time.
 
-    With `check` all bytes are read and compared with their digests; before each checkpoint and after the last, `say` is
-    told how many are done, of how many, and the same in bytes. CheckpointError if the directory cannot be listed.
+    With `check`, all bytes are read and compared with their digests; before each checkpoint and after the last, `say`
+    is called with the numbers of checkpoints that are done and in all, and the same two in bytes. Raises
+    CheckpointError if the directory cannot be listed.
     """
     from sparkring.checkpointing.folder import listing
 
@@ -88,7 +89,7 @@ def inventory(
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
-    """The entries after all bytes of the whole ones were read; those that a run removed meanwhile are left out."""
+    """Read all bytes of the committed `entries`. Return the entries without damaged ones that a run has removed."""
     from sparkring.checkpointing.folder import check as what_is_wrong
     from sparkring.checkpointing.folder import listing
 
@@ -118,7 +119,7 @@ def _files(location: Location) -> list[Seen]:
     """The files in the directory and some levels below, without those of sparkring's checkpoints."""
     found: list[Seen] = []
     folders = [("", 1)]
-    for below, depth in folders:  # which grows as it goes
+    for below, depth in folders:  # the list grows during the loop
         for each in _listed(location, below):
             name = str(each["name"]).rstrip("/").rpartition("/")[2]
             path = f"{below}/{name}" if below else name

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Positioned:
-    """A data set as of a position that it does not know itself, as TensorFlow reads ahead; None for where it is."""
+    """A data set at a given position, since TensorFlow reads ahead of the training; None for the data set's own."""
 
     def __init__(self, data: Shards, position: Any) -> None:
         self.dataset = data.dataset
@@ -105,16 +105,16 @@ class Resume:
         self.history: dict[str, list[float]] = state["history"]
         self._step = self._saved = step
         self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
-        self._epoch, self._batch = -1, 0  # where Keras is, and how many of its batches were taken
-        self._start: Any = None  # where the data's epoch began, or what was left of it
-        self._left = self._taken = 0  # how many batches of that there were, and how many were taken
+        self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
+        self._start: Any = None  # the position from which the data's epoch is read
+        self._left = self._taken = 0  # how many batches there are from this position on, and how many were taken
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._count(batch + 1 - self._batch)
         self._batch = batch + 1
         steps = self.params.get("steps")
         if self._due() and not (steps and self._batch >= steps):
-            self._save(self._epoch, self._batch, logs)  # at the epoch's end there are more metrics
+            self._save(self._epoch, self._batch, logs)  # at the epoch's end, on_epoch_end() saves, with more metrics
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
@@ -131,7 +131,7 @@ class Resume:
     def _count(self, batches: int) -> None:
         self._step += batches
         self._taken += batches
-        if self._data is not None and self._taken >= self._left:  # its start may be further: a strategy reads ahead
+        if self._data is not None and self._taken >= self._left:  # data.start may be further: a strategy reads ahead
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
     def _begin(self, start: Any) -> None:
@@ -146,7 +146,7 @@ class Resume:
         if self._data is not None:
             found["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
         if _read_together(self._kept_model) and world.world().rank and not getattr(self._store, "sharded", False):
-            parts.tree_of(self._kept_model)  # what the replicas average they can only read together, whoever writes
+            parts.tree_of(self._kept_model)  # replicas can read averaged variables only together, whoever writes
         self._store.save(self._step, found, report.numbers(logs))
         self._saved = self._step
 
@@ -154,7 +154,7 @@ class Resume:
 class ResumeKeras2(Resume):
     """Starts at the checkpoint's position."""
 
-    # Keras then hands over tensors as they are; they are read only when they are saved.
+    # With this, Keras passes the logs as tensors; they are read only when they are saved.
     _supports_tf_logs = True
 
     model: Any  # Keras sets it
@@ -162,7 +162,7 @@ class ResumeKeras2(Resume):
     def on_train_begin(self, logs: Any = None) -> None:
         if self._data is not None:
             self._begin(self._data.start)
-            if not self.params.get("steps"):  # what is left of an epoch does not tell how long the others are
+            if not self.params.get("steps"):  # the rest of an epoch does not show how long the others are
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:
@@ -179,13 +179,13 @@ class ResumeKeras2(Resume):
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # On this number of ranks. Keras takes the last one's number for the length of all epochs.
+            # The first batch on this number of ranks. Keras takes the last batch's number as the length of all epochs.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """Where Keras does not know how long an epoch is, it tries one more step, for which layers draw numbers."""
+        """End an epoch after its last step. Keras would try one more, for which random layers would draw numbers."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:

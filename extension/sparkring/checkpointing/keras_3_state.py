@@ -1,7 +1,7 @@
-"""What a checkpoint takes of Keras 3's models, layers, optimizers and variables, on each of its backends.
+"""Saves the state of Keras 3's models, layers, optimizers and variables, on each of its backends, and restores it.
 
-Keras 3 is another package than Keras 2 and tf-keras, for which tensorflow_state.py is. Nothing here imports Keras:
-who has such an object has done so. Tried with Keras 3.15 on TensorFlow.
+For Keras 2 and tf-keras, tensorflow_state.py does this. Nothing here imports Keras: a process that has such an object
+has imported it. Tested with Keras 3.15 on TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def backend() -> str:
 
 
 def is_layer(value: Any) -> bool:
-    """Is it a layer or a model?"""
+    """Whether a value is a layer or a model."""
     return _made_by_keras(value, "layers", "Layer")
 
 
 def is_model(value: Any) -> bool:
-    """Is it a model?"""
+    """Whether a value is a model."""
     return _made_by_keras(value, "models", "Model")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Is it an optimizer?"""
+    """Whether a value is an optimizer."""
     return _made_by_keras(value, "optimizers", "Optimizer")
 
 
 def is_variable(value: Any) -> bool:
-    """Is it a keras.Variable?"""
+    """Whether a value is a keras.Variable."""
     keras = sys.modules.get("keras")
     return _is_keras_3(keras) and isinstance(value, keras.Variable)  # type: ignore[union-attr]
 
@@ -59,7 +59,7 @@ def _is_keras_3(module: Any) -> bool:
 
 
 def leaf(variable: Any) -> Any:
-    """A copy of what a variable holds now."""
+    """A copy of a variable's current value."""
     return raw_or_array(np.array(sys.modules["keras"].ops.convert_to_numpy(variable.value)))
 
 
@@ -91,7 +91,7 @@ def put_variable(variable: Any, found: Any, path: str) -> None:
 
 
 def take_layer(layer: Any, path: str) -> dict[str, Any]:
-    """Its variables, those of its random layers included, and the optimizer that a model is compiled with."""
+    """A layer's variables, including those of random layers, and the optimizer that a model is compiled with."""
     if not layer.built:
         raise CheckpointError(
             f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
@@ -113,7 +113,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
             f"{path}: the {_called(layer)} is not built yet, so the checkpoint's weights cannot be loaded. Build it, "
             "or call it once."
         )
-    # A rank that takes another's state goes on with seeds of its own, or both would drop the same units.
+    # A rank that restores another's state continues with its own seeds; otherwise both would drop the same units.
     own_seeds = [] if tree["rank"] == world.world().rank else _seeds(layer)
     kept = [leaf(variable) for variable in own_seeds]
     what = f"the {_called(layer)}"
@@ -131,7 +131,7 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its variables, which include the learning rate and the loss scale."""
+    """An optimizer's variables, which include the learning rate and the loss scale."""
     return VARIABLES.take(optimizer.variables)
 
 

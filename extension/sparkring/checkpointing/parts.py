@@ -1,8 +1,8 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
 A state is what a training needs in order to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
-tree is the same, with each object replaced by a dict of what is saved of it, marked with its kind. Trees contain only
-what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
+tree has the same structure, but in place of each object a dict of what is saved of it, marked with its kind. Trees
+contain only what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sparkring.checkpointing import tree as tree_module
 from sparkring.checkpointing.tree import Raw
 from sparkring.errors import CheckpointError, SparkringError
 
-# NumPy 2 has moved it.
+# NumPy 2 has moved byte_bounds().
 _byte_bounds: Callable[[npt.NDArray[Any]], tuple[int, int]] = (
     np.lib.array_utils.byte_bounds if hasattr(np.lib, "array_utils") else np.byte_bounds
 )
 
 MARK = "·kind"
-_ESCAPED = "dict"  # a user's dict that has MARK for a key itself
-_PIECE, _WHOLE = "piece", "torch"  # of torch's tensors: those that are spread over the ranks, and others
+_ESCAPED = "dict"  # a user's dict that itself has the key MARK
+_PIECE, _WHOLE = "piece", "torch"  # torch's tensors: those that are spread over the ranks, and others
 _STATE_DICT = "state_dict"
 _CALLED = "state"
 
@@ -55,10 +55,10 @@ class Kind(NamedTuple):
 
 
 def tree_of(value: Any, path: str = _CALLED) -> Any:
-    """What is kept of a state.
+    """The tree of a state.
 
-    Its arrays are the objects' own memory wherever that can be had: copy them before it changes.
-    CheckpointError, with the path to it, for an object whose state cannot be had.
+    Its arrays are the objects' own memory wherever possible: copy them before the objects change.
+    Raises CheckpointError, with the path, for an object whose state cannot be read.
     """
     if isinstance(value, _AT_ONCE):
         return value
@@ -75,16 +75,16 @@ def tree_of(value: Any, path: str = _CALLED) -> Any:
 
 
 def refuse_pieces(tree: Any, path: str = _CALLED) -> None:
-    """CheckpointError, with its path, if there is a tensor in the tree of which only this rank's piece is kept."""
+    """Raise CheckpointError, with the path, if the tree has only this rank's piece of a tensor."""
     _with_pieces(tree, lambda piece, keys, path: torch_state.refuse_piece(path), path)
 
 
 def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
     """Restore a tree into the objects of a state, in place, and return the state or its replacement.
 
-    Plain values become the saved ones; arrays and tensors are copied into where they fit. The tree's arrays are handed
-    over: what is made of them may share their memory. CheckpointError, with the path, for what does not fit; then some
-    of the objects may have been put back already.
+    Plain values are replaced by the saved ones; arrays and tensors that fit are overwritten. The caller must not use
+    the tree's arrays afterwards, because new objects may share their memory. Raises CheckpointError, with the path, for
+    what does not fit; some of the objects may then have been restored already.
     """
     name, saved = _kind_of(value), _saved_kind(tree)
     if name and (saved == name or not _KINDS[name].replaceable):
@@ -105,7 +105,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
             "when it was saved, or start over."
         )
     if _fits(value, inner):
-        if value is not inner:  # else it was read into its place
+        if value is not inner:  # if it is, the file was read into it
             value[...] = inner
         return value
     return _made_anew(tree, path)
@@ -114,8 +114,8 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
 def plain(tree: Any) -> Any:
     """A tree in a form that can be used without objects to restore it into.
 
-    Tensors come as tensors (of one that is spread over the ranks, this rank's piece), what had a state_dict() as that,
-    Keras models made anew where that is possible. The tree's arrays are handed over.
+    Tensors become tensors (this rank's piece, if they are spread over the ranks), objects with a state_dict() become
+    that dict, and Keras models are made anew if possible. The caller must not use the tree's arrays afterwards.
     """
     kind = _saved_kind(tree)
     if kind:
@@ -130,14 +130,14 @@ def plain(tree: Any) -> Any:
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a state that may be written into before they are put back, by the names that flatten() gives them.
 
-    Only NumPy's and torch's: what TensorFlow shows is not the variables' own.
+    Only arrays of NumPy and torch; none if TensorFlow is imported, since its arrays are not the variables' own memory.
     """
     if "tensorflow" in sys.modules:
         return {}
     try:
         _, leaves = tree_module.flatten(tree_of(value), _CALLED)
     except CheckpointError:
-        return {}  # whether it can be put back is for put_back() to say
+        return {}  # put_back() reports it
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
     shared = _sharing(arrays)  # what is read into one of these would be overwritten by the other
     return {
@@ -148,7 +148,7 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def check_shared(value: Any, tree: Any) -> None:
-    """CheckpointError if arrays of a restored state share memory although their saved values differ."""
+    """Raise CheckpointError if arrays of a restored state share memory although their saved values differ."""
     pairs = dict(_array_pairs(value, tree, _CALLED))
     for path in sorted(_sharing({path: array for path, (array, _) in pairs.items()})):
         array, saved = pairs[path]
@@ -160,7 +160,7 @@ def check_shared(value: Any, tree: Any) -> None:
 
 
 def versions(value: Any) -> dict[str, str]:
-    """The data sets in a state, and which version of each it is."""
+    """The versions of the data sets in a state, by the names of the data sets."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -230,14 +230,14 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 
 def _made_anew(tree: Any, path: str) -> Any:
-    """plain(), for a state that has nothing there to put it back into. CheckpointError for what needs that."""
+    """Return plain(tree), where the state has no object to restore it into. CheckpointError if it needs one."""
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
 
 def _with_pieces(
     tree: Any, put: _AtTensor, path: str, keys: tuple[Any, ...] = (), whole: _AtTensor = lambda whole, keys, path: whole
 ) -> Any:
-    """The tree with put(what is kept, keys, path) in the place of each piece, and `whole` in that of other tensors."""
+    """The tree with each piece replaced by put(piece, keys, path), other tensors by whole(tensor, keys, path)."""
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
         return (put if kind == _PIECE else whole)(tree, keys, path)
@@ -262,7 +262,7 @@ def _plain_items(tree: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Is there something in it that a saved value cannot take the place of?"""
+    """Whether a value is, or contains, an object that a saved value cannot replace."""
     if isinstance(value, _AT_ONCE):
         return False
     name = _kind_of(value)
@@ -292,7 +292,7 @@ def _described(tree: Any) -> str:
 
 
 def _saved_kind(tree: Any) -> str:
-    """'' for a plain value. CheckpointError for a kind that a later version may know."""
+    """The kind of a saved object; '' for a plain value. Raises CheckpointError for an unknown kind."""
     kind = tree.get(MARK, "") if isinstance(tree, dict) else ""
     if kind and kind != _ESCAPED and kind not in _KINDS:
         raise CheckpointError(
@@ -329,7 +329,7 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # by which torch's modules know the version that they were saved by
+    if tree["metadata"]:  # it tells torch's modules by which version they were saved
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
@@ -363,11 +363,11 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 
 
 def random_states() -> Any:
-    """The states of the generators that everybody shares, of what has been imported.
+    """The states of the global random generators of Python and of the packages that have been imported.
 
-    Python's, NumPy's, torch's (CPU and every GPU in use), TensorFlow's and Keras'. TensorFlow's operations without a
-    generator count in a place that cannot be read if they are part of a tf.function: a training that uses them there
-    goes on with other numbers (see tensorflow_state.keep_random for Keras' layers).
+    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. The state of TensorFlow's operations
+    without a generator cannot be read if they are part of a tf.function: a training that uses them there continues
+    with other numbers (see tensorflow_state.keep_random for Keras' layers).
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -379,7 +379,7 @@ def random_states() -> Any:
 
 
 def set_random_states(tree: Any) -> None:
-    """Put back what random_states() found, of what is imported now."""
+    """Restore the states that random_states() returned, for the packages that are imported now."""
     _set_random(random._inst, tree["python"])
     np.random.set_state(tree["numpy"])
     torch = sys.modules.get("torch")
@@ -391,7 +391,7 @@ def set_random_states(tree: Any) -> None:
 
 
 def seed_from(*what: object) -> None:
-    """Seed every generator of the frameworks that are imported: alike for the same `what`, unlike for another."""
+    """Seed the generators of all imported frameworks: alike for the same `what`, differently for another."""
     number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")
     random.seed(number)
     numpy, torch, tensorflow, keras = (sys.modules.get(name) for name in ("numpy", "torch", "tensorflow", "keras"))
@@ -475,7 +475,7 @@ def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str,
     return put_and_return
 
 
-# The first that owns an object keeps it: a Keras model is a module, too, and an optimizer may have a state_dict().
+# The first kind that owns an object is used: a Keras model is a module, too, and an optimizer may have a state_dict().
 _KINDS = {
     _PIECE: Kind(
         torch_state.is_spread,

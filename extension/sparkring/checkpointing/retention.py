@@ -15,7 +15,7 @@ Mode = Literal["min", "max"]
 class Policy(NamedTuple):
     """What is to be kept: the newest `keep` of a lineage (None for all) and its best by `metric`, '' for none.
 
-    `resume` names the one that other ranks may be going back to just now, '' for none. `stamp` is that of the
+    `resume` names the checkpoint that other ranks may be restoring now, '' for none. `stamp` is that of the
     attempt that saves. `alone`: no other run writes to this directory now.
     """
 
@@ -33,12 +33,12 @@ class Policy(NamedTuple):
 
 
 def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
-    """Those of one training, as far as is known of whose they are."""
+    """The entries of one training; an entry without a commit is of no known training."""
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
 def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
-    """What may be removed: of this lineage only, and never its last one that is whole."""
+    """The checkpoints that may be removed: only of this lineage, and never its newest complete one."""
     ours = of_lineage(entries, policy.lineage)
     whole = sorted((entry for entry in ours if entry.state == "committed"), key=lambda entry: entry.parsed.age)
     if policy.keep is None or not whole:
@@ -51,7 +51,7 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # A damaged one that is newer may look damaged only because a listing is stale.
+    # Newer damaged ones are kept: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
@@ -59,7 +59,7 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
     """The unfinished folders that were abandoned; `changed` is the time of their last change, 0.0 if unknown.
 
-    They are of an earlier attempt, and have been left alone for an hour; or only this attempt writes here.
+    They are of an earlier attempt, and either have not changed for an hour, or only this attempt writes here.
     """
     found = []
     for name, when in changed.items():

@@ -28,9 +28,9 @@ from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
 from sparkring.wire.messages import CheckpointRestored
 
-HISTORY = 10_000  # metrics that are kept, the newest ones
+HISTORY = 10_000  # how many metrics are kept, the newest ones
 LAYOUT = 1
-_NAMED = 20  # checkpoints that an error names
+_NAMED = 20  # the most checkpoints that an error names
 
 Which = Literal["latest", "best"] | int | str | Entry
 Entries = list[Entry]
@@ -96,7 +96,7 @@ def checkpoints(
 
 @dataclass(eq=False)
 class Store:
-    """Checkpoints in a directory; made by checkpoints(). `history` is the metrics that came with the saves so far."""
+    """Checkpoints in a directory; made by checkpoints(). `history` has the metrics of the saves so far."""
 
     directory: str
     keep: int | None
@@ -108,7 +108,7 @@ class Store:
     _lineage: str = ""
 
     def __post_init__(self) -> None:
-        """What belongs to this process."""
+        """Set the attributes that belong to this process."""
         self._location = locate(self.directory)
         self._stamp = time.time_ns() // 1_000_000
         self._arena = np.empty(0, np.uint8)
@@ -147,7 +147,7 @@ class Store:
             writing.carry_out(save, tensors.in_order(layout, leaves))
             return
         if len(self._arena) < layout.size_bytes:
-            self._arena = np.empty(0, np.uint8)  # the old one goes before the new one comes
+            self._arena = np.empty(0, np.uint8)  # free the old one before the new one is allocated
             self._arena = np.empty(layout.size_bytes, np.uint8)
         flight = Flight()
         try:
@@ -165,7 +165,7 @@ class Store:
             self._flight.wait()
             self._flight = None
 
-    # ── going back ────────────────────────────────────────────────────────────
+    # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
         """Restore a checkpoint into `state`, in place, with the random states; return its step, or 0 if there is none.
@@ -192,7 +192,7 @@ class Store:
         if held.commit.sharded or rank == 0:
             parts.set_random_states(tree.rebuild(held.random, held.leaves_of("random")))
         else:
-            parts.seed_from(entry.name, rank)  # of rank 0's all would be alike
+            parts.seed_from(entry.name, rank)  # with rank 0's states, all ranks would draw the same numbers
         self.history = held.history
         self._lineage = held.commit.lineage
         took_s = time.monotonic() - began
@@ -281,7 +281,7 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The copy of a state and the save on its way are this process's own, as is the time that names its saves.
+        # These belong to this process: the copy of a state, the save in progress, the time that names its saves.
         own = ("_location", "_stamp", "_arena", "_flight")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -348,7 +348,7 @@ class Store:
         return _steps.setdefault((self._location.url, self._stamp_now()), [])
 
     def _is_here(self) -> bool:
-        """Is it the run's --checkpoint-dir?"""
+        """Whether the store's directory is the run's --checkpoint-dir."""
         directory = here().directory
         if not directory:
             return False
@@ -356,7 +356,7 @@ class Store:
         return (there.fs, there.path) == (self._location.fs, self._location.path)
 
     def _resumed(self, room: Room) -> tuple[Entry, Held] | None:
-        """What the driver has chosen for all ranks."""
+        """Read the checkpoint that the driver has chosen for all ranks; None if there is none."""
         name = here().resume
         if not name:
             return None
@@ -380,7 +380,7 @@ class Store:
             entry = newest(entries) if which == "latest" else self._best(entries)
             while damaged and (entry is None or damaged[0].parsed.age > entry.parsed.age):
                 lost = damaged.pop(0)
-                passed = passed or lost.commit is not None  # without one, it may never have been whole
+                passed = passed or lost.commit is not None  # without a commit, it may never have been complete
                 self._pass_over(lost, lost.reason)
             if entry is None:
                 break
@@ -388,7 +388,7 @@ class Store:
                 return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
-                    # Other ranks may have found their files whole, and do not pass over it.
+                    # Other ranks may have found their files intact, and then do not skip this checkpoint.
                     raise CheckpointDamagedError(
                         f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. Restore another one by "
                         f"its name, on all ranks. {self._there()}"
@@ -421,9 +421,9 @@ class Store:
             raise CheckpointError(f"the {told} in {self.directory} cannot be used: {error}. {self._there()}") from error
 
     def _held(self, entry: Entry, room: Room) -> Held:
-        """What this rank's file of a checkpoint holds, arrays that have `room` there already in that.
+        """Read this rank's file of a checkpoint; arrays that have memory in `room` are read into it.
 
-        CheckpointDamagedError says what is wrong with the file; then nothing has been touched.
+        Raises CheckpointDamagedError, which says what is wrong with the file; then nothing has been changed.
         """
         rank, size = world.world()[:2]
         try:
@@ -479,7 +479,7 @@ class Store:
 
 
 class Held(NamedTuple):
-    """What was read of a checkpoint: its commit, the skeletons, and the arrays of both by name."""
+    """What was read of a checkpoint: its commit, the skeletons of two trees, and the arrays of both by name."""
 
     commit: Commit
     state: Any
@@ -488,7 +488,7 @@ class Held(NamedTuple):
     leaves: dict[str, Leaf]
 
     def leaves_of(self, which: Literal["state", "random"]) -> dict[str, Leaf]:
-        """The arrays of one of the two, as flatten() called them."""
+        """The arrays of one of the two trees, by the names that flatten() gave them."""
         start = f"{which}/"
         return {name.removeprefix(start): leaf for name, leaf in self.leaves.items() if name.startswith(start)}
 
@@ -510,7 +510,7 @@ def _whole(value: Any, least: int) -> int | None:
 
 
 def _number(name: str, value: Any) -> float:
-    detach = getattr(value, "detach", None)  # torch warns of those that have a gradient
+    detach = getattr(value, "detach", None)  # torch warns about tensors that have a gradient
     found = value if detach is None else detach()
     with contextlib.suppress(TypeError, ValueError):
         if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):

@@ -1,6 +1,6 @@
 """Saves the state of TensorFlow's and Keras' objects to a checkpoint's tree, and restores it.
 
-Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
+They are Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
 variables and tensors. Nothing here imports TensorFlow: a process that has such an object has imported it.
 """
 
@@ -21,29 +21,29 @@ from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
-STREAM = 1 << 40  # numbers between the streams of two ranks
+STREAM = 1 << 40  # the distance between the random streams of two ranks
 
 
-# ── what is what ──────────────────────────────────────────────────────────────
+# ── kinds of objects ──────────────────────────────────────────────────────────
 
 
 def is_model(value: Any) -> bool:
-    """Is it a Keras model?"""
+    """Whether a value is a Keras model."""
     return _made_by_keras(value, "Model")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Is it one of Keras' optimizers, new or legacy?"""
+    """Whether a value is one of Keras' optimizers, new or legacy."""
     return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
 
 
 def is_variable(value: Any) -> bool:
-    """Is it a tf.Variable, mirrored ones included?"""
+    """Whether a value is a tf.Variable, mirrored ones included."""
     return is_of_tf("Variable", value)
 
 
 def is_of_tf(name: str, value: Any) -> bool:
-    """Is it a tf.`name`?"""
+    """Whether a value is a tf.`name`."""
     return _is(value, sys.modules.get("tensorflow"), name)
 
 
@@ -71,11 +71,11 @@ def keras_of(model: Any) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """What a variable or tensor holds now: its own memory, which TensorFlow leaves as it is once it has been read."""
+    """The current value of a variable or tensor: its own memory, which TensorFlow does not change once it was read."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
         found = np.asarray(memoryview(tensor))
-    except (TypeError, ValueError):  # a dtype without a buffer protocol, a tensor elsewhere
+    except (TypeError, ValueError):  # a dtype without a buffer protocol, or a tensor on another device
         found = np.asarray(tensor.numpy())
     if found.dtype.kind in "OS":  # bytes of any length
         return [list(found.shape), found.reshape(-1).tolist()]
@@ -118,7 +118,7 @@ def put_variable(variable: Any, found: Any, path: str) -> None:
 
 
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign them. CheckpointError if they are others."""
+    """Assign a module's saved variables. CheckpointError if they do not fit."""
     VARIABLES.put(variables_of(module), tree, path, "it", "Build it, or call it once, before restore()")
 
 
@@ -126,14 +126,14 @@ def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Its variables, its settings that can be changed, such as the learning rate, and what Horovod has accumulated."""
+    """An optimizer's variables, variable settings such as the learning rate, and gradients accumulated by Horovod."""
     helper = getattr(optimizer, "_agg_helper", None)
     gradients = getattr(helper, "locally_aggregated_grads", None)
     return {
         **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
-        # Of the rank that writes: those of the others are theirs, and lost unless every rank writes.
+        # Those of the rank that writes; the gradients of the others are lost unless every rank writes.
         "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
     }
 
@@ -165,11 +165,11 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
 
 
 def build_optimizer(optimizer: Any, trainable: Sequence[Any]) -> None:
-    """Make its variables for those that it trains, if they are not there yet."""
+    """Create an optimizer's variables for the `trainable` ones, if they do not exist yet."""
     if hasattr(optimizer, "build"):
         optimizer.build(trainable)
     else:
-        optimizer._create_all_weights(trainable)  # a legacy one
+        optimizer._create_all_weights(trainable)  # a legacy optimizer
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _optimizer_config(optimizer: Any) -> dict[str, Any]:
-    """What makes the optimizer without what Horovod has put around it."""
+    """The configuration of the optimizer without Horovod's wrapping."""
     kind = next(kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("horovod."))
     config = optimizer.get_config()
     if hasattr(optimizer, "inner_optimizer") and "inner_optimizer" in config:
@@ -200,7 +200,7 @@ def _optimizer_config(optimizer: Any) -> dict[str, Any]:
 
 
 def take_model(model: Any, path: str) -> dict[str, Any]:
-    """Weights, optimizer, the states of random layers, and what it takes to make such a model."""
+    """A model's weights, optimizer and states of random layers, and the configuration to make such a model."""
     if not model.built:
         raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
@@ -216,7 +216,7 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
 
 
 def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
-    """Assign what take_model() took, in the model's scope of distribution. CheckpointError if it does not fit."""
+    """Assign what take_model() took, in the scope of the model's strategy. CheckpointError if it does not fit."""
     strategy = getattr(model, "distribute_strategy", None)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         if not model.built:
@@ -242,8 +242,8 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 def plain_model(tree: dict[str, Any]) -> Any:
     """A model made from what was saved, compiled if it was.
 
-    Where its configuration names what is neither Keras' own nor registered with it, or there is none: its arrays by
-    name. A Lambda layer is Python code, and such from a checkpoint is not run.
+    Its arrays by name if there is no configuration, or if the configuration names something that is neither Keras' own
+    nor registered with it. A Lambda layer contains Python code, and code from a checkpoint is not run.
     """
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
@@ -276,7 +276,7 @@ _BUILD = "Build it (model.build(input_shape)), or call it once."
 def _build(model: Any, tree: dict[str, Any], path: str) -> None:
     """Build a model for the shapes that it was built for when it was saved."""
     if tree["build"] is not None:
-        with contextlib.suppress(Exception):  # what a subclass does in build() is its own affair
+        with contextlib.suppress(Exception):  # a subclass may raise anything in build()
             model.build_from_config(json.loads(tree["build"]))
     if not model.built or (not model.weights and tree["values"]):
         raise CheckpointError(
@@ -292,7 +292,7 @@ def _compile_config(model: Any) -> str | None:
 
 
 def _or_none(make: Callable[[], str | None]) -> str | None:
-    """A checkpoint does not need it: models of a user's own may have no configuration."""
+    """Return make(), or None if it fails: a user's own model may have no configuration, and needs none here."""
     try:
         return make()
     except Exception:  # whatever a layer of the user's may raise
@@ -332,8 +332,8 @@ def _known(config: Any, keras: Any) -> bool:
 def keep_random(model: Any) -> None:
     """Have the random layers of a model (Dropout, …) draw from generators, whose states can be kept.
 
-    By default they draw from TensorFlow's older operations, which count in a place that nobody can read. What is
-    drawn is as random as before. Models under a strategy of several replicas stay as they are.
+    By default they draw from TensorFlow's older operations, whose state cannot be read. What is drawn is as random as
+    before. Models under a strategy of several replicas stay as they are.
     """
     import tensorflow as tf
 
@@ -341,16 +341,16 @@ def keep_random(model: Any) -> None:
         return
     changed = [_draw_from_generator(source) for source in _random_sources(model)]
     if any(changed):
-        model.train_function = None  # traced with the operations of before, if at all
+        model.train_function = None  # it may have been traced with the older operations
 
 
 def replicas(model: Any) -> int:
-    """On how many a model's strategy trains it, this rank's and others'; 1 without one."""
+    """The number of replicas, on all ranks, that a model's strategy trains; 1 without a strategy."""
     return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
 def _random_sources(model: Any) -> list[Any]:
-    """What the layers of a model draw from, in the order of the layers."""
+    """The sources from which a model's layers draw random numbers, in the order of the layers."""
     found: dict[int, Any] = {}
     for layer in model._flatten_layers():
         source = getattr(layer, "_random_generator", None)
@@ -360,7 +360,7 @@ def _random_sources(model: Any) -> list[Any]:
 
 
 def _draw_from_generator(source: Any) -> bool:
-    """True if it did not before. One that gives the same numbers each time ("stateless") goes on doing so."""
+    """Make a source draw from a generator, and return True, if it drew from older operations; else return False."""
     if source._rng_type != source.RNG_LEGACY_STATEFUL:
         source._maybe_init()
         return False
@@ -375,7 +375,7 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Continue where the saved one was; a rank that has restored another rank's state skips to its own numbers."""
+    """Continue from the saved state; a rank that has restored another rank's state skips to its own numbers."""
     _draw_from_generator(source)
     if source._generator is not None:
         source._generator.reset(array(state))
@@ -384,7 +384,7 @@ def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
 
 
 def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
-    """The states that TensorFlow and Keras share among all that draw, of what is imported."""
+    """The states of the global random generators of TensorFlow and Keras, if they are imported."""
     found: dict[str, Any] = {}
     if "tensorflow" in sys.modules:
         from tensorflow.python.eager import context
@@ -393,7 +393,7 @@ def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
         here, shared = context.context(), stateful_random_ops.global_generator
         found["tensorflow"] = {
             "seed": here._seed,
-            # From which operations outside of functions take their seeds, once there is a seed for all.
+            # The generator from which operations outside of functions take their seeds, once a global seed is set.
             "operations": None if here._seed is None else of_random(here._rng),
             "generator": None if shared is None else leaf(shared.state),
         }
@@ -405,7 +405,7 @@ def random_states(of_random: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def set_random_states(tree: dict[str, Any], set_random: Callable[[Any, Any], None]) -> None:
-    """Put back what random_states() found, of what is imported now."""
+    """Restore the states that random_states() returned, for the packages that are imported now."""
     if "tensorflow" in sys.modules and "tensorflow" in tree:
         import tensorflow as tf
         from tensorflow.python.eager import context

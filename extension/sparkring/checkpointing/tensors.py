@@ -1,4 +1,4 @@
-"""Arrays in one file of the safetensors format, written in one sequence and read back in one.
+"""Writes arrays to a file in the safetensors format from beginning to end, and reads them back in the same way.
 
     8 bytes     how long the header is, little-endian
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
@@ -32,12 +32,12 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
-CHUNK_BYTES = 512 << 10  # as much as a core has at hand: what was just copied is hashed there
-COPIERS = min(4, os.cpu_count() or 1)  # threads …
-PER_COPIER_BYTES = 8 << 20  # … and what is worth one
-COPIED_BYTES = 4 << 20  # at a time
+CHUNK_BYTES = 512 << 10  # fits into a core's cache, so what was just copied is hashed there
+COPIERS = min(4, os.cpu_count() or 1)  # the most threads that copy
+PER_COPIER_BYTES = 8 << 20  # how much is worth a thread
+COPIED_BYTES = 4 << 20  # how much a thread copies at a time
 HEADER_BYTES = 100_000_000  # the most that safetensors' own readers take
-_npy: Any = np.lib.format  # how .npy files write dtypes down; it is not annotated
+_npy: Any = np.lib.format  # it writes dtypes as .npy files do; it has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _OURS, _DTYPES = "sparkring", "dtypes"  # in the metadata: what the caller gave, and the dtypes that the format lacks
@@ -63,7 +63,7 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class Lies(NamedTuple):
-    """Where an array lies among the bytes after the header, and as what; `dtype` is what the format lacks, or ''."""
+    """An array's place in the bytes after the header, and its type there; `dtype` is one that the format lacks."""
 
     name: str
     code: str
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """The place of each of `leaves` in the file."""
     found, start = [], 0
-    # Those with large elements first: then each begins where its dtype may, for readers that map the file.
+    # Arrays with large elements come first: then each is aligned for its dtype, for readers that map the file.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
         stop = start + _size(leaf)
         found.append(_lies(name, leaf, start, stop))
@@ -99,7 +99,7 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
         for room, found in pairs:
             np.copyto(room, found)
 
-    # The training waits for this, and one core alone does not use up what memory can do.
+    # The training waits for this, and one core alone does not use the whole bandwidth of the memory.
     count = min(COPIERS, layout.size_bytes // PER_COPIER_BYTES)
     threads = [threading.Thread(target=copy, name="sparkring-copy", daemon=True) for _ in range(count - 1)]
     try:
@@ -135,10 +135,10 @@ def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: 
 
 
 def sync(descriptor: int) -> None:
-    """See to it that what was written to a local file is on the disk."""
+    """Flush what was written to a local file to the disk."""
     try:
         os.fsync(descriptor)
-    except OSError as error:  # not every mount can; a disk that is full is told here, too
+    except OSError as error:  # not every mount supports it; a full disk is reported here, too
         if errno.errorcode.get(error.errno or 0) not in _UNSYNCED:
             raise
 
@@ -146,11 +146,11 @@ def sync(descriptor: int) -> None:
 def read(
     file: Location, written: File, room: Mapping[str, npt.NDArray[Any]] | None = None
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
-    """The metadata and the arrays of a file that was written as `written` says; none if one bit is not as it was.
+    """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    An array that fits what `room` has under its name is read into that, once the file is known to be whole: to read
-    it twice takes less time than new memory does, where it lies on this machine. Each other array has memory of its
-    own. CheckpointDamagedError says what is wrong with the file; OSError as it comes.
+    With `room`, a local file is read twice, first to check its digest. Then each array that fits the one of its name in
+    `room` is read into that, which takes less time than new memory does. Every other array has memory of its own.
+    Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
     if room and file.local:
@@ -168,7 +168,7 @@ def read(
 
 
 def check_digest(file: Location, written: File) -> None:
-    """CheckpointDamagedError if a file's bytes are not those that were written. Raises OSError."""
+    """Raise CheckpointDamagedError if a file's bytes are not those that were written. Raises OSError."""
     digest, room = Digest(), _room(CHUNK_BYTES).data
     with file.fs.open(file.path, "rb") as source:
         while count := source.readinto(room):
@@ -178,7 +178,7 @@ def check_digest(file: Location, written: File) -> None:
 
 
 def check_size(file: Location, written: File) -> None:
-    """CheckpointDamagedError if a file is not there, or has another size than it was written with."""
+    """Raise CheckpointDamagedError if a file is missing, or has another size than when it was written."""
     try:
         size = int(file.fs.size(file.path))
     except FileNotFoundError:
@@ -188,12 +188,12 @@ def check_size(file: Location, written: File) -> None:
 
 
 def other_size(written: File, size: int) -> str:
-    """What is wrong with a file that now has this size."""
+    """Say what is wrong with a file that now has this size."""
     return f"{written.name} has {size:,} bytes instead of {written.size_bytes:,}"
 
 
 def other_bytes(name: str) -> str:
-    """What is wrong with a file of the right size whose digest is not that of what was written."""
+    """Say what is wrong with a file of the right size but another digest."""
     return f"{name} does not match its digest"
 
 
@@ -252,7 +252,7 @@ def _bytes_of(leaf: Leaf) -> memoryview:
         return memoryview(leaf.buffer).cast("B")
     if not leaf.nbytes:
         return memoryview(b"")
-    # By way of uint8: dates and structures have no buffer of their own.
+    # As uint8, because dates and structures do not support the buffer protocol.
     return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
 
 
@@ -260,8 +260,8 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 
 
 class _Reading:
-    """A file that is being read from its beginning to its end. Nothing that it says is believed before it is checked:
-    its digest is known only when all of it was read; without one, it has been read before.
+    """A file that is being read from its beginning to its end. Everything in its header is checked before use, because
+    its digest is known only at the end. `digest` is None if the file's digest has been checked before.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -279,7 +279,7 @@ class _Reading:
         header = _json(self.take(np.empty(length, np.uint8)).tobytes(), self.name)
         try:
             return self._understood(header)
-        except Exception as error:  # what a header says when a bit of it has changed is anybody's guess
+        except Exception as error:  # a damaged header may contain anything
             raise self.damaged() from error
 
     def _understood(self, header: dict[str, Any]) -> tuple[list[Lies], dict[str, str]]:
@@ -332,14 +332,14 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory. NumPy would ask for huge pages, which take the kernel long to make where files fill the memory."""
+    """New memory. NumPy's would be huge pages, which the kernel makes slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def _meant(lies: Lies) -> tuple[str, np.dtype[Any] | None]:
-    """The name of a dtype that NumPy lacks, or ''; and a NumPy dtype as large as that, None if it is unknown."""
+    """The name of the dtype if NumPy lacks it, else ''; and a NumPy dtype of the same size, None if unknown."""
     if min(lies.shape, default=0) < 0:
         raise ValueError(lies.name)
     if lies.dtype.startswith("raw:"):

@@ -16,15 +16,15 @@ from sparkring.errors import CheckpointError
 
 
 def is_tensor(value: Any) -> bool:
-    """Is it one of torch's tensors?"""
+    """Whether a value is one of torch's tensors."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def leaf(tensor: Any, path: str) -> Any:
-    """Its values, in its own memory if that is the CPU's; Raw where NumPy lacks its dtype.
+    """A tensor's values, in its own memory if that is the CPU's; Raw if NumPy lacks its dtype.
 
-    CheckpointError, with the path, for a tensor that cannot be kept.
+    Raises CheckpointError, with the path, for a tensor that cannot be saved.
     """
     import torch
 
@@ -43,7 +43,7 @@ def leaf(tensor: Any, path: str) -> Any:
 
 
 def tensor(found: Any) -> Any:
-    """The tensor of a leaf. It shares the leaf's memory, unless that may not be written to."""
+    """The tensor of a leaf. It shares the leaf's memory, unless that is read-only."""
     import torch
 
     if isinstance(found, Raw):
@@ -75,8 +75,9 @@ def put(value: Any, found: Any, path: str) -> Any:
 class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
-    The shape of the whole, that of the mesh of ranks, this rank's coordinate there (None: it has no piece), and torch's
-    short name of how the tensor lies along each dimension of the mesh: "S(0)" is cut along dimension 0, "R" repeated.
+    It has the shape of the whole tensor, the shape of the mesh of ranks, this rank's coordinate in the mesh (None: it
+    has no piece), and torch's short name of the placement along each dimension of the mesh: "S(0)" is cut along
+    dimension 0, "R" repeated.
     """
 
     shape: tuple[int, ...]
@@ -86,7 +87,7 @@ class Layout(NamedTuple):
 
 
 def is_spread(value: Any) -> bool:
-    """Is it a tensor of which each rank has a piece?"""
+    """Whether a value is a tensor of which each rank has a piece."""
     return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
@@ -96,7 +97,7 @@ def piece(tensor: Any, path: str) -> dict[str, Any]:
 
 
 def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
-    """Copy a piece into a spread tensor. CheckpointError, with the path, if that is spread otherwise."""
+    """Copy a piece into a spread tensor. CheckpointError, with the path, if the tensor is spread differently."""
     import torch
 
     with torch.no_grad():
@@ -104,9 +105,9 @@ def put_piece(value: Any, found: dict[str, Any], path: str) -> None:
 
 
 def joined(found: dict[str, Any], like: Any, path: str) -> Any:
-    """The spread tensor that this rank's piece is of; `like` is spread as that was: its parameter, or what takes it.
+    """Make a spread tensor from this rank's saved piece; `like` is a tensor that is spread in the same way.
 
-    CheckpointError, with the path, says how it was spread and how `like` is.
+    Raises CheckpointError, with the path, if the saved tensor was not spread in the same way.
     """
     from torch.distributed.tensor import DTensor
 
@@ -124,7 +125,7 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
 
 
 def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
-    """CheckpointError for a piece that joined() could not put together again, since its parameter lies otherwise."""
+    """Raise CheckpointError for a piece that joined() could not restore, since its parameter is spread differently."""
     saved, now = Layout(*found["layout"]), _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
@@ -134,7 +135,7 @@ def refuse_unlike(found: dict[str, Any], like: Any, path: str) -> None:
 
 
 def refuse_whole(saved: Any, like: Any, path: str) -> None:
-    """CheckpointError for a tensor that was saved whole where one that is spread has to take it."""
+    """Raise CheckpointError if a tensor was saved whole, but has to be restored into a spread one."""
     if is_spread(like) and tuple(saved.shape) == tuple(like.shape):
         raise CheckpointError(
             f"{path} was saved unsharded, but here it is {_layout_words(_layout(like))}. Restore the model before "
@@ -143,14 +144,14 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """What in an object has to take what its state_dict() has at some keys; None if that cannot be told.
+    """Return a function from the keys of a value in an object's state_dict() to the object's tensor for it, or None.
 
-    For what an optimizer keeps of a parameter, it is the parameter: before the first step there is nothing else yet.
+    For an optimizer's state of a parameter, it is the parameter: before the first step there is nothing else yet.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
         return lambda keys: parameters.get(keys[1]) if keys[0] == "state" and len(keys) > 1 else None
-    state = functools.cache(value.state_dict)  # for most objects there is nobody who asks
+    state = functools.cache(value.state_dict)  # for most objects, it is never needed
 
     def at(keys: tuple[Any, ...]) -> Any:
         with contextlib.suppress(KeyError, IndexError, TypeError):
@@ -161,12 +162,12 @@ def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def has_pieces(value: Any) -> bool:
-    """Is it a module, or the optimizer of one, that is spread over the ranks?"""
+    """Whether a value is a module, or the optimizer of one, that is spread over the ranks."""
     return any(map(is_spread, _parameters(value)))
 
 
 def refuse_flattened(value: Any, path: str) -> None:
-    """CheckpointError for FSDP's older kind, and its optimizer: one that asks for the state waits for all ranks."""
+    """Raise CheckpointError for FSDP's older kind and its optimizer: to read their state, all ranks must take part."""
     wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if wrapped is None:
         return
@@ -182,7 +183,7 @@ def refuse_flattened(value: Any, path: str) -> None:
 
 
 def _parameters(value: Any) -> Iterable[Any]:
-    """What a module or an optimizer trains; nothing for another object."""
+    """The parameters of a module or an optimizer; none for another object."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return value.parameters()  # type: ignore[no-any-return]
@@ -191,7 +192,7 @@ def _parameters(value: Any) -> Iterable[Any]:
 
 
 def refuse_piece(path: str) -> NoReturn:
-    """CheckpointError that says why sharded=False cannot keep a piece, and what can."""
+    """Raise a CheckpointError that says why sharded=False cannot save a piece, and what can."""
     raise CheckpointError(
         f"{path} is sharded over the ranks (FSDP), but with sharded=False only rank 0 saves its part: save the parts "
         f"of all ranks with checkpoints(sharded=True), or {_GATHER}."

@@ -2,7 +2,7 @@
 
 Nothing here is pickled: checkpoints are in shared storage, and reading them must not run code.
 
-What JSON cannot tell is an object with one key, and every JSON object is one of these:
+What JSON lacks is written as an object with one key, and every JSON object is one of these:
 
     {"dict": {…}}        a dict whose keys are all text       {"float": hex}   one that is not finite, as its 8 bytes
     {"items": [[k, v]]}  any other dict                       {"int": hex}     one that is long
@@ -24,8 +24,8 @@ import numpy.typing as npt
 from sparkring.capture.picklability import type_name
 from sparkring.errors import CheckpointError
 
-DEPTH = 100  # levels that a state may have: JSON's readers give up, or crash, some way above
-_JSON_BITS = 63  # what other readers of JSON take for a whole number
+DEPTH = 100  # the most levels of a state; with many more, readers of JSON fail or crash
+_JSON_BITS = 63  # the most bits of a whole number that other readers of JSON accept
 
 Array = npt.NDArray[Any]
 
@@ -43,10 +43,10 @@ Leaf = Array | Raw
 
 
 def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
-    """The skeleton of `state`, JSON values of its own, and its arrays by path ("model/0.weight"), as they are.
+    """Split `state` into a skeleton of new JSON values and its arrays by path ("model/0.weight"), not copied.
 
-    Subclasses of dict, tuple, str, int and float come back as these. CheckpointError names what cannot be held by
-    its path, which begins with `called`.
+    Subclasses of dict, tuple, str, int and float come back as these. Raises CheckpointError for what cannot be saved,
+    with its path, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves
@@ -135,7 +135,7 @@ class _Taking:
         return array
 
     def _leaf(self, leaf: Leaf, path: tuple[Any, ...]) -> str:
-        # Keys may hold slashes, be alike as text, or be no Unicode: a name is nice to read, and one of its kind.
+        # Keys may contain slashes, be equal as text, or not be Unicode; a name must be readable and unique.
         nice = "/".join(map(_text, path)).encode("utf-8", "replace").decode() or "value"
         name, count = nice, 1
         while name in self.leaves:

@@ -22,8 +22,8 @@ from sparkring.wire.messages import (
     CheckpointSaved,
 )
 
-OTHERS_LIMIT_S = 600.0  # without a file of any other rank
-_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # between two looks for them
+OTHERS_LIMIT_S = 600.0  # how long to wait without a file of another rank
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # pauses between two looks for these files
 
 _complained: set[str] = set()
 
@@ -31,8 +31,8 @@ _complained: set[str] = set()
 class Save(NamedTuple):
     """What is to be written, and how. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()), `blocked_s` for how long it held up the training; None is
-    all the time that it takes.
+    `began` is when save() was called (time.monotonic()); `blocked_s` is for how long it held up the training, None if
+    it does so until it is complete.
     """
 
     directory: Location
@@ -59,12 +59,12 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         files = _written(save, buffers)
         if files is None:
             return
-        there = _look_around(save)  # before the commit, so that it is told as soon as it is there
+        there = _look_around(save)  # before the commit, so that the commit is reported at once
         commit = save.commit._replace(files=files, time=time.time())
         folder.write_commit(save.directory, save.name, commit)
-    except BaseException as error:  # an interrupt as well: what has been written is nobody's
+    except BaseException as error:  # an interrupt as well: what has been written is removed
         if not save.commit.sharded:
-            # Without a commit it is no checkpoint; the reason why the save failed matters more than one why this does.
+            # Without a commit it is no checkpoint; why the save failed matters more than why the removal fails.
             with contextlib.suppress(Exception):
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
@@ -99,7 +99,7 @@ def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | No
 
 
 def _of_others(save: Save) -> list[File]:
-    """The files of all ranks but 0, by rank. Asked for by name: listings may be stale."""
+    """The files of all ranks but 0, by rank. They are looked up by name: listings may be stale."""
     found: dict[int, File] = {}
     heard, pause_s = time.monotonic(), _LOOK_FIRST_S
     missing = list(range(1, save.commit.size))
@@ -132,7 +132,7 @@ def _look_around(save: Save) -> There:
 
 
 def _committed(save: Save, commit: Commit, there: There) -> None:
-    """Tell of the new checkpoint, and remove what it makes superfluous. Nothing here makes a failure of the save."""
+    """Report the new checkpoint, and remove those that it makes superfluous. No error here makes the save fail."""
     found = [Entry(save.name, "committed", commit), *there.entries]
     top = save.policy.best(found)
     took_s = time.monotonic() - save.began
@@ -157,7 +157,7 @@ def _committed(save: Save, commit: Commit, there: There) -> None:
 
 
 def _never_finished(directory: Location, name: str) -> bool:
-    """Ask for the commit by its name before anything is removed for want of it: a listing may be stale."""
+    """Whether a checkpoint really has no commit. It is looked up by name, because a listing may be stale."""
     try:
         return folder.look(directory, name) is None
     except CheckpointError:
@@ -167,14 +167,14 @@ def _never_finished(directory: Location, name: str) -> bool:
 def _removed(directory: Location, entry: Entry) -> bool:
     try:
         folder.remove(directory, entry)
-    except Exception as error:  # each of fsspec's packages has its own
+    except Exception as error:  # fsspec's packages have errors of their own
         _complain(directory, error)
         return False
     return True
 
 
 def _complain(directory: Location, error: Exception) -> None:
-    """Once per directory: it fails for each save alike."""
+    """Report an error, once per directory, because every save fails alike."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)

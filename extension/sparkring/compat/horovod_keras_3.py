@@ -1,8 +1,8 @@
-"""Horovod 0.28's Keras functions for Keras 3, for which they were not written: without this, nothing is averaged.
+"""Adapts Horovod 0.28's Keras functions to Keras 3, for which they were not written: otherwise they average nothing.
 
 Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides; ranks would train apart without an
-error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls. Keras 2,
-and tf-keras, keep what Horovod has. Tried with Keras 3.15 on TensorFlow 2.21.
+error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls. For Keras 2
+and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class HorovodKerasError(SparkringError):
 
 
 def adapt(module: types.ModuleType) -> None:
-    """Make `horovod._keras` fit for Keras 3: both horovod.keras and horovod.tensorflow.keras call its functions."""
+    """Adapt `horovod._keras` to Keras 3: both horovod.keras and horovod.tensorflow.keras call its functions."""
     module.create_distributed_optimizer = _create(module)  # type: ignore[attr-defined]
     module.load_model = _load_model(module.load_model)  # type: ignore[attr-defined]
 
 
 def adapt_callbacks(module: types.ModuleType) -> None:
-    """Make `horovod._keras.callbacks` fit for Keras 3."""
+    """Adapt `horovod._keras.callbacks` to Keras 3."""
     broadcast, schedule = module.BroadcastGlobalVariablesCallbackImpl, module.LearningRateScheduleCallbackImpl
     broadcast.on_batch_end = _broadcast(broadcast.on_batch_end)
     broadcast.register_local_var = _register_local(broadcast.register_local_var)
@@ -71,7 +71,7 @@ def _create(module: types.ModuleType) -> Any:
         process_set: Any = hvd.global_process_set,
         scale_local_gradients: bool = True,
     ) -> Any:
-        # In the order of Horovod's function that makes the reduction.
+        # In the order of the parameters of _make_allreduce_grads_fn().
         reducing = (device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups)
         if not _is_of_keras_3(optimizer, "optimizers.Optimizer"):
             return real(
@@ -117,7 +117,7 @@ def _create(module: types.ModuleType) -> Any:
 
 
 def _scales_loss(optimizer: Any) -> bool:
-    """Whether compile() puts a LossScaleOptimizer around it, which calls apply() only where gradients are finite."""
+    """Whether compile() wraps the optimizer in a LossScaleOptimizer, which calls apply() only for finite gradients."""
     keras = sys.modules["keras"]
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return keras.config.dtype_policy().name == "mixed_float16" and not is_scaled
@@ -148,7 +148,7 @@ def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
         "__doc__": base.__doc__,
         "_sparkring_distributed": True,
         "apply": apply,
-        # What Horovod's callbacks of the learning rate read.
+        # Horovod's callbacks for the learning rate read this.
         "lr": property(lambda self: float(self.learning_rate)),
         "register_local_var": register_local_var,
     }
@@ -171,7 +171,7 @@ def _load_model(real: Any) -> Any:
         classes = {kind.__name__: kind for kind in custom_optimizers or ()}
         model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
         if getattr(model, "optimizer", None) is not None:
-            # Horovod's function wraps what a class of optimizers makes; the one that was loaded has its state.
+            # wrap_optimizer() would make a new optimizer; the loaded one, which has the state, takes only its class.
             stateless = type(model.optimizer).from_config(model.optimizer.get_config())
             model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
         return model

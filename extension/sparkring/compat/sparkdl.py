@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _finder(module: str) -> Any:
-    """The module's `__getattr__`: what it offers is imported when it is asked for."""
+    """The `__getattr__` of a module, which imports a name when it is asked for."""
 
     def find(name: str) -> Any:
         if (module, name) == ("sparkdl.horovod.tensorflow.keras", "LogCallback"):
@@ -59,7 +59,7 @@ def _log_callback() -> type[Any]:
     class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Sends a line to the notebook at the start and the end of each epoch.
 
-        With `per_batch_log=True` also after every batch.
+        With `per_batch_log=True`, it also sends one after every batch.
         """
 
         def __init__(self, per_batch_log: bool = False) -> None:

@@ -1,12 +1,12 @@
 """Arrow columns as NumPy arrays, as models need them: all rows of a column have the same shape.
 
-numbers, booleans        [rows]                 as stored; with nulls float64 with NaN, and objects with None
+numbers, booleans        [rows]                 as stored; with nulls, float64 with NaN or objects with None
 strings, binary          [rows] of object       str or bytes
 dates and times          [rows] datetime64      with NaT for nulls
 decimals                 [rows] of object       decimal.Decimal
 lists, tensors           [rows, …]              all rows of one length
-Spark ML's vectors       [rows, length]         float64, sparse ones filled up
-rows, maps, lists of     [rows] of object       as from toPandas(); dicts if the source is not a DataFrame
+Spark ML's vectors       [rows, length]         float64, sparse ones filled with zeros
+rows, maps, their lists  [rows] of object       as from toPandas(); dicts if the source is not a DataFrame
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _VECTOR = {"type", "size", "indices", "values"}
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made of columns, by name: the same for all rows, whichever of them a batch has.
+    """How arrays are made from columns, by name; the same for all batches, whichever rows they have.
 
-    `fill` stands for nulls. `nulls` are the columns that have some, of those whose dtype depends on it. `raw` is what
-    the bytes of a row are. `spark` is the type of what only Spark's type tells.
+    `fill` has the values that replace nulls. `nulls` are the columns with nulls, among those whose dtype depends on
+    this. `raw` has the dtype and shape of a row of bytes. `spark` has Spark's types of columns of rows or maps.
     """
 
     fill: Mapping[str, Any]
@@ -46,19 +46,19 @@ class Making:
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Is it what Spark ML's VectorUDT is stored as?"""
+    """Whether this is the type as which Spark ML's VectorUDT is stored."""
     return pa.types.is_struct(kind) and {part.name for part in kind} == _VECTOR
 
 
 def is_object(kind: pa.DataType) -> bool:
-    """Is it a type of which no array is made but one of Python objects: a row, a map, a list of these, or nothing?"""
-    if not pa.types.is_nested(kind):  # asked first, since it is asked for each piece that is read
+    """Whether a column of this type (rows, maps, lists of these, only nulls) becomes an array of Python objects."""
+    if not pa.types.is_nested(kind):  # checked first, since this is called for each piece that is read
         return bool(pa.types.is_null(kind))
     return is_object(kind.value_type) if _is_list(kind) else not is_vector(kind)
 
 
 def changes_with_nulls(kind: pa.DataType) -> bool:
-    """Does the dtype of such a column depend on whether it has nulls?"""
+    """Whether the dtype of such a column's array depends on its having nulls."""
     types = pa.types
     if types.is_dictionary(kind):
         return changes_with_nulls(kind.value_type)
@@ -66,7 +66,7 @@ def changes_with_nulls(kind: pa.DataType) -> bool:
 
 
 def holds_nulls(kind: pa.DataType) -> bool:
-    """Is there a place for nulls in the array of such a column?"""
+    """Whether the array of such a column can hold nulls."""
     return is_object(kind) or not (_is_list(kind) or is_vector(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
@@ -74,8 +74,8 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     """A column as an array of shape [rows, …]; floating-point values and decimals as `dtype`, if one is given.
 
     Decimals become float64 unless they are to be `exact`.
-    DataError if there are nulls for which the array has no place and `fill` no value, rows of different lengths, or a
-    type that is no array.
+    Raises DataError for nulls that the array cannot hold and `fill` does not replace, for rows of different lengths,
+    and for a type that cannot become an array.
     """
     raw, spark, nulls = making.raw.get(name), making.spark.get(name), name in making.nulls
     kind = column.type
@@ -106,7 +106,7 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         return pc.fill_null(array, pa.scalar(fill[name], array.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
         pass
-    # Arrow fills no lists: put the value where they are missing.
+    # Arrow cannot fill lists: put the value where they are missing.
     try:
         return pa.array([fill[name] if value is None else value for value in array.to_pylist()], array.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError):
@@ -169,9 +169,9 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """A function from pyarrow's value, or None, to the one with dicts for its maps; None if there is no map in it.
+    """Return a function that turns the maps in pyarrow's value, or None, into dicts; None if the type has no maps.
 
-    Maps whose keys are rows stay pairs, since a dict is no key.
+    Maps whose keys are rows stay pairs, since a dict cannot be a key.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
@@ -230,7 +230,7 @@ def _length(lengths: Array, name: str) -> int:
 
 
 def ragged(name: str, lengths: list[int]) -> DataError:
-    """What to say of a column whose rows have these lengths, sorted."""
+    """The error for a column whose rows have these lengths, sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "
@@ -250,7 +250,7 @@ def _vectors(array: pa.StructArray, name: str) -> Array:
     flat = np.asarray(values.flatten())
     owner = np.repeat(np.arange(len(array)), lengths)
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    place = np.arange(len(flat)) - begin  # of a dense vector's values
+    place = np.arange(len(flat)) - begin  # the indices of a dense vector's values
     sparse = ~dense[owner]
     place[sparse] = np.asarray(array.field("indices").flatten())
     found[owner, place] = flat

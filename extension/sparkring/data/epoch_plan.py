@@ -13,14 +13,14 @@ from sparkring.data.plan import Remainder, plan
 if TYPE_CHECKING:
     from sparkring.data.dataset import Dataset
 
-USD_PER_GET = 0.0004 / 1000  # what S3 (Standard, us-east-1) and GCS (Standard) ask for a GET
+USD_PER_GET = 0.0004 / 1000  # what S3 (Standard, us-east-1) and GCS (Standard) charge for a GET
 GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Best practices design patterns"
 
 
 class Share(NamedTuple):
     """What one rank reads in an epoch; files and row groups are those of which it reads any part.
 
-    `size_bytes` are compressed ones of the chosen columns, in proportion where it reads a part of a row group.
+    `size_bytes` is the compressed size of the chosen columns, in proportion if it reads a part of a row group.
     """
 
     rows: int
@@ -34,10 +34,10 @@ class Share(NamedTuple):
 class Requests:
     """GET requests for a data set in an object store.
 
-    What is counted: `opening`, a footer per file, each time that the data set is opened; `per_epoch`, for every row
-    group one per rank that reads any of it and per run of columns that lie side by side. Readers that fetch
-    in smaller pieces, or open each file anew for every epoch, ask more often. `busiest` are those of an epoch that go
-    to one folder, `folder`.
+    `opening` counts a footer per file, each time that the data set is opened. `per_epoch` counts, for every row group,
+    one per rank that reads any of it and per run of adjacent columns. Readers that fetch in smaller pieces, or open
+    each file anew for every epoch, make more requests. `busiest` counts those of an epoch that go to one folder,
+    `folder`.
     """
 
     opening: int
@@ -51,7 +51,7 @@ class Requests:
 
     @property
     def throttled_below_s(self) -> float:
-        """An epoch that takes less than these seconds asks for more than one prefix serves."""
+        """An epoch that takes less than these seconds makes more requests than S3 serves under one prefix."""
         return self.busiest / GETS_PER_S
 
 
@@ -101,7 +101,7 @@ def outlook(
     """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
     Petastorm gives row group i, counted through the files in their order, to shard i % size, and a shard takes steps
-    until it has no more rows, the last one with what is left. Our shards are those of an epoch that is not shuffled;
+    until it has no more rows; its last step may have fewer. Our shards are those of an epoch that is not shuffled;
     in another order a rank may touch one row group more or less. Where there is a filter, only rows that pass it count,
     under either split.
     """

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
-# Spark's own; Delta's, for one, keeps some of the truth beside its files.
+# Spark's own formats. Others, such as Delta, may not be determined by their data files alone.
 _FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
-# What changes with the time, the user or a function's body, or has another plan in it.
+# Nodes of a plan that depend on the time, the user or a function's body, or that contain another plan.
 _UNTOLD = re.compile(
     r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
-# Fields that are null in a plan's JSON and lose nothing by it: they are optional, or the plan's text has them, or
-# (relation, desc) they are told here or by the plan below. Any other null may hide something.
+# Fields that may be null in a plan's JSON: they are optional, or the plan's text has them, or (relation, desc) they
+# are covered by _files() or by the plan below. Any other null may hide something.
 _EMPTY = {
     "evalMode",
     "relation",
@@ -49,7 +49,7 @@ _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modificati
 
 
 def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """The session of a Spark DataFrame. DataError if it is not one, or its session is stopped or Spark Connect's."""
+    """The session of a Spark DataFrame. DataError if `frame` is not one, or the session is stopped or Spark Connect."""
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
@@ -125,11 +125,11 @@ def _without_zone(kind: DataType) -> DataType:
 
 
 def version_of(frame: DataFrame) -> str:
-    """What two DataFrames share only if they stand for the same rows, in this kernel and later ones.
+    """Return a text that is the same for two DataFrames only if they have the same rows, also in later kernels.
 
     If they have times, the session's time zone must also be the same.
 
-    Reads the rows, in one Spark job, where the plan does not tell them; what Spark raises then goes to the caller.
+    If the plan does not determine the rows, they are read in one Spark job, whose errors are raised.
     """
     found = _by_plan(frame) or _by_rows(frame)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
@@ -143,7 +143,7 @@ def version_of(frame: DataFrame) -> str:
 def _by_plan(frame: DataFrame) -> str:
     try:
         told = _told(frame)
-    except Exception:  # Spark's inner classes differ between versions; its rows do not
+    except Exception:  # Spark's internal classes differ between versions; the rows do not
         return ""
     return f"plan-{_digest(told)}" if told else ""
 
@@ -220,21 +220,21 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Size and time of change of each file in a folder, as the file system says now and not as Spark once heard."""
+    """Size and time of change of each file in a folder, as the file system has them now, not Spark's cache."""
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
-    text = jvm.org.apache.commons.lang3.ArrayUtils.toString(listed)  # one call, however many there are
+    text = jvm.org.apache.commons.lang3.ArrayUtils.toString(listed)  # one call for all files
     return {_bare(name): f"{size} {changed}" for name, size, changed in _STATUS.findall(text)}
 
 
 def _bare(path: str) -> str:
-    """file:///x and file:/x are one."""
+    """A path in one form, since file:///x and file:/x are the same file."""
     return re.sub(r":/+", ":/", path, count=1)
 
 
 def _renumbered(found: Any, seen: dict[str, str]) -> Any:
-    """A plan's JSON with its expressions numbered in order of appearance, and without what names this JVM."""
+    """A plan's JSON with its expressions numbered in order of appearance, and without the ids of this JVM."""
     if isinstance(found, list):
         return [_renumbered(part, seen) for part in found]
     if not isinstance(found, dict):
@@ -255,7 +255,7 @@ def _by_rows(frame: DataFrame) -> str:
     from pyspark.sql import functions
 
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
-    # A sum of decimals has room for 10^19 rows, and does not overflow where arithmetic is ANSI's.
+    # As decimals, the sums have room for 10^19 rows, so they do not overflow, which is an error in ANSI mode.
     sums = [
         functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
         for salt in (0, 1)
@@ -265,7 +265,7 @@ def _by_rows(frame: DataFrame) -> str:
 
 
 def _hashable(field: StructField) -> list[Column]:
-    """What to hash of a column: xxhash64 passes over nulls, runs arrays together, and refuses maps."""
+    """The expressions to hash for a column: xxhash64 skips nulls, runs arrays together, and refuses maps."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 

@@ -30,10 +30,10 @@ class Spec(NamedTuple):
 
 @dataclass
 class Layout:
-    """The columns of a batch by name, each of one stored column or of several side by side, and what is done to them.
+    """The columns of a batch by name, each of one stored column or of several side by side, and how they are made.
 
-    `spec` is found from the first rows, by learn(); all others must be like them. `objects` are the arrays
-    of a transform that hold other objects than str and bytes, with the type of one. `data` is what messages call it.
+    learn() finds `spec` from the first rows; all others must be like them. `objects` has the names of a transform's
+    arrays that hold objects other than str and bytes, with the type of one. `data` is the data set's name in messages.
     """
 
     data: str
@@ -45,7 +45,7 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find from some rows what a batch holds. DataError if these are no arrays, or the transform's are not."""
+        """Find `spec` from some rows. Raises DataError if their columns, or the transform's, cannot be arrays."""
         batch = self._columns(rows)
         if self.transform is not None:
             batch = self._transformed(batch)
@@ -63,8 +63,8 @@ class Layout:
     ) -> tuple[Batch, int]:
         """The first `rows` of `length` rows in an `order` (None: as they come) as arrays, not transformed yet.
 
-        And their bytes as they are stored. Each batch is put in its place before the next is decoded: it is still in
-        the processor's cache, and its memory is free for the next.
+        Also returns how many bytes were stored. Each batch is copied to its place before the next is decoded: it is
+        still in the processor's cache, and its memory is free for the next.
         """
         place = None
         if order is not None:
@@ -97,7 +97,7 @@ class Layout:
         return found
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """What is stored as what a batch is to hold, those of several columns side by side."""
+        """The columns of a batch, made from the stored ones, several of them side by side where `groups` says so."""
         found = {}
         for name, members in self.groups.items():
             exact = len(members) == 1  # decimals cannot stand beside numbers
@@ -150,8 +150,8 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array to be filled.
 
-    Its memory is Arrow's, which is used again rather than given back to the system, and aligned as TensorFlow wants
-    an array to be that it takes over without a copy.
+    Its memory is Arrow's, which is reused rather than given back to the system, and which is aligned so that TensorFlow
+    can use the array without a copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -189,7 +189,7 @@ def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> 
 
 
 def raw_of(name: str, value: Any) -> Raw:
-    """The dtype and shape that were given for the bytes of a column. DataError if they are none."""
+    """The dtype and shape that were given for the bytes of a column. DataError if they are invalid."""
     try:
         dtype, shape = value
         found = np.dtype(dtype), tuple(operator.index(length) for length in shape)

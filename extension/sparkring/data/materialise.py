@@ -43,7 +43,7 @@ CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
 LAYOUT = 1
-ABANDONED_AFTER_S = 24 * 3600  # a copy that another host began and has not finished by then
+ABANDONED_AFTER_S = 24 * 3600  # a copy that another host has not finished by then is abandoned
 _KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 _LAST_TASKS_S = 2.0
 
@@ -71,9 +71,9 @@ def materialise(
     """The copy of a Spark DataFrame in `cache`: the one that is there, or one that is written now.
 
     `cache` is any path that Spark's executors and this process both reach; default: see cache_folder(). Row groups
-    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles, and times
-    are in the session's time zone, as in toPandas(). `name` is what the
-    notebook calls it, and `say` is told what happens. An interrupt ends Spark's job, and leaves nothing half-written.
+    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles, and times are in the
+    session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook, and `say` is told what
+    happens. An interrupt ends Spark's job, and leaves nothing half-written.
     DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
@@ -116,8 +116,8 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
     """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
-    Only whole folders that materialise() has made, and none that a live process is writing. Returns their paths.
-    DataError if the cache cannot be read.
+    Removes only folders that materialise() has made, and none that a live process is writing. Returns their paths.
+    Raises DataError if the cache cannot be read.
     """
     home = cache_folder(cache)
     with _usable(home):
@@ -142,7 +142,7 @@ def _clean(home: Location, keep_days: float) -> list[str]:
 
 
 def _find(folder: Location, version: str, tell: Say) -> Copy | None:
-    """A copy in `folder` that is whole; one that has been damaged since is removed."""
+    """A complete copy in `folder`, or None. A copy that has been damaged is removed."""
     for copy in _folders(folder, _COPY):
         commit = _read(copy / COMMIT)
         if not commit:
@@ -150,10 +150,10 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # it does no harm
+            with contextlib.suppress(OSError):  # a damaged copy does no harm
                 _remove(copy)
             continue
-        with contextlib.suppress(OSError):  # a cache that can only be read serves as well
+        with contextlib.suppress(OSError):  # a read-only cache can be used, too
             copy.fs.pipe_file((copy / USED).path, repr(time.time()).encode())
         tell(f"reused {copy.written}, written {ago(time.time() - commit['created'])}")
         return Copy(copy, version, commit["rows"], commit["size_bytes"], True)
@@ -161,7 +161,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
 
 
 def _damage(copy: Location, commit: dict[str, Any]) -> str:
-    """What is not as it was written; '' if nothing."""
+    """How a copy is damaged; '' if it is not."""
     sizes = _sizes(copy)
     for file in commit["files"]:
         size = sizes.get(file["name"])
@@ -173,7 +173,7 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
-    """The folders in `parent` that are called as materialise() calls them; a cache may hold others' things."""
+    """The folders in `parent` that have names as materialise() gives them; a cache may contain other folders."""
     with contextlib.suppress(FileNotFoundError):
         listed = parent.fs.ls(parent.path, detail=True, refresh=True)
         names = sorted(
@@ -190,7 +190,7 @@ def _sizes(copy: Location) -> dict[str, int]:
 
 
 def _read(file: Location) -> dict[str, Any]:
-    """What a JSON file says; nothing if it is not there, or not whole."""
+    """The content of a JSON file; empty if the file is missing or incomplete."""
     try:
         found = json.loads(file.fs.cat_file(file.path))
     except (FileNotFoundError, ValueError):
@@ -221,7 +221,7 @@ def _write(
         _check_executors(session, copy, home, called)
 
         def write() -> None:
-            # Into a folder that is there: its owner is in it. Spark passes over names that begin with _.
+            # "append", since the folder exists: _owner.json is in it. Spark ignores names that begin with _.
             writer = for_arrays(frame).write.mode("append").option("parquet.block.size", row_group_bytes)
             writer.parquet(copy.for_spark())
 
@@ -253,18 +253,18 @@ def _write(
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """What `ask` makes Spark do, in jobs that Stop ends; DataError with Spark's reason."""
+    """Return ask(), whose Spark jobs end at an interrupt. Raises DataError with Spark's reason."""
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
         raise interrupted("and incomplete files were removed") from None
-    except Exception as error:  # pyspark has more than one class for it, and py4j others
+    except Exception as error:  # pyspark and py4j have several classes for this error
         reason = root_cause(str(error))
         raise DataError(f"Spark could not compute or write {called}: {reason}{_advice(reason)}") from error
 
 
 def _advice(reason: str) -> str:
-    """What to do about a failure of Spark's that has to do with the cache."""
+    """Advice for a failure of Spark that concerns the cache; '' for another failure."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
         return f". Free up some space, or set another folder with cache=… or {CACHE}."
     return ""
@@ -281,13 +281,13 @@ def _check_columns(frame: DataFrame, called: str) -> None:
 
 
 def _check_executors(session: SparkSession, copy: Location, home: Location, called: str) -> None:
-    """A folder on the driver's disk looks the same to executors elsewhere, which then write to disks of their own."""
+    """Raise DataError if executors do not see the folder: they would write to the same path on their own disks."""
     context = session.sparkContext
     if context.master.startswith("local") or not copy.for_spark().startswith("file:"):
         return
     path = (copy / OWNER).path
 
-    # By value, since executors need not have sparkring; so everything that it needs is in it.
+    # Sent by value, since executors need not have sparkring; so everything that it needs is in it.
     def look(_: int) -> tuple[str, bool]:
         import os
 
@@ -323,12 +323,12 @@ def _write_json(file: Location, content: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _usable(home: Location) -> Iterator[None]:
-    """Whatever a file system says against the cache becomes a DataError that names it."""
+    """Turn an error of the cache's file system into a DataError that names the cache."""
     try:
         yield
     except DataError:
         raise
-    except Exception as error:  # each of fsspec's packages has its own
+    except Exception as error:  # each of fsspec's packages has its own errors
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(
             f"the cache for DataFrames in {home.written} cannot be used: {reason}. Choose a different folder with "
@@ -362,7 +362,7 @@ def _modified(copy: Location) -> float:
     """When a folder last changed, as far as its file system tells; now, if it does not."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
-    except Exception:  # many know no such thing for folders
+    except Exception:  # many file systems do not know it for folders
         return time.time()
 
 

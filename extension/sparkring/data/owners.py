@@ -30,7 +30,7 @@ def _started(pid: int) -> str:
 
 
 def _answers(pid: int) -> str:
-    """The same where there is no /proc."""
+    """'running', or '' if the process has ended; for systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -30,8 +30,8 @@ def preview(
 ) -> Outlook:
     """What each of `size` ranks will read of `value`, which the user calls `name`.
 
-    `value` is a path, a Spark DataFrame, a Dataset or Shards. Where `batch_size` or `remainder` is None, that of the
-    Shards counts. OptionsError if `value` cannot be read; DataError, PathError.
+    `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` or `remainder` is None, that of the
+    Shards is used. Raises OptionsError if `value` is of another type, DataError and PathError.
     """
     from sparkring.data.epoch_plan import outlook
 
@@ -42,7 +42,7 @@ def preview(
 
 
 def can_be_previewed(value: Any) -> bool:
-    """Whether a variable with this value is worth offering to the user; strings are too many, so they are not."""
+    """Whether to offer a variable with this value to the user; strings are not offered, since there are too many."""
     kind = type(value)
     return isinstance(value, os.PathLike) or hasattr(kind, "sparkSession") or kind.__name__ in ("Shards", "Dataset")
 

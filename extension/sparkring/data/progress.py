@@ -13,7 +13,7 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-PIECES, PIECES_OF_ALL = 500, 32_000  # that a rank tells of an epoch, and all ranks together
+PIECES, PIECES_OF_ALL = 500, 32_000  # the most that a rank reports of an epoch, and all ranks together
 FILES_NAMED, NAME_CHARACTERS = 100, 80
 
 _numbers = itertools.count()
@@ -35,14 +35,14 @@ class Progress:
     """One reader of this rank. It reports at most a few times a second, and always when an epoch has ended."""
 
     def __init__(self, **data: Any) -> None:
-        """`data` are the fields of DataOpened, but for `reader`."""
+        """Report a new reader; `data` are the fields of DataOpened, except `reader`."""
         self._reader = next(_numbers)
         self._due = 0.0
         self.begin(0)
         report.tell(DataOpened(self._reader, **data))
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
-        """An epoch begins (epochs count from 1); the numbers are this rank's rows and batches, if they are known."""
+        """Begin an epoch (counted from 1); `rows` and `steps` are this rank's numbers, if they are known."""
         if route is not None and report.connected():
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
@@ -50,7 +50,7 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """One batch more (or `steps`), for which the rank's own code has waited so long; `place` is where it lay."""
+        """Count one more batch (or `steps`), for which the rank's own code waited `waited_s`; it was at `place`."""
         self._rows += rows
         self._steps += steps
         self._size_bytes += size_bytes
@@ -90,7 +90,7 @@ class Progress:
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Those that follow one another in one row group as one."""
+    """Merge pieces that follow one another in one row group."""
     for (file, row_group), same in itertools.groupby(pieces, key=operator.itemgetter(0, 1)):
         yield Piece(file, row_group, sum(piece.rows for piece in same))
 

@@ -23,11 +23,11 @@ Made = TypeVar("Made")
 
 READ_ROWS = 65_536  # decoded at a time
 OPEN_FILES = 16
-LOOK_EVERY_S = 0.2  # whether the thread that reads is still there
+LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, read as they are asked for, before the next window's; and where the last of them lies."""
+    """Some rows of a shard, and the place of the last one. They are read when taken, before the next window's."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int
@@ -35,10 +35,10 @@ class Window(NamedTuple):
 
 
 def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes: int) -> Iterator[Window]:
-    """Read `ranges` one after another, and hand out `rows` rows at a time (at the end what is left).
+    """Read `ranges` one after another, and hand out `rows` rows at a time (fewer at the end).
 
-    What is decoded at a time is bounded by `most_bytes`, however large a row group is. DataError names the file and
-    the row group that cannot be read.
+    At most `most_bytes` are decoded at a time, however large a row group is. Raises DataError with the file and the row
+    group that cannot be read.
     """
     ends = list(itertools.accumulate(each.rows for each in ranges))
     with _Files(dataset) as files:
@@ -49,7 +49,7 @@ def windows(dataset: Dataset, ranges: Sequence[RowRange], rows: int, most_bytes:
 
 
 class _Taken:
-    """Batches one after another, of which some rows are taken at a time."""
+    """A sequence of batches from which any number of rows can be taken at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -70,12 +70,12 @@ def _place(dataset: Dataset, each: RowRange) -> str:
 
 
 class _Files:
-    """Reads ranges of rows; files stay open for ranges to come, which in a new order are of one file now and then."""
+    """Reads ranges of rows. Files stay open, because in a shuffled order later ranges may be in the same file."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._open: dict[int, pq.ParquetFile] = {}  # the one that was opened first comes first
-        self._most = OPEN_FILES if dataset.local else 1  # elsewhere each one has read ahead
+        self._most = OPEN_FILES if dataset.local else 1  # each remote file holds what it has read ahead
 
     def __enter__(self) -> _Files:
         return self
@@ -125,9 +125,9 @@ class _Files:
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # Where all that is read stands in the path, some other column tells how many rows there are.
+        # If all columns to read are in the path, some other column tells how many rows there are.
         columns = stored or there[:1]
-        # Arrow's threads decode a column each: of a single one they would only pass it on.
+        # Each of Arrow's threads decodes a column; with a single column, they only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
@@ -147,9 +147,9 @@ class _Files:
 
 
 class Ahead(Generic[Made]):
-    """`make()` run in a thread, `depth` items ahead, once it is iterated; items come with the s they were waited for.
+    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields each item with the wait in s.
 
-    Exceptions of the thread are raised here. DataError if the thread has ended without one. close() ends the thread.
+    Iterating raises the thread's exceptions, and DataError if the thread has ended without one. close() ends it.
     """
 
     def __init__(self, make: Callable[[], Generator[Made, None, None]], depth: int) -> None:
@@ -176,12 +176,12 @@ class Ahead(Generic[Made]):
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._items.get_nowait()  # it may wait for room
+                self._items.get_nowait()  # the thread may be waiting for room
             self._thread.join(0.01)
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # Looked at before the queue: a thread that ends puts its last word there first.
+            # Checked before the queue, because a thread puts its last item there before it ends.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()
@@ -197,7 +197,7 @@ class Ahead(Generic[Made]):
                     if not self._put(item, None):
                         return
             self._put(None, None)
-        except BaseException as error:  # whatever it is, it is for the one who reads
+        except BaseException as error:  # whatever it is, the reader raises it
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 error = DataError(f"the thread that reads this rank's shard was ended by {type(error).__name__}.")
             self._put(None, error)

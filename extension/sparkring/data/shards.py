@@ -35,7 +35,7 @@ SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # in a window, by default
 READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
-TRANSFORMED_AHEAD = 8  # batches for each buffer: a batch is less
+TRANSFORMED_AHEAD = 8  # with a transform: how many batches in place of each buffer
 
 _AHEAD = -1  # it is not known how much of what was read has been used
 
@@ -43,9 +43,9 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window, and the order to hand the first `rows` of it out in; `before` came earlier in the epoch.
+    """A window whose first `rows` rows are handed out in `order`, or as they are if it is None.
 
-    Without an order they are handed out as they are.
+    `before` is the number of rows before them in the epoch.
     """
 
     window: Window
@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows as they are handed out, whole batches but for the last of an epoch; and where the last of them lay."""
+    """Rows as they are handed out, in whole batches except the last of an epoch; `place` is that of the last row."""
 
     data: Held
     rows: int
@@ -215,7 +215,7 @@ class Shards:
         return self.layout.spec
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """Raise the errors that ranks would raise before they are started."""
+        """Before ranks are started, raise the errors that they would raise."""
         self.plan(self.size if self.seat else size)
         for each in self.dataset.schema:
             count, placed = self._nulls(each.name), each.name not in self.layout.making.raw and holds_nulls(each.type)
@@ -394,7 +394,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """The rank's own code has been handed the last batch of an epoch: the next one is next."""
+        """Begin the next epoch: the rank's own code has been handed the last batch of `epoch`."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:
@@ -403,7 +403,7 @@ class Shards:
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
-        """An epoch's chunks, each with the s it was waited for, cut into batches; what a rank was handed is read."""
+        """Cut an epoch's chunks, each with the wait for it in s, into batches. A batch handed out counts as read."""
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()
         self._steps = 0
@@ -412,14 +412,14 @@ class Shards:
                 rows = min(self.batch_size, chunk.rows - begin)
                 told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
-                if self._steps == steps:  # whoever counts steps never asks for one more
+                if self._steps == steps:  # code that counts steps never asks for one more
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
         if not steps:  # what is left of an epoch can be less than a batch
             self.ended(epoch)
 
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
-        """One epoch of this rank, or every n-th buffer of it, in the thread or process that calls.
+        """Read one epoch of this rank, or every n-th buffer of it (n = `workers`), in the calling thread or process.
 
         A chunk is a buffer. With a transform, it is a batch, unless `whole` is true.
         """
@@ -446,7 +446,7 @@ class Shards:
         return Ahead(read, self.prefetch * (1 if self.layout.transform is None else TRANSFORMED_AHEAD))
 
     def _begin(self) -> Progress:
-        """Tell the notebook that an epoch begins, and first what data it is."""
+        """Report to the notebook that an epoch begins and, the first time, which data is read."""
         found = self.dataset
         if self._progress is None:
             self._progress = Progress(
@@ -472,7 +472,7 @@ class Shards:
         return self._progress
 
     def _end(self, shard: Shard) -> int:
-        """How many rows of its stretch the rank will have had at the end of the epoch."""
+        """How many rows of its stretch the rank will have read at the end of the epoch."""
         return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:
@@ -481,7 +481,7 @@ class Shards:
         key = (self.start.seed, self.start.epoch, len(before.legs), self.rank)
         length = self.window or _whole_batches(SHUFFLED_ROWS, self.batch_size, self.dataset)
         end = self._end(shard)
-        first, inside = divmod(shard.read, length)  # in the middle of a window, what it begins with has been read
+        first, inside = divmod(shard.read, length)  # `inside` rows of the first window have been read
         numbers = range(first + worker, -(-end // length), workers)
         ranges: Sequence[RowRange] = (*shard.ranges, *shard.pad)
         if workers > 1 or first:
@@ -492,7 +492,7 @@ class Shards:
             order = None
             if self.window:
                 order = np.arange(window.rows)
-                own = min(window.rows, max(0, shard.rows - number * length))  # what fills up the last batch comes last
+                own = min(window.rows, max(0, shard.rows - number * length))  # rows that pad the last batch come last
                 order[:own] = planning.shuffled(own, self.window, key, number)
             rows, begin = min(window.rows, end - number * length), number * length
             if inside and number == first:
@@ -507,7 +507,7 @@ class Shards:
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What this process has told the notebook is its own, and what it has planned is quickly made.
+        # The progress belongs to this process, and the plan is quickly made again.
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 

@@ -44,7 +44,7 @@ def time_dtype(kind: DataType) -> Any:
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """A function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
+    """Return a function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 

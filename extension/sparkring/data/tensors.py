@@ -23,7 +23,7 @@ def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataE
 
 
 def check_values(name: str, array: Any) -> None:
-    """DataError if there are nulls among strings, dates or times, which only the rows tell where there is a filter."""
+    """Raise DataError for nulls among strings, dates or times. With a filter, these are known only from the rows."""
     if array.dtype.kind == "O" and any(value is None for value in array.flat):
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")
     if array.dtype.kind in "mM" and np.isnat(array).any():

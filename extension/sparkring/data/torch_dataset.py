@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
-    """Shards.as_torch()."""
+    """Implement Shards.as_torch()."""
     import torch
 
     if workers < 0:
@@ -41,12 +41,12 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             here = torch.utils.data.get_worker_info()
             if here is None:
                 return (take(tensors(batch)) for batch in data.batches())
-            gc.freeze()  # what it has of the rank's is not for it to end, such as a connection to Spark
+            gc.freeze()  # so that the worker does not finalise what it inherited, such as a connection to Spark
             chunks = data.read(here.id, here.num_workers, whole=True)
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 
     class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
-        """Cuts what workers have read into batches here, where the rank's own code takes them."""
+        """Cuts the chunks that workers have read into batches, in the process that takes them."""
 
         def __iter__(self) -> Iterator[Any]:
             read = super().__iter__()
@@ -55,15 +55,15 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # torch draws a seed for the workers of each iterator: from a generator of our own, since the training's is what a
-    # checkpoint goes back to, and must not depend on how often an epoch was begun.
+    # torch draws a seed for the workers of each iterator. It is given a generator for this, because the training's own
+    # is restored from checkpoints, and its state must not depend on how often an epoch was begun.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
-    # Not collated: a batch is one already.
+    # The items are batches already, so they are not collated.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:
-    """Each with how long it was waited for, in s."""
+    """Yield each item with how long it was waited for, in s."""
     waiting = iter(items)
     while True:
         began = time.monotonic()
@@ -87,5 +87,5 @@ def _tensor(name: str, array: Any) -> Any:
         return array.tolist()
     if array.dtype.kind in "mM":
         array = as_int64(name, array)
-    # torch takes no array that may not be written to, and some are Arrow's own memory.
+    # torch accepts no read-only arrays, and some are Arrow's own memory.
     return torch.from_numpy(array if array.flags.writeable else np.array(array))

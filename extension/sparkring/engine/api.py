@@ -33,10 +33,10 @@ last_result: RunResult | None = None  # of this process, for `sparkring.last_res
 
 
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
-    """Carry out a run, and wait for it. A `view` shows it in place of the one that suits where Python runs.
+    """Carry out a run, and wait for it. A `view` shows it in place of the one for the place where Python runs.
 
-    CaptureError if something that it reads is not there or cannot travel; RunFailed, LaunchError or KeyboardInterrupt
-    if it does not end well; and what else prepare() raises.
+    Raises CaptureError if something that it reads is missing or cannot travel; RunFailed, LaunchError or
+    KeyboardInterrupt if it does not end well; and the other errors of prepare().
     """
     return _carry_out(_open(spec, view))
 
@@ -140,7 +140,7 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(*args, **kwargs)` on a ring of ranks, with HorovodRunner's keywords and a launch magic's options.
+    """Call `main(*args, **kwargs)` on a ring of ranks, with the keywords of HorovodRunner and options of %%horovod.
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
@@ -151,7 +151,7 @@ def run(
     A keyword that is an option and also a parameter of `main` is rejected. Pass the argument of `main` by position, or
     with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
 
-    Raises the same errors as a launch magic. OptionsError: an argument is invalid.
+    Raises the same errors as %%horovod. OptionsError: an argument is invalid.
     """
     if framework not in FRAMEWORKS or FRAMEWORKS[framework].in_task:
         carried = ", ".join(name for name, each in FRAMEWORKS.items() if not each.in_task)

@@ -10,14 +10,14 @@ from sparkring.runtime.kernel import tell
 
 
 def default_np() -> int:
-    """What a cell without -n means: as many ranks as the gang that was started last, or one process here."""
+    """The np of a cell without -n: that of the gang that was started last, or -1 for one process here."""
     return warm_gang.default_np() or -1
 
 
 def gang_for(options: Options) -> WarmGang | None:
     """The warm gang for a cell with these options, or None if it starts its own ranks.
 
-    OptionsError if the cell asks for other GPUs than the gang's ranks have.
+    Raises OptionsError if the cell asks for another number of GPUs than the gang's ranks have.
     """
     if _needs_own_ranks(options):
         return None
@@ -33,8 +33,8 @@ def gang_for(options: Options) -> WarmGang | None:
 def _needs_own_ranks(options: Options) -> bool:
     """Whether a cell with these options cannot run on a warm gang.
 
-    Spark gives the partitions of a DataFrame to a stage of their own. Ranks that may be lost are started again. A
-    timeline is complete when its ranks have ended. A run in the background would keep the gang busy.
+    Partitions of a DataFrame need a new barrier stage. A restart needs new ranks. A timeline is complete only when its
+    ranks have ended. A run in the background would keep the gang busy.
     """
     return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
 
@@ -58,7 +58,7 @@ def latest_gang_alive(magic: str) -> WarmGang:
 
 
 def check_ranks_options(options: Options) -> None:
-    """OptionsError if %%ranks, which runs on the gang that was started last, cannot do what the options ask for."""
+    """Raise OptionsError if %%ranks, which runs on the gang that was started last, cannot have these options."""
     if options.np != default_np():
         raise OptionsError(
             f"%%ranks runs on the gang that was started last, which has -n {default_np()}: leave out -n."

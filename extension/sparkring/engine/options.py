@@ -9,7 +9,7 @@ from sparkring.errors import OptionsError
 
 Logs = Literal["all", "rank0", "callbacks"]
 LOGS: tuple[Logs, ...] = ("all", "rank0", "callbacks")
-RESTARTS = 3  # of a run with checkpoints, unless it says otherwise
+RESTARTS = 3  # the default for a run with checkpoints
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class Options:
 
 
 def timeline(who: str, horovod: bool, asked: bool) -> bool:
-    """Whether to record a timeline; OptionsError if there is none to record."""
+    """Whether to record a timeline. Raises OptionsError if it is asked for but cannot be recorded."""
     if asked and not horovod:
         raise OptionsError(f"{who}: --timeline is for Horovod only and needs new ranks: use %%horovod --timeline.")
     return asked
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """How often to start lost ranks again, if `asked` does not say."""
+    """How often to restart lost ranks: `asked`, or the default if it is None."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 

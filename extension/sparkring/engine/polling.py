@@ -15,9 +15,9 @@ def poll_until(
     *,
     every_s: float = POLL_S,
 ) -> bool:
-    """Call `poll` with the seconds that it may take until `condition()` holds; returns whether it does.
+    """Call `poll`, with the seconds that it may take, until `condition()` holds; return whether it does.
 
-    It does not if the `deadline` (of time.monotonic(); math.inf for none) has passed before.
+    Returns False if the `deadline` (of time.monotonic(); math.inf for none) passes first.
     """
     while not condition():
         left_s = deadline - time.monotonic()

@@ -43,9 +43,9 @@ PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML
 class PreparedRun:
     """A validated run that has not started.
 
-    `launch` is what a launcher is to start if the run has ranks of its own; else it runs on `ranks` of `gang`.
-    `directory` is where checkpoints go, None for nowhere. `started` begins its record, and `notices` come next.
-    `on_result` is called with what it brings.
+    `launch` is what a launcher is to start if the run has ranks of its own; otherwise, it runs on `ranks` of `gang`.
+    `directory` is the directory of checkpoints, or None. `started` is the first event of the record, and `notices` come
+    next. `on_result` is called with the result.
     """
 
     options: Options
@@ -66,19 +66,19 @@ class _Packed:
     request: Request
     captured: tuple[events.CapturedName, ...]
     large: dict[str, int]
-    values: list[tuple[str, Any]]  # of the notebook's names, or the arguments, which have none
+    values: list[tuple[str, Any]]  # each with its name in the notebook; '' for arguments
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # their sources: checkpoints of a cell that runs others are other ones
+    scripts: tuple[str, ...] = ()  # their sources, which checkpoints treat as code of the cell
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
 
 def prepare(spec: RunSpec) -> PreparedRun:
-    """Look up, check and pack.
+    """Look up, check and pack what a run needs.
 
-    CaptureError if something that the work reads is not there or cannot travel; OptionsError, CheckpointError,
-    PathError or LaunchError if the rest cannot work; TypeError if what is to be called cannot be.
+    Raises CaptureError if something that the work reads is missing or cannot travel; OptionsError, CheckpointError,
+    PathError or LaunchError if something else is wrong; TypeError if the function to call is not callable.
     """
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
     options, request = spec.options, packed.request
@@ -91,9 +91,9 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # What is wrong is told at once; and a SparkSession that is to be made is to be the main thread's.
+        # Here, errors are raised at once, and a new SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The notebook may change its arrays before ranks have them, those that are started again included.
+        # The notebook may change its arrays before they are sent to the ranks, and to restarted ones: copy them.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = (
         spec.framework == "horovod"
@@ -131,7 +131,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
 
 def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
-    """What a cell takes from the notebook to the ranks, but for what those of a warm gang hold already."""
+    """What a cell takes from the notebook to the ranks, except what the ranks of a warm gang already have."""
     gang = spec.gang
     try:
         return capture(
@@ -146,7 +146,7 @@ def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
             dry_run=spec.options.dry_run,
         )
     except CaptureError as error:
-        if gang and gang.news:  # what it misses may have been on the ranks that are gone
+        if gang and gang.news:  # the missing names may have been on ranks that are gone
             raise CaptureError("\n".join([str(error), *gang.news]), line=error.line) from None
         raise
 
@@ -223,7 +223,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Ask each value what is wrong with it for this number of ranks and for the cell's calls on it."""
+    """Let each value raise an error if this number of ranks, or the cell's calls on it, cannot work."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:
@@ -247,7 +247,7 @@ def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Direc
 
 
 def _refuse_shared(directory: str) -> None:
-    """CheckpointError if a run saves in that directory, however it is written, in the background."""
+    """Raise CheckpointError if a run in the background saves to this directory, even under another path."""
     location = locate(directory)
     other = next((each for each in background.going() if each.saves_in(location)), None)
     if other is not None:

@@ -13,7 +13,7 @@ from sparkring.history.view import View
 
 
 class Recorder:
-    """Folds events into the record, saves them, and keeps the view up to date."""
+    """Applies events to the record, saves them, and keeps the view up to date."""
 
     def __init__(self, view: View, started: events.RunStarted) -> None:
         self._view = view
@@ -38,7 +38,7 @@ class Recorder:
             self._show(self._view.refresh)
 
     def _show(self, show: Callable[[RunRecord], None]) -> None:
-        """Show the record. A display that fails must not cost a training run: it is told, and given up."""
+        """Show the record. If this fails, report it and show nothing more: the run must continue."""
         try:
             show(self.record)
         except Exception as error:  # whatever a front end may raise

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
 LONGEST_PAUSE_S = 30.0  # … up to this
 SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
-SAY_AFTER_S = 1.0  # that slots are waited for
+SAY_AFTER_S = 1.0  # after this, report that the run waits for slots
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
 INTERRUPTED = Outcome("interrupted", "between two attempts")
@@ -56,7 +56,7 @@ class Restarts:
         self._room_since = 0.0  # when there was room for more ranks again; 0 if there is none
 
     def outcome(self) -> Outcome:
-        """How the last attempt ended, or what there was between two of them that ended the run."""
+        """Run the attempts. Return how the last one ended, or what ended the run between two of them."""
         number, slots_until = 0, 0.0
         found = "" if self.directory is None else self.directory.words(time.time())
         if found:
@@ -68,7 +68,7 @@ class Restarts:
                 self.recorder.add([events.AttemptStarted(time.time(), number, self._size, last.name, last.step)])
                 outcome = self._attempt(number, last)
                 if outcome.ending == "not started" and number > 1 and time.monotonic() <= slots_until:
-                    pause_s = PAUSE_S  # nothing has run: this is no restart that counts
+                    pause_s = PAUSE_S  # nothing has run, so this does not count as a restart
                 elif outcome.ending in ("failed", "called off"):
                     slots_until = time.monotonic() + WAIT_FOR_SLOTS_S
                     last = self._last()
@@ -130,7 +130,7 @@ class Restarts:
         return (*record.attempts[:-1], record.attempts[-1]._replace(failed_rank=outcome.rank, failure=failure))
 
     def _why_not(self, outcome: Outcome) -> NoRestart | None:
-        """Why there is no further attempt after one that has ended like that; None if there is one."""
+        """Why there is no further attempt after this outcome; None if there is one."""
         if outcome.rank is None:
             return None
         record, attempts = self.recorder.record, self._attempts(outcome)
@@ -174,7 +174,7 @@ class Restarts:
         return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
-        """Asked while a ring runs that is smaller than it should be: why to start it again now, at a checkpoint."""
+        """Why to restart the ring now, after a checkpoint, since it can be larger; '' if it should go on."""
         if self._size == self.launch.size:
             return ""
         now = time.monotonic()

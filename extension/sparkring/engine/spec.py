@@ -63,13 +63,13 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one execution of a request ended; how the last one ended is how the run did.
+    """How one execution of a request ended. The outcome of its last execution is that of the run.
 
-    Beside the endings of a run there are two: "not started" if the ranks could not be started, and `error` says why;
-    "called off" if it was to be started again for `reason`.
+    There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
+    and "called off" if it was ended to be started again, for `reason`.
 
     `reason` is one line for the record. `rank` is the one whose failure ended it. `results` are what the ranks had
-    sent by then. `explanation` is what an error says beside what the record says.
+    sent by then. `explanation` is what an error message says in addition to the record.
     """
 
     ending: Ending | Literal["not started", "called off"]

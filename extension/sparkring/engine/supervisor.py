@@ -26,16 +26,16 @@ STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
 OTHERS_GRACE_S = 1.0  # the wait for other ranks' failures after an exception, which decide on a restart
 INTERRUPT_GRACE_S = 1.0
-RETURN_GRACE_S = 4.0  # what a warm gang's ranks get to come back from an interrupt, before the gang is given up
+RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
 RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
-REPEAT_AFTER_S = 2.0  # or it has lost its interrupt, to a callback or to the first moment of its cell
+REPEAT_AFTER_S = 2.0  # or it has lost its interrupt, in a callback or at the very beginning of its cell
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run while it runs: its options, its recorder and view, and whether to stop it."""
+    """A run in progress: its options, its recorder and view, and whether to stop it."""
 
     options: Options
     recorder: Recorder
@@ -53,7 +53,7 @@ def run_on_fresh_ranks(
 ) -> Outcome:
     """Run a request on a gang of its own, from its start to its end; `deadline` and `calls_off` as for Supervisor.
 
-    The run's interrupts are open.
+    The caller has entered the run's interrupts.
     """
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
@@ -65,17 +65,17 @@ def run_on_fresh_ranks(
 
 
 def deadline_of(options: Options) -> float:
-    """When the time limit of a run that begins now will have passed, of time.monotonic()."""
+    """When the time limit of a run that begins now will have passed, as a time of time.monotonic()."""
     return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
 
 class Supervisor:
     """Watches one execution until it is over.
 
-    `warm` says that the gang outlives its executions. It does unless a rank died, or did not come back when the
-    execution was to end: then the gang is closed, as a cold one is at any end. At the `deadline` (of time.monotonic())
-    the run's time limit has passed; without one, the limit counts from now. `calls_off` is asked now and then whether
-    the execution is to be called off, and says why.
+    With `warm`, the gang stays up after the execution, unless a rank died or did not come back when the execution was
+    to end. Then it is closed, as a cold gang always is. At the `deadline` (of time.monotonic()), the run's time limit
+    has passed; without a deadline, the limit counts from now. `calls_off` is called now and then; it returns why the
+    execution is to be called off, or ''.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Supervisor:
         self._released = False
 
     def watch(self) -> Outcome:
-        """Returns when the execution is over; LaunchError if the ranks could not be started."""
+        """Return the outcome when the execution is over. Raises LaunchError if the ranks could not be started."""
         while not self.execution.done:
             self._poll(POLL_S)
             outcome = self._ended_early()
@@ -154,14 +154,14 @@ class Supervisor:
         return rank if found is None else found
 
     def _end(self) -> str:
-        """End the ranks, and the gang. Says what is left of a warm one."""
+        """End the ranks, and the gang. Returns a sentence about what is left of a warm one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
 
     def _timed_out(self) -> Outcome:
         self._ask_where()
-        # What they were doing when the time was up, before they are stopped.
+        # Described before the ranks are stopped: what they were doing when the time was up.
         record, limit_s = self.recorder.record, self.options.timeout_s or 0.0
         told = [describe.explain_timeout(record, limit_s)]
         notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
@@ -172,7 +172,7 @@ class Supervisor:
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
-        """Interrupt the ranks; the gang ends unless it is warm and they come back. Says what is left of a warm one."""
+        """Interrupt the ranks; the gang ends unless it is warm and they come back. Returns a sentence about it."""
         back = self.gang.up and self._come_back(RETURN_GRACE_S if self.warm else INTERRUPT_GRACE_S)
         if self.warm and back:
             return self._kept()
@@ -181,7 +181,7 @@ class Supervisor:
         return self._given_up()
 
     def _come_back(self, grace_s: float) -> bool:
-        """Interrupt what the ranks do; False if some did not come back in time, or died."""
+        """Interrupt the ranks; return False if one did not come back in time, or died."""
         began = time.monotonic()
         self.interrupts.seen = False
 
@@ -208,9 +208,9 @@ class Supervisor:
         return describe.gang_kept(released=self._released)
 
     def _given_up(self) -> str:
-        """Close the gang; says what that means if it was a warm one."""
+        """Close the gang. Returns a sentence about what that means if it was a warm one."""
         stuck = self.execution.running
-        if self.execution.request.timeline:  # what close() makes haste with is not kept
+        if self.execution.request.timeline:  # close() does not wait for the rest of it
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()
@@ -230,11 +230,11 @@ class Supervisor:
 
     def _poll_until_gone(self, within_s: float) -> None:
         def gone() -> bool:
-            return self.gang.gone or not self.gang.up  # members that have not become ranks yet are close()'s affair
+            return self.gang.gone or not self.gang.up  # close() ends members that are not ranks yet
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # Frames that were already in the queue behind the last goodbye.
+        # Take the messages that were queued behind the last goodbye.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:
@@ -254,7 +254,7 @@ class Supervisor:
         self._poll_until(answered, STACKS_WAIT_S)
 
     def _look_for_a_stall(self) -> None:
-        """Tell where the ranks are when those that still run have long been silent, and others are elsewhere."""
+        """Report where the ranks are if those that still run have long been silent, and not all are at one place."""
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
             return
@@ -267,7 +267,7 @@ class Supervisor:
         self._ask_where()
         ranks = self.recorder.record.ranks
         stacks = [stack for rank in running if (stack := ranks[rank].stack) is not None]
-        # All of Keras' fit is one line of the cell.
+        # The line alone does not tell places apart: all of Keras' fit() is one line of the cell.
         places = {(stack.cell_line, collective(stack.text)) for stack in stacks}
         where = describe.explain_where(self.recorder.record)
         if (len(places) > 1 or len(running) < len(self.execution.ranks)) and where != self._told:

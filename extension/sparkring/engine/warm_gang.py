@@ -35,15 +35,15 @@ WARN_EVERY_S = 2.0
 SETTLE_S = 0.5  # after a death, wait this long for others of the same cause
 STOPPED = "it was stopped"
 KEPT_BYTES = 500_000  # of what each rank prints between cells
-EVENT_BYTES = 100  # beside its text
+EVENT_BYTES = 100  # of each event, in addition to its text
 
 Tell = Callable[[str], None]
 
 
 class WarmGang:
-    """A gang that stays up, and what its ranks hold of the notebook's names.
+    """A gang that stays up, and the notebook's names that have values on its ranks.
 
-    `ended` says why it is no more; '' while it is there.
+    `ended` says why it has ended; '' while it is up.
     """
 
     def __init__(self, wanted: GangOptions, gang: Gang, tell: Tell) -> None:
@@ -56,7 +56,7 @@ class WarmGang:
         self.news: list[str] = []  # for the next cell's notices
         self._tell = tell
         self._kept = _Kept()
-        self._mine = threading.Lock()  # whoever polls the gang
+        self._mine = threading.Lock()  # held by the thread that polls the gang
         self._resting = threading.Event()
         self._resting.set()
         self._listener = threading.Thread(target=self._listen, name="sparkring-warm", daemon=True)
@@ -77,7 +77,7 @@ class WarmGang:
         return not self._resting.is_set()
 
     def describe(self) -> str:
-        """`warm gang of 4 ranks on this machine`."""
+        """Describe the gang, as in `warm gang of 4 ranks on this machine`."""
         place = "this machine" if self.where == "local" else "Spark"
         return f"warm gang of {describe.rank_count(self.gang.size)} on {place}"
 
@@ -150,7 +150,7 @@ class WarmGang:
         self.gang.close()
 
     def _listen(self) -> None:
-        """In a thread: take what comes between cells."""
+        """Receive, in a thread, what the ranks send between cells."""
         warn_at = time.monotonic() + WARN_EVERY_S
         while not self.ended:
             self._resting.wait()
@@ -185,7 +185,7 @@ class WarmGang:
 
 
 class _Kept:
-    """What ranks have printed and told; of a flood, the end, so that the one rank's does not wash away another's."""
+    """What ranks have printed and reported between cells: for each rank, the last KEPT_BYTES of it."""
 
     def __init__(self) -> None:
         self.lossy = False
@@ -206,7 +206,7 @@ class _Kept:
                     self.lossy = True
 
     def taken(self) -> list[Event]:
-        """All of it, in its order; nothing is kept then."""
+        """Return all events, in their order, and keep none."""
         found = sorted((event for kept in self._by_rank.values() for event in kept), key=lambda event: event.time)
         self.lossy = False
         self._by_rank.clear()
@@ -288,7 +288,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # which gang a cell without -n means stays as it was
+        _gangs.insert(place, fresh)  # the gang of a cell without -n stays the same one
         fresh.news.append(
             f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
         )

@@ -14,7 +14,7 @@ class Endpoint(NamedTuple):
     host: the name of its host.
     address, interface: its address on the network that leads to the driver, and the interface that has the address.
     seen_as: the address that the driver sees, which differs behind network address translation.
-    port: was free when the rank started or ended its last request, for a framework whose ranks listen themselves.
+    port: one that was free when the rank started or ended its last request, for a framework whose ranks listen.
     """
 
     host: str
@@ -28,7 +28,7 @@ class Lesson(NamedTuple):
     """The cell magic that starts ranks of a framework, and what its help says.
 
     `what` completes "Run the cell on …"; `example` is a cell, `reads` are names of the notebook that it reads, and
-    `line` is what may stand behind the magic.
+    `line` has options that may follow the magic.
     """
 
     magic: str
@@ -39,7 +39,7 @@ class Lesson(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`variable` names the file that a framework records its timeline in; `beside` is what else all ranks need."""
+    """`variable` is the environment variable for the file of a timeline; `beside` are others that all ranks need."""
 
     variable: str
     beside: dict[str, str]
@@ -54,13 +54,13 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """One of the things a gang can carry. Made when all ranks are there, with their endpoints in rank order.
+    """Connects the ranks of a gang. It is made when all ranks are there, with their endpoints in rank order.
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps `endpoints` up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
     of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
-    magic; `reserved`: names that its ranks give to a cell, whatever the notebook has under them. `timeline`: how it is
-    told to record one.
+    magic; `reserved`: names that its ranks define for a cell, even if the notebook has them, too. `timeline`: how it
+    is told to record one.
     """
 
     by_node: ClassVar[bool] = True
@@ -76,10 +76,10 @@ class Framework(ABC):
 
     @abstractmethod
     def environment(self, world: World, start: Start) -> dict[str, str]:
-        """What to add to the environment of the rank at `world`; asked for before each request."""
+        """The variables to add to the environment of the rank at `world`; called before each request."""
 
     def defaults(self, world: World) -> dict[str, str]:
-        """Variables to add to it, unless the rank already has them: the user's own value counts."""
+        """The variables to add to it, unless the rank already has them: the user's own values take precedence."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release

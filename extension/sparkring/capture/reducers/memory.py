@@ -53,8 +53,8 @@ class _Array(NamedTuple):
 class Memory:
     """The memory of all arrays that are packed together.
 
-    The reducer `reduce` packs an array in one of the blocks as a view of the block. When all arrays are packed,
-    `shared` returns the blocks for the others that share memory.
+    The reducer `reduce` packs an array that lies in one of the blocks as a view of that block. When all arrays are
+    packed, `shared` returns the blocks for the others that share memory.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:
@@ -114,7 +114,7 @@ def _shared(one: Layout, other: Layout) -> bool:
         return True
     try:
         return bool(_numpy().shares_memory(_probe(one), _probe(other), max_work=_EFFORT))
-    except RuntimeError:  # TooHardError, which each version of NumPy has in another module
+    except RuntimeError:  # TooHardError, whose module depends on NumPy's version
         return True
 
 
@@ -142,7 +142,7 @@ def _numpy() -> Any:
 
 
 def _layout(array: Any) -> Layout | None:
-    """None for an array of objects, or of no elements."""
+    """The layout of an array; None if the array holds objects or is empty."""
     if array.dtype.hasobject or array.size == 0:
         return None
     return Layout(array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides)

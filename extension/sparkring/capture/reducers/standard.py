@@ -13,7 +13,7 @@ from sparkring.capture.picklability import by_reference
 from sparkring.capture.reducers.base import Reduced, Reducer
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
-_HEAP_TYPE = 1 << 9  # of `type.__flags__`: made by a class statement
+_HEAP_TYPE = 1 << 9  # in `type.__flags__`: the type was made by a class statement
 _DISPATCHER = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 
 
@@ -61,7 +61,7 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 
 
 def _has_unguarded_lookups(cls: type) -> bool:
-    """Whether pickle would call a class's own `__getattr__` for its hooks, on an object without attributes."""
+    """Whether pickle would look up its hooks by a class's own `__getattr__`, on an object without attributes."""
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
         return False

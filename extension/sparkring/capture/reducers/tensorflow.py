@@ -21,7 +21,7 @@ from typing import Any
 from sparkring.capture.picklability import Kind, Refused, by_reference, walk
 from sparkring.capture.reducers.base import Reduced, Reducer
 
-_SEARCHED = 200  # the most objects of a layer's attribute to search for classes and functions
+_SEARCHED = 200  # in a layer's attribute, at most this many objects are searched for classes and functions
 
 
 def reducer_for(cls: type) -> Reducer | None:
@@ -88,7 +88,7 @@ def _keras(cls: type) -> Any:
 
 
 def _function(function: Any) -> Reduced:
-    """Pack what was decorated, to be traced on the rank when it is first called there."""
+    """Pack the decorated function; the rank traces it when it is first called there."""
     original = function.python_function
     bound: Any = getattr(original, "__original_wrapped__", None)
     if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "weakrefself_target__"):
@@ -274,13 +274,13 @@ def _compile(model: Any, arguments: dict[str, Any] | None) -> None:
 
 
 def seeds_of(keras: str) -> Any:
-    """What the layers of that Keras get their seeds from; None if it has not been imported."""
+    """The object from which the layers of this Keras get their seeds; None if it has not been imported."""
     return getattr(sys.modules.get(f"{keras}.src.backend"), "_SEED_GENERATOR", None)
 
 
 @contextmanager
 def _same_random_numbers(keras: Any) -> Iterator[None]:
-    """Restore the random generators from which initial weights are drawn."""
+    """Restore, on exit, the random generators from which initial weights are drawn."""
     seeds = getattr(seeds_of(keras.__name__), "generator", None)
     context = sys.modules["tensorflow.python.eager.context"].context()
     drawing = (random._inst, seeds, getattr(context, "_rng", None))
@@ -361,8 +361,8 @@ def variables_of(owner: Any) -> list[Any]:
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
-    """Assign an optimizer's variables once it has created them, for which it needs the weights."""
-    name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # a legacy one
+    """Assign an optimizer's variables as soon as it creates them, for which it needs the model's weights."""
+    name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # of a legacy optimizer
     make: Callable[[Any], Any] = getattr(optimizer, name)
 
     def make_and_assign(weights: Any) -> Any:

@@ -20,5 +20,5 @@ class _Resolving:
 
 
 def iter_entry_points(group: str, name: str | None = None) -> Iterator[_Resolving]:
-    """The entry points of a group, those of `name` only if it is given."""
+    """The entry points of a group; if `name` is given, only those of that name."""
     return (_Resolving(found) for found in entry_points(group=group) if name in (None, found.name))

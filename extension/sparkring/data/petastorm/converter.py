@@ -20,8 +20,8 @@ from sparkring.runtime.storage import Location, locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
-# In the folder of a converter, passed over by Spark and Petastorm. Petastorm removes the folder when the process that
-# made it ends by itself; so that the next one can remove what a killed process has left, this file says whose it is.
+# A file in the folder of a converter, which Spark and Petastorm ignore. It names the process that made the folder.
+# Petastorm removes the folder when this process ends by itself; the next process removes it if this one was killed.
 _OWNER = "_sparkring_owner.json"
 _NAME = re.compile(r"\d{14}-appid-.+")  # of such folders, as Petastorm calls them
 
@@ -144,7 +144,7 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """The same for what Spark writes and Petastorm reads: on Databricks that is the mount, not dbfs:/."""
+    """A URL that is valid for both Spark and Petastorm: on Databricks, it is that of the mount, not dbfs:/."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -153,15 +153,15 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Say in the folder that this process has made it. Where that cannot be written, it is not said."""
+    """Write into the folder that this process has made it; errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
         folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
 
 
 def _remove_abandoned(parent_url: str) -> None:
-    """Remove the folders in there whose owner ran on this host and has ended."""
-    with contextlib.suppress(Exception):  # nothing depends on it; as above
+    """Remove the folders in the parent folder whose owner ran on this host and has ended."""
+    with contextlib.suppress(Exception):  # nothing depends on it
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
@@ -178,7 +178,7 @@ def _abandoned(folder: Location) -> bool:
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """What Petastorm's context manager gives, watched; its reader's workers end with it even if it cannot be made."""
+    """Yield what Petastorm's context manager yields, watched; if that fails, the workers of its reader are ended."""
     with contextlib.ExitStack() as stack:
         try:
             with in_words(plan.source.name):

@@ -44,11 +44,11 @@ class Plan(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Do the footers tell how many rows will come?"""
+        """Whether the footers tell how many rows the reader will return."""
         options = self.options
         chosen = options["predicate"] is not None or options["rowgroup_selector"] is not None
         spec = options["transform_spec"]
-        changed = self.batched and spec is not None and spec.func is not None  # it may drop rows, and add some
+        changed = self.batched and spec is not None and spec.func is not None  # it may drop or add rows
         parts = options["shuffle_row_drop_partitions"] > 1
         return not (chosen or changed or parts or transform.is_ngram(options["schema_fields"]))
 
@@ -67,7 +67,7 @@ def plan_reader(
     shard_one: bool = False,
     every_change: bool = False,
 ) -> Plan:
-    """Look at everything that can be known before a worker starts; the errors of this module come from here."""
+    """Check everything that can be known before a worker starts, and raise the errors of this module."""
     silence()
     if batch_size is not None and batch_size < 1:
         raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -91,7 +91,7 @@ def plan_reader(
 
 
 def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of Petastorm's `function` by name, the defaults too, the URL as Petastorm wants it."""
+    """All arguments of Petastorm's `function` by name, including defaults, with the URL as Petastorm needs it."""
     import petastorm
 
     bound = inspect.signature(getattr(petastorm, function)).bind(*arguments, **given)
@@ -117,7 +117,7 @@ def _url(path: Path) -> str:
 
 
 def _share_out(options: dict[str, Any], shard_one: bool) -> None:
-    """Set this rank's shard where none is given; OptionsError for one that cannot be."""
+    """Set this rank's shard if none is given. Raises OptionsError for an invalid one."""
     here = world()
     shard, count = options["cur_shard"], options["shard_count"]
     if shard is None and count is None:
@@ -132,7 +132,7 @@ def _share_out(options: dict[str, Any], shard_one: bool) -> None:
 
 
 def _check_shards(plan: Plan) -> None:
-    """DataError where a shard has no row group; a warning where shards give unequal numbers of steps."""
+    """Raise DataError if a shard has no row group; warn if shards have unequal numbers of steps."""
     source, count = plan.source, plan.options["shard_count"]
     if len(source.rows) < count:
         smaller = max(1, sum(source.sizes_bytes) // (2 * count))
@@ -144,7 +144,7 @@ def _check_shards(plan: Plan) -> None:
         )
     epochs = plan.options["num_epochs"]
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
-        return  # the first rank says it for all; and who reads endlessly never runs out
+        return  # the first rank warns for all; and without a number of epochs, no rank runs out of rows
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
     most, least = max(steps), min(steps)
     if most != least:
@@ -158,7 +158,7 @@ def _check_shards(plan: Plan) -> None:
 
 
 def _level_of_user() -> int:
-    """How far up the caller of this package is, as warnings.warn counts."""
+    """The stack level of the caller of this package, as warnings.warn counts it."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame else None
     ours = (os.path.dirname(__file__), contextlib.__file__)

@@ -12,17 +12,17 @@ import sys
 import warnings
 from typing import Any
 
-# The reader's workers can be processes: what stands here reaches them through their environment.
+# The reader's workers can be processes: warnings of these modules are hidden there through the environment.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
 
 def silence() -> None:
-    """Keep that noise away in this process, and in those that it starts; calling it again changes nothing."""
+    """Hide these warnings in this process, and in those that it starts; calling it again changes nothing."""
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", module=r"petastorm\.pytorch")
-    # Both speak of what Petastorm 0.12 imports.
+    # Both are about modules that Petastorm 0.12 imports.
     warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
     warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
     found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
@@ -37,13 +37,13 @@ def silence() -> None:
 
 
 def silence_when_imported() -> None:
-    """The same as soon as this process imports Petastorm, at no cost if it does not."""
+    """Call silence() as soon as this process imports Petastorm, at no cost if it does not."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Finds nothing, but is asked first."""
+    """An import finder that finds nothing, but is asked first."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "petastorm":
@@ -51,14 +51,14 @@ class _Finder:
 
 
 def _let_functions_go() -> None:
-    """A dataset that still exists when Python ends needs modules that do not, for a count that is not read."""
+    """Prevent an error at exit: TensorFlow's functions would update a count with modules that no longer exist."""
     module: Any = sys.modules.get("tensorflow.python.eager.polymorphic_function.atomic_function")
     if hasattr(getattr(module, "AtomicFunction", None), "__del__"):
         del module.AtomicFunction.__del__
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """TensorFlow logs where it was called in a way that it will not know for ever."""
+    """Whether a deprecation that TensorFlow logs is not about a call in Petastorm."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

@@ -1,7 +1,7 @@
 """Checks on the first rows that a TransformSpec returns what it declares, before a worker starts.
 
-Otherwise, a wrong shape or dtype raises an error in a worker's thread, and with TensorFlow not always: TensorFlow casts
-the values to the declared dtype, and fractions are lost.
+Without these checks, a wrong shape or dtype raises an error in a worker's thread. With TensorFlow, it may raise none:
+TensorFlow casts the values to the declared dtype, and fractions are lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Seen(NamedTuple):
 
 
 def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
-    """DataError if `spec` does not turn the first rows of `source` into what it declares.
+    """Raise DataError if `spec` does not turn the first rows of `source` into what it declares.
 
-    `batched` as under make_batch_reader. `every_change`: a field that the function changes and `edit_fields` does not
+    `batched`: as under make_batch_reader. `every_change`: a field that the function changes and `edit_fields` does not
     name is an error, too.
     """
     before = view(source.schema, schema_fields)
@@ -53,7 +53,7 @@ def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every
 
 
 def view(schema: Any, schema_fields: Any) -> Any:
-    """The part of a Unischema that `schema_fields` names: patterns, fields, or an NGram; DataError for none."""
+    """The part of a Unischema that `schema_fields` names: patterns, fields, or an NGram. DataError if it names none."""
     if schema_fields is None or (isinstance(schema_fields, list) and not schema_fields):
         return schema
     if is_ngram(schema_fields):
@@ -133,7 +133,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
 
 
 def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
-    """Each field's values: the scalars of a DataFrame's column with the column's dtype, else what is in the cells."""
+    """The values of each field, by its name: those in the column of a DataFrame, or the one in a dict."""
     if not batched:
         return {str(name): [value] for name, value in rows.items()}
     return {str(name): [rows[name].iloc[number] for number in range(len(rows))] for name in rows.columns}
@@ -198,7 +198,7 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Is it what was declared? A number of Python's has no width, and text and times have many forms."""
+    """Whether a dtype is the declared one. A number of Python's has no width, and text and times have many forms."""
     import numpy as np
 
     if declared is Decimal:

@@ -21,9 +21,9 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-_DEAD_AND_SILENT_S = 0.3  # what a worker says before it ends is read first
+_DEAD_AND_SILENT_S = 0.3  # results that a worker sent before it ended are read first
 _DEAD_S = 1.5
-_ROWS_AT_ONCE = 32  # to count is a fifth of what Petastorm takes for a row
+_ROWS_AT_ONCE = 32  # to count each row would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
@@ -70,7 +70,7 @@ class Results:
         except StopIteration:
             self._tally.end()
             raise
-        except Exception as error:  # of the user's transform, of the files
+        except Exception as error:  # from the user's transform, or from the files
             self._failed = error
             raise
         self._tally.add(item, time.monotonic() - began)
@@ -78,10 +78,10 @@ class Results:
 
 
 class Tally:
-    """Counts what a reader gives, epoch by epoch, and tells it.
+    """Counts what a reader returns, epoch by epoch, and reports it.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group of this one is there. An epoch
-    here is so many rows as the shard has, where the footers tell; else all that comes is one.
+    Petastorm's epochs overlap: its workers begin the next one before the last row group of this one is there. Here, an
+    epoch is as many rows as the shard has, if the footers tell this; otherwise, all rows are one epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -92,7 +92,7 @@ class Tally:
         self._rows: float = rows if plan.counted and rows else math.inf
         steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
         self._planned = (rows, steps) if plan.counted else (None, None)
-        # In order, one result after another is the next row group.
+        # If they are read in order, each result is the next row group.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
         self._pending, self._waited_s = 0, 0.0  # rows that are not counted yet
@@ -105,7 +105,7 @@ class Tally:
         self._progress.begin(self._epoch, rows, steps, _route(self._plan))
 
     def add(self, item: Any, waited_s: float) -> None:
-        """One result, a row or a batch, and how long the caller has waited for it."""
+        """Count one result, a row or a batch; `waited_s` is how long the caller has waited for it."""
         # A wait in a thread of TensorFlow does not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
@@ -136,12 +136,12 @@ class Tally:
             rows, self._waited_s = rows - taken, 0.0
 
     def end(self) -> None:
-        """There is nothing more to read."""
+        """Count and report the rest: there is nothing more to read."""
         self._count(self._pending, 0, "")
         self._pending = 0
         if 0 < self._done < self._rows:
             if self._batch_size and self._done % self._batch_size:
-                self._progress.batch(0, 0)  # the last batch, of what is left
+                self._progress.batch(0, 0)  # the last batch, which is smaller
             self._progress.end()
 
 
@@ -151,16 +151,16 @@ def _route(plan: Plan) -> Route | None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # Shuffled, or with other rows than these, nobody knows which one Petastorm is at: that is one of all.
+    # If they are shuffled, or other rows come, it is unknown which one Petastorm reads now: it may be any of them.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 
 
 class Deaths:
-    """Knows when to give up on workers that have ended without a word.
+    """Decides when to give up on workers that have ended without an exception.
 
-    Petastorm sees an exception in a worker, and nothing else: not sys.exit() in a transform, not a process that the
-    system has killed. It waits for their results for ever.
+    Petastorm notices only exceptions in a worker: not sys.exit() in a transform, and not a process that the system has
+    killed. It waits for their results for ever.
     """
 
     def __init__(self, name: str, pool: Any) -> None:
@@ -169,7 +169,7 @@ class Deaths:
         self._since = 0.0
 
     def look(self, *, silent: bool) -> None:
-        """DataError if a worker has been dead for a while; sooner where there is nothing else to read."""
+        """Raise DataError if a worker has been dead for a while; sooner if there is nothing else to read (`silent`)."""
         dead = [self._ended(worker) for worker in self._pool._workers]
         reasons = [reason for reason in dead if reason]
         if not reasons:
@@ -193,7 +193,7 @@ class Deaths:
 
 
 class _Poller(NamedTuple):
-    """What the reader of a process pool waits with."""
+    """The poller of a process pool, which also looks for dead workers while its reader waits."""
 
     real: Any
     deaths: Deaths
@@ -205,7 +205,7 @@ class _Poller(NamedTuple):
 
 
 def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
-    """The same for a thread pool."""
+    """Make the queue of a thread pool look for dead workers while its reader waits."""
     real = results.get
 
     def get(block: bool = True, timeout: float | None = None) -> Any:

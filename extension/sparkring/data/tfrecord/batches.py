@@ -20,10 +20,10 @@ Batch = dict[str, Array]
 
 
 def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
-    """Batches of `batch_size` rows, the last with what is left: numbers little-endian, or strings.
+    """Yield batches of `batch_size` rows (fewer in the last) of little-endian numbers or strings.
 
-    source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. DataError, which
-    names the data as it is `called`, if they do not fit together or hold what has no place in a file.
+    source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. Raises DataError,
+    which names the data as `called`, if they do not fit together or contain something that a file cannot hold.
     """
     columns: dict[str, Column] = {}
     waiting: list[Batch] = []
@@ -39,7 +39,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
                 told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
                 raise DataError(f"{called}: columns of one batch differ in length: {told}.")
             length = next(iter(lengths.values()))
-            if not length:  # and so of any type
+            if not length:  # an empty chunk may be of any type
                 continue
             found = {column.name: column for column in columns_of(chunk)}
             columns = columns or found
@@ -60,7 +60,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
 
 
 def columns_of(batch: Batch) -> tuple[Column, ...]:
-    """What a batch holds."""
+    """The columns of a batch."""
     return tuple(
         Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
         for name, array in batch.items()
@@ -76,7 +76,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            stack.callback(source.close)  # what reads ahead ends, even where an error's traceback keeps this alive
+            stack.callback(source.close)  # end its thread, even if an error's traceback keeps it alive
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:

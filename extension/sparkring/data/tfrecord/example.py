@@ -1,4 +1,4 @@
-"""A batch as a serialised tf.train.Example, and the tensors of one."""
+"""Converts a batch to a serialised tf.train.Example, and an Example to tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparkring.data.tfrecord.batches import Batch
 from sparkring.data.tfrecord.schema import STRING, Column
 from sparkring.errors import DataError
 
-LARGEST_RECORD = 2**31 - 2**20  # protobuf ends at 2 GiB
-_SIGNED = {"uint32": "int32", "uint64": "int64"}  # decode_raw knows no wide unsigned ones
+LARGEST_RECORD = 2**31 - 2**20  # protobuf's limit is 2 GiB
+_SIGNED = {"uint32": "int32", "uint64": "int64"}  # decode_raw does not support these unsigned types
 
 
 def encoded(batch: Batch, called: str) -> bytes:
@@ -31,7 +31,7 @@ def encoded(batch: Batch, called: str) -> bytes:
 
 
 def decoded(record: Any, columns: Sequence[Column], batch_size: int, *, pad: bool) -> dict[str, Any]:
-    """These columns of a record as tensors [batch, …]; with `pad` a short one repeats its rows."""
+    """The given columns of a record as tensors [batch, …]; with `pad`, a short record repeats its rows."""
     tf = tensorflow()
     text = tf.io.FixedLenSequenceFeature([], tf.string, allow_missing=True)
     one = tf.io.FixedLenFeature([], tf.string)

@@ -108,7 +108,7 @@ class Records:
         return self.steps
 
     def __sparkring_validate__(self, size: int, calls: Iterable[Call] = ()) -> None:
-        """Raise the errors that ranks would raise before they are started."""
+        """Before ranks are started, raise the errors that they would raise."""
         share_out(self.schema, 0, self.size if self.seat else size, self.remainder)
 
     def __repr__(self) -> str:
@@ -173,11 +173,11 @@ class Records:
         return Reading(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not what this process has made of it.
+        # Only the fields, not what this process has computed from them.
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _path(self, index: int) -> str:
-        """A file's path as TensorFlow knows it. DataError if it cannot read from there."""
+        """A file's path for TensorFlow. DataError if TensorFlow cannot read from there."""
         location = self.folder / self.schema.files[index].name
         if location.local:
             return location.path
@@ -190,7 +190,7 @@ class Records:
         return location.url
 
     def _taken(self, batch: dict[str, Any], names: Sequence[str]) -> Any:
-        """What was asked for of a batch."""
+        """The requested part of a batch, after the transform."""
         found = batch if self.transform is None else self.transform(batch)
         if names and not isinstance(found, Mapping):
             raise OptionsError(f"as_tf({', '.join(names)}): transform returned a `{type(found).__name__}`, not a dict.")

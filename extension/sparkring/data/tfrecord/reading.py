@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from sparkring.data.tfrecord.read import Records
 
-MOST_OPEN, OPEN_IN_ORDER = 16, 256  # files that are read in turn: shuffled, and in their order
+MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files that are read in turn: shuffled, or in order
 
 
 class Reading:
-    """One rank's reading of its share, which it takes when it is made: on the rank, at first use."""
+    """One rank's reading of its share. It is made on the rank, at first use, and finds the share then."""
 
     def __init__(self, records: Records) -> None:
         schema = records.schema
@@ -32,7 +32,7 @@ class Reading:
         self._seed = records.seed if records.shuffle else None
         self._rows, self._files = schema.batch_size, schema.files
         self._epoch = 0
-        # From C++ into Python costs about as much as a small batch does.
+        # A call from C++ into Python costs about as much as a small batch does.
         self._every = max(1, min(64, self.share.steps // 100))
         self._progress = Progress(
             name=records.folder.written,
@@ -50,8 +50,8 @@ class Reading:
     def begin(self) -> Any:
         """The order in which the parts are opened in the epoch that begins.
 
-        Every pass counts as an epoch, those that were left early included. Ranks may differ in its number: their
-        shares do not depend on it.
+        Every pass counts as an epoch, including those that were left early. Ranks may have different numbers of epochs:
+        their shares do not depend on it.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))
@@ -68,14 +68,14 @@ class Reading:
         return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """How many batches it is now, and the batch itself; every so often Python is told."""
+        """Return how many batches there were, and the batch itself; report the number every `_every` batches."""
         tf = tensorflow()
         steps = before + 1
         due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self.share.steps))
         return tf.cond(due, lambda: tf.numpy_function(self._tell, [steps], tf.int64), lambda: steps), batch
 
     def _tell(self, steps: Any) -> Any:
-        several = (int(steps) - 1) % self._every + 1  # since it was told before
+        several = (int(steps) - 1) % self._every + 1  # batches since the last report
         self._progress.batch(several * self._rows, several * self.record_bytes, steps=several)
         if steps == self.share.steps:
             self._progress.end()
@@ -83,7 +83,7 @@ class Reading:
 
 
 def _advise(records: Records) -> None:
-    """Say what is read more than once, or not at all."""
+    """Report if ranks read only parts of files, and if rows are left out."""
     schema, where, size = records.schema, records.folder.written, records.size
     if records.share().split:
         report.log_to_driver(

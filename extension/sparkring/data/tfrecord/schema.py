@@ -48,17 +48,17 @@ class Schema:
 
     @property
     def records(self) -> int:
-        """How many there are in all files."""
+        """The number of records in all files."""
         return sum(file.records for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """What all files take."""
+        """The size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
 
 class Part(NamedTuple):
-    """So many records of one file, after those that are skipped."""
+    """`take` records of one file, after the first `skip`."""
 
     file: int
     skip: int
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: parts with at least as many records as it has steps, of which it takes those.
+    """What one rank reads in an epoch: `steps` records of `parts`, which may have more.
 
     `split`: some of its files are read by other ranks as well.
     """
@@ -77,11 +77,11 @@ class Share(NamedTuple):
 
 
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
-    """What rank `rank` of `size` reads: as many steps as every other, and no record that another reads.
+    """Return what rank `rank` of `size` reads: as many steps as every other rank, and no record that another reads.
 
-    Whole files where that is even to within a record, else runs of records. drop: full records only, and at most
-    size - 1 of them are left out; pad: all of them, and ranks that have one less read one of theirs twice.
-    DataError if there are fewer records than ranks.
+    It reads whole files if ranks then differ by at most one record, else a run of records. drop: full records only, and
+    at most size - 1 of them are left out; pad: all records, and a rank that has one less reads one of its own twice.
+    Raises DataError if there are fewer records than ranks.
     """
     full = [file.rows // schema.batch_size if remainder == "drop" else file.records for file in schema.files]
     total = sum(full)
@@ -114,15 +114,15 @@ def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
 
 
 def write_schema(schema: Schema, folder: Location) -> None:
-    """Put it beside the files, which makes the folder a whole one."""
+    """Write the schema beside the files, which makes the folder complete."""
     text = json.dumps({"layout": LAYOUT, **asdict(schema)}, indent=1)
     folder.fs.pipe_file((folder / SCHEMA).path, text.encode())
 
 
 def read_schema(path: str | os.PathLike[str]) -> Schema:
-    """What was written to the folder `path`. DataError if it is not there, not written to its end, or damaged.
+    """Read the schema in the folder `path`. Raises DataError if the folder is missing, incomplete or damaged.
 
-    Damaged are files that are missing or not of the size that they were written with: all are listed, none is read.
+    It is damaged if files are missing or have another size than when they were written; their contents are not read.
     """
     folder = locate(path)
     file = folder / SCHEMA

@@ -22,7 +22,7 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # if the number of ranks is not given: even for 1, 2, 4, 8 and 16
+FILES = 16  # if the number of ranks is not given; divides evenly among 1, 2, 4, 8 and 16
 MOST_PREFIXES = 4_096
 FIRST_WORD_S = 2.0
 
@@ -81,7 +81,7 @@ def write_tfrecord(
             copy = materialise(source, cache=cache, name=name, say=say).location.written
             source = shards(copy, batch_size, shuffle=False, remainder="join", rank=0, size=1)
             _refuse_nulls(source, called)
-        with contextlib.closing(batches(source, batch_size, called)) as found:  # also what reads ahead for it
+        with contextlib.closing(batches(source, batch_size, called)) as found:  # also ends the thread that reads ahead
             told = _told(found, target, say)
             columns, written = _write(told, target, _names(count, prefixes), compression, called)
         schema = Schema(columns, batch_size, sum(file.rows for file in written), written, compression)
@@ -94,7 +94,7 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """DataError if a column of the DataFrame has nulls: as NaN they would be numbers in the records."""
+    """Raise DataError if a column of the DataFrame has nulls: as NaN, they would be numbers in the records."""
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -106,11 +106,11 @@ def _refuse_nulls(frame: Shards, called: str) -> None:
 def _write(
     found: Iterator[Batch], target: Location, names: Sequence[str], compression: Compression | None, called: str
 ) -> tuple[tuple[Column, ...], tuple[RecordFile, ...]]:
-    """What the batches hold, and the files that they are in now."""
+    """Write the batches to files, and return their columns and the files."""
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # Elsewhere than on this machine nothing can be appended: the files are made here and copied whole.
+    # Remote files cannot be appended to: they are written on this machine and copied whole.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
@@ -139,7 +139,7 @@ def _write(
         return columns, tuple(map(RecordFile, names, records, rows, sizes))
     finally:
         for writer in writers:
-            with contextlib.suppress(OSError, tf.errors.OpError):  # it has failed before
+            with contextlib.suppress(OSError, tf.errors.OpError):  # an earlier error is being raised
                 writer.close()
         if not target.local:
             shutil.rmtree(here, ignore_errors=True)
@@ -172,7 +172,7 @@ def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator
 
 @contextlib.contextmanager
 def _new(target: Location) -> Iterator[None]:
-    """The folder, with nothing in it. If what is done with it fails or is stopped, all is as it was before."""
+    """Make the folder, which must be new or empty. If the block fails or is stopped, what it wrote is removed."""
     fs, path = target.fs, target.path
     with _usable(target):
         there = fs.exists(path)
@@ -190,7 +190,7 @@ def _new(target: Location) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _usable(target: Location) -> Iterator[None]:
-    """DataError if the file system, or TensorFlow there, cannot do what is done here."""
+    """Turn an error of the file system, or of TensorFlow, into a DataError."""
     try:
         yield
     except (OSError, tensorflow().errors.OpError) as error:
