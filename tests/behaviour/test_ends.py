@@ -261,7 +261,7 @@ def test_a_member_that_falls_silent(local, monkeypatch):
         return found
 
     monkeypatch.setattr(Members, "silences", as_an_hour_later)
-    with pytest.raises(RunFailed, match="lost: no message from it") as caught:
+    with pytest.raises(RunFailed, match="lost: no message from the member") as caught:
         local.run("""
             import os, signal, time
             if rank == 1:

@@ -122,7 +122,7 @@ begun
     options = {"checkpoint_dir": str(tmp_path / "run")}
     assert ring.run(cell, namespace={"data": write(64)}, **options).values == [0, 0]
     assert ring.run(cell, namespace={"data": write(64)}, **options).values == [1, 1]
-    with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet have changed since"):
+    with pytest.raises(CheckpointError, match=r"the data of .*data\.parquet has changed since"):
         ring.run(cell, namespace={"data": write(65)}, **options)
 
 

@@ -47,7 +47,7 @@ def test_changed_data():
     """Only those that both know are compared."""
     saved = entry(data={"flights": "a1", "gone": "x"})
     assert changes(saved, CELL, {"flights": "a1", "new": "y"}) == ""
-    assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights have changed since then."
+    assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights has changed since then."
 
 
 def test_age_in_words():

@@ -333,7 +333,7 @@ def test_a_thousand_checkpoints_and_fifty_attempts_fit(replayed):
     assert len(record.checkpoints) == 1000
     page = panel(record, now=T + 9, final=True)
     assert len(page) < PANEL_BYTES
-    assert "38 attempts before these" in page
+    assert "38 earlier attempts not shown" in page
     assert "<&>" not in page
     assert "\u202e" not in page
     assert "\u202e" not in bundle(record, now=T, final=True)["text/plain"]

@@ -261,7 +261,7 @@ def test_hundreds_of_ranks_that_read_fit(run):
     ]
     record = run(300, *more)
     assert len(panel(record, now=NOW, final=False)) < 150_000
-    assert "data sets before these" in panel(record, now=NOW, final=False)
+    assert "earlier data sets not shown" in panel(record, now=NOW, final=False)
     assert len(panel(run(300, *more, RunFinished(NOW, "timed out")), now=NOW, final=True)) < 200_000
     (short,) = [each for each in [progress_words(record, NOW)] if each]
     assert len(short) < 400

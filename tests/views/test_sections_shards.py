@@ -167,7 +167,7 @@ def test_who_has_more_rows(replayed):
     assert balance(replayed, *begun, *ahead, size=3) == "rank 0 has 25 % more rows than rank 2 (1,000 and 800)"
     assert "more rows" not in balance(replayed, *begun, planned(0, [10]), planned(1, [20]), read(2, 5, None), size=3)
     idle = [planned(0, [1_000]), planned(1, [5], begun=5), planned(2, [10])]
-    assert balance(replayed, *begun, *idle, size=3) == "rank 1 with nothing to read"
+    assert balance(replayed, *begun, *idle, size=3) == "rank 1 has nothing to read"
 
 
 def test_who_is_slowest_and_how_much_is_read(replayed):

@@ -240,7 +240,7 @@ def test_a_graph_is_not_called_a_collective(replayed):
 def test_where_many_ranks_are_is_bounded(replayed):
     record = replayed(*(stack(rank, "waiting", rank + 1) for rank in range(20)), size=20)
     told = describe.explain_where(record)
-    assert told.endswith("; rank 7 waits at cell line 8, in socket.py:9 recv; ranks 8–19 elsewhere")
+    assert told.endswith("; rank 7 waits at cell line 8, in socket.py:9 recv; ranks 8–19 are elsewhere")
 
 
 def test_where_the_ranks_are_before_and_after(replayed):

@@ -30,7 +30,7 @@ def test_what_is_said_in_plain_words(replayed):
     record = replayed(saved())
     for form in ("tab", "final"):
         shown = timeline.html(record, 0.0, form)
-        assert "the other rank waited 6.0 s in all for rank 1 (last 38 times)" in shown
+        assert "the other rank waited 6.0 s in total for rank 1 (last 38 times)" in shown
         assert "for rank 0" not in shown
         assert "waiting for ranks 8.0 s (40%)" in shown
         assert "/runs/a1b2/timeline.json (123 kB)" in shown
@@ -87,5 +87,5 @@ def test_the_terminal_and_the_plain_text_name_it(replayed):
         (line,) = [line for line in said.splitlines() if "timeline:" in line]
         assert "42 operations on 2 tensors in 20 s" in line
         assert "42% outside Horovod, 40% waiting for ranks, 15% reducing" in line
-        assert "waited 6.0 s in all for rank 1" in line
+        assert "waited 6.0 s in total for rank 1" in line
         assert "/runs/a1b2/timeline.json" in line

@@ -22,7 +22,7 @@ def changes(entry: Entry, code: str, data: Mapping[str, str]) -> str:
         told.append(f"the cell has changed since then:\n{_difference(_body(commit.code), _body(code))}")
     for name in sorted(commit.data.keys() & data.keys()):
         if commit.data[name] != data[name]:
-            told.append(f"the data of {name} have changed since then.")
+            told.append(f"the data of {name} has changed since then.")
     return "\n".join(told)
 
 

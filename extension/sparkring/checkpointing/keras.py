@@ -72,7 +72,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     if data is not None and tensorflow_state.replicas(model) > 1:
         raise CheckpointError(
             f"the model trains on {tensorflow_state.replicas(model)} replicas, among which TensorFlow splits each "
-            "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epochs."
+            "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epoch."
         )
     if not is_keras_3:  # Keras 3's layers draw from variables
         tensorflow_state.keep_random(model)

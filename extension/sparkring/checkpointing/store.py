@@ -88,8 +88,8 @@ def checkpoints(
         raise CheckpointError(f'mode={mode!r}: expected "min" or "max".')
     if sharded and world.world().size > 1 and not here().stamp:
         raise CheckpointError(
-            "sharded=True needs a run with --checkpoint-dir: without it, the ranks have no common name for what they "
-            "write."
+            "sharded=True needs a run with --checkpoint-dir: without it, the ranks have no common name for the "
+            "checkpoint."
         )
     return Store(written, None if keep is None else int(keep), best or "", mode, bool(sharded), bool(background))
 

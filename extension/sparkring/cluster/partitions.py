@@ -47,7 +47,7 @@ class Data(NamedTuple):
 
     def ranks(self) -> int:
         """The default number of ranks: one for each partition."""
-        found = interruptibly(self.session().sparkContext, "counts partitions", self.partitions)
+        found = interruptibly(self.session().sparkContext, "counting partitions", self.partitions)
         if found == 0:
             raise OptionsError(
                 f"`{self.name}` is empty and has no partitions: set the number of ranks, for example -n 4."

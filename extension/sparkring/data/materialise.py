@@ -226,7 +226,7 @@ def _write(
             writer.parquet(copy.for_spark())
 
         started = time.time()
-        _computed(session, called, f"writes {home.written} from", write, tell)
+        _computed(session, called, f"writing {home.written} from", write, tell)
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
@@ -297,7 +297,7 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         tasks = context.defaultParallelism
         return list(context.parallelize(range(tasks), tasks).map(look).collect())
 
-    found = _computed(session, called, "looking for executors of", ask, lambda text: None)
+    found = _computed(session, called, "checking the executors for", ask, lambda text: None)
     blind = sorted({host for host, sees in found if not sees})
     if blind:
         raise _own_disks(f"the executor on {blind[0]}", home)

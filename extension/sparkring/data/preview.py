@@ -53,7 +53,9 @@ def _dataset_of(value: Any, name: str, columns: tuple[str, ...] | None, where: s
     opened = getattr(value, "dataset", value)
     if isinstance(opened, Dataset):
         if columns is not None or where:
-            raise OptionsError(f"%shards {name}: it has its own columns and filter; leave out --columns and --where.")
+            raise OptionsError(
+                f"%shards {name}: `{name}` has its own columns and filter; leave out --columns and --where."
+            )
         return opened
     if hasattr(value, "sparkSession"):
         from sparkring.data.materialise import materialise

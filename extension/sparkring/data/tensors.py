@@ -55,7 +55,9 @@ def other_than_text(array: Any) -> str:
 def _advice(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> str:
     types = pa.types
     if is_object(kind):
-        return "make columns of its parts in Spark or numbers in transform=…, or leave it out with columns=[…]"
+        return (
+            "turn its parts into columns in Spark, or into numbers with transform=…, or leave it out with columns=[…]"
+        )
     inner = kind
     while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
         inner = inner.value_type

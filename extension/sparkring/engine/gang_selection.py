@@ -24,7 +24,7 @@ def gang_for(options: Options) -> WarmGang | None:
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
         raise OptionsError(
-            f"--gpus {options.gpus}: the ranks of the {gang.describe()} already have GPUs. Start it again with this "
+            f"--gpus {options.gpus}: the ranks of the {gang.describe()} have another number. Start it again with this "
             f"number: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
     return gang

@@ -298,7 +298,7 @@ class Gang:
         for member, silent_s in self._members.silences().items():
             # While a member passes a large payload on to its rank, it cannot send a Beat.
             if silent_s > SILENT_LIMIT_S and not self._outbox.sends_to(member):
-                found += self._lost(member, f"no message from it for {silent_s:.0f} s")
+                found += self._lost(member, f"no message from the member for {silent_s:.0f} s")
         return found
 
     def _watch_launch(self, now: float) -> None:

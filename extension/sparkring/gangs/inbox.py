@@ -103,7 +103,7 @@ class Inbox:
                     raise ProtocolError(f"{type(report).__name__} is not for the driver")
                 self._put(Arrival(member, report))
         except ProtocolError as error:
-            self._put_end(member, f"a message from it cannot be read: {error}")
+            self._put_end(member, f"a message from the member cannot be read: {error}")
         except ChannelClosed:
             self._put_end(member, "its connection was lost")
 

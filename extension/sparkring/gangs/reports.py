@@ -33,6 +33,6 @@ def exit_failure(exited: Exited) -> Failure:
     advice = {
         "SIGSEGV": "Native code crashed; its stack is among the last lines of the rank.",
         "SIGABRT": "Native code called abort(); the last lines of the rank may say why.",
-        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether memory was short{peak}.",
+        "SIGKILL": f"Another process or the kernel killed it; dmesg shows whether the machine ran out of memory{peak}.",
     }.get(name, "")
     return Failure("signal", f"killed by {name}", advice=advice, signal=name)

@@ -533,7 +533,7 @@ def explain_where(record: RunRecord) -> str:
     told = [standing.of(found) for standing, found in groups[:_STANDINGS_NAMED]]
     rest = [rank for _, found in groups[_STANDINGS_NAMED:] for rank in found]
     if rest:
-        told.append(f"{rank_list(rest)} elsewhere")
+        told.append(f"{rank_list(rest)} {'is' if len(rest) == 1 else 'are'} elsewhere")
     return plain("; ".join(told))
 
 

@@ -378,7 +378,7 @@ def curve_axis(found: Table) -> str:
     """What the curves' horizontal axis counts."""
     if len(found.rows) <= 2:
         return "step"
-    return f"{found.by}s in all" if found.laps else found.by
+    return f"{found.by}s in total" if found.laps else found.by
 
 
 def _finite(measured: Iterable[_Measured]) -> list[_Measured]:

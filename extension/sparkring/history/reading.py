@@ -255,7 +255,8 @@ def _share_words(found: DataSet) -> str:
         return ""
     least, most = min(known), max(known, key=lambda each: (each[0], -each[1]))
     if not least[0]:
-        return f"{_ranks([rank for rows, rank in known if not rows])} with nothing to read" if most[0] else ""
+        idle = [rank for rows, rank in known if not rows]
+        return f"{_ranks(idle)} {'has' if len(idle) == 1 else 'have'} nothing to read" if most[0] else ""
     if most[0] <= UNEVEN * least[0]:
         return f"each rank has {least[0]:,}{f' to {most[0]:,}' if most[0] > least[0] else ''} rows"
     more = 100 * (most[0] / least[0] - 1)

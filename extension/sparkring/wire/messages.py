@@ -233,7 +233,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """How a GPU of the rank is used, by all processes together; None for what NVML does not tell. Sent when it changes."""
+    """How a GPU of the rank is used, by all processes; None for what NVML does not tell. Sent when it changes."""
 
     address: str
     name: str

@@ -37,7 +37,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
             lengths = {name: len(array) for name, array in chunk.items()}
             if len(set(lengths.values())) > 1:
                 told = ", ".join(f"`{name}` {rows:,}" for name, rows in lengths.items())
-                raise DataError(f"{called}: columns of one batch differ in length: {told}.")
+                raise DataError(f"{called}: the columns of a batch differ in length: {told}.")
             length = next(iter(lengths.values()))
             if not length:  # an empty chunk may be of any type
                 continue

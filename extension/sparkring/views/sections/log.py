@@ -93,7 +93,7 @@ def by_rank_html(record: RunRecord, budget: int) -> str:
         return ""
     path = describe.log_path(record)
     notes = [f"not shown for lack of space: {describe.rank_list(left_out)}"] if left_out else []
-    notes += [f"whole: {path}"] if path else []
+    notes += [f"whole logs: {path}"] if path else []
     note = f"<small>{text('; '.join(notes))}</small>" if notes else ""
     return details("Logs by rank", note + "".join(part for _, part in sorted(parts)))
 

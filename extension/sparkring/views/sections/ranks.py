@@ -41,7 +41,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     tiles = [_tile(record, ranks[0], now) if len(ranks) == 1 else _wide_tile(record, ranks) for ranks in alike]
     if len(tiles) > MOST_TILES:
         shown = sum(map(len, alike[:MOST_TILES]))
-        counts += f" · the first {shown:,} of them:"
+        counts += f" · showing the first {shown:,}:"
     return f'<div><small>{counts}</small></div><div class="sr-ranks">{" ".join(tiles[:MOST_TILES])}</div>'
 
 

@@ -36,5 +36,5 @@ def html(record: RunRecord, now: float, form: Form) -> str:
             budget -= len(fold)
         parts.insert(0, f'<div><span class="{name}">{sign}</span> {text(chapter.line)}{fold}</div>')
     if len(told) > len(shown):
-        parts.insert(0, note(f"{counted(len(told) - len(shown), 'attempt')} before these"))
+        parts.insert(0, note(f"{counted(len(told) - len(shown), 'earlier attempt')} not shown"))
     return f'<div class="sr-attempts">{"".join(parts)}</div>' if parts else ""

@@ -27,7 +27,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:
-        parts.append(note(f"{counted(len(found) - reading.NAMED, 'data set')} before these"))
+        parts.append(note(f"{counted(len(found) - reading.NAMED, 'earlier data set')} not shown"))
     shown = found[-reading.NAMED :]
     for each in shown:
         table = _tables(each, form, len(shown), record.outcome is not None)

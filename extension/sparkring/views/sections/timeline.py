@@ -75,7 +75,7 @@ def _late(saved: TimelineSaved) -> str:
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
-    others = f" <small>and almost none for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
+    others = f" <small>and almost no time for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
     drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
     return f"<figure><div><small>how long the other ranks waited for each rank</small>{others}</div>{drawn}</figure>"
 
@@ -89,7 +89,7 @@ def _tensors(saved: TimelineSaved) -> str:
     columns = [
         (header, value)
         for header, value in _COLUMNS
-        if header == "in all" or any(value(each) >= 0.00005 for each in shown)
+        if header == "total" or any(value(each) >= 0.00005 for each in shown)
     ]
     rows = [
         (_short(each.name), f"{each.count:,}", *(duration(float(value(each))) for _, value in columns))
@@ -100,7 +100,7 @@ def _tensors(saved: TimelineSaved) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[TensorTimes], float]], ...] = (
-    ("in all", lambda each: each.total_s),
+    ("total", lambda each: each.total_s),
     ("waiting for ranks", lambda each: each.negotiating_s),
     ("waiting for data", lambda each: each.waiting_s),
     ("copying", lambda each: each.copying_s),

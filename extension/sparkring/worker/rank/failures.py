@@ -188,7 +188,9 @@ def _advice(error: BaseException) -> str:
             "or on sys.path, or add it with spark.sparkContext.addPyFile()."
         )
     if type(error).__name__ == "DataLossError" and "corrupted record" in str(error):
-        return "A TFRecord file is damaged. If tfrecords() reads it, `for batch in tfrecords(…): pass` finds it."
+        return (
+            "A TFRecord file is damaged. To find out which one, read the files with `for batch in tfrecords(…): pass`."
+        )
     if isinstance(error, MemoryError):
         return "The rank ran out of memory: use fewer ranks per machine, smaller batches, or a shard of the data."
     if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
