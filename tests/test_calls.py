@@ -63,7 +63,7 @@ def test_whose_keyword_is_whose(result: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("function", [train, decorated, functools.partial(train, 0.1)])
 def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
-    """It is refused even if its value is the default; the message says how to write either."""
+    """The keyword is refused even with its default value; the message says how to write either."""
     with pytest.raises(OptionsError) as caught:
         run(function, checkpoint_dir="")
     assert str(caught.value) == (

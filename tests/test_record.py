@@ -141,7 +141,7 @@ def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
 
 
 def test_thinned_metrics_can_be_compared_across_ranks():
-    """However often metrics are thinned, the steps that are kept are the same for all ranks, except for the newest."""
+    """However often metrics are thinned, nearly all steps that are kept are those of all ranks."""
     size = 3
     record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(size)))
     for step in range(1, 5_001):

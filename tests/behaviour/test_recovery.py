@@ -73,7 +73,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_the_cell_is_run_again(count, tmp_path):
-    """The run continues from what is saved, and says so. With --fresh, it starts anew and deletes no checkpoint."""
+    """The run continues from what is saved, and says so. With --fresh, it starts over and deletes no checkpoint."""
     count(last=20)
     before = names(tmp_path / "run")
     again = count(last=40)
@@ -190,7 +190,7 @@ def test_it_says_how_to_go_on(count):
 
 
 def test_no_checkpoint_yet(local, tmp_path):
-    """A run that has saved nothing starts again from the beginning, and a notice says so."""
+    """A run that has saved nothing starts over, and a notice says so."""
     cell = """
 import os
 if rank == 0 and not os.path.exists(mark):
@@ -204,7 +204,7 @@ if rank == 0 and not os.path.exists(mark):
 
 
 def test_a_save_that_fails_in_the_background_fails_the_run(local, tmp_path):
-    """It fails at the end of the cell at the latest: a cell whose last checkpoint is lost has not succeeded."""
+    """The run fails at the end of the cell at the latest: a cell whose last checkpoint is lost has not succeeded."""
     cell = """
 import os, shutil
 from sparkring import checkpoints

@@ -246,7 +246,7 @@ def test_a_failed_run_is_saved_as_well(ring):
     assert run_store.load(Path(caught.value.record.log_folder)) == caught.value.record
 
 
-# ── What is told of it ────────────────────────────────────────────────────────
+# ── What the record has of it ─────────────────────────────────────────────────────
 
 
 @pytest.mark.any_launcher

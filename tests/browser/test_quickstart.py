@@ -82,7 +82,7 @@ def executed(running: Running, lab: Lab, run_demo: Any, tmp_path_factory: pytest
 
 
 def shown(page: str) -> str:
-    """What a reader of HTML sees, with single spaces."""
+    """The text that a reader of the HTML sees, with single spaces."""
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 

@@ -54,7 +54,7 @@ def test_axe_finds_nothing(browser: Browser, pictures: Path, look: str) -> None:
 
 
 def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
-    """It does so on GitHub, for example, which removes <style>, <svg> and style attributes."""
+    """GitHub, for example, removes <style>, <svg> and style attributes."""
     body = {name: bleach.clean(static(name), tags=UNTAGGED, attributes=[], strip=True) for name in RECORDS}
     page = page_of(browser, "".join(f'<section id="{name}">{each}</section>' for name, each in body.items()))
     told = {name: page.locator(f"#{name}").inner_text() for name in RECORDS}

@@ -1,4 +1,4 @@
-"""Disks whose power is cut, and mounts that refuse operations or lag. Only functions that sparkring calls are replaced.
+"""Disks whose power is cut, and mounts that refuse operations or lag, simulated below sparkring's own code.
 
 Python's functions that open, change and list files are replaced for everything below one folder, so the tests run the
 code that is shipped, down to the system call.

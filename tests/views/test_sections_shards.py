@@ -116,7 +116,7 @@ def test_what_was_to_come_when_the_run_ended_was_not_read():
     st.booleans(),
 )
 def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
-    """Blocks have no gaps and are ordered by state; there are about as many as wanted, and each row group counts once."""
+    """Blocks have no gaps and are ordered by state; there are about `most` of them, and each row group counts once."""
     total = sum(rows)
     at = min(at, total)
     mine = RankReading(0, read(0, at, total, done=done), plan=planned(0, rows, window=window))
