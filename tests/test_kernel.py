@@ -101,7 +101,7 @@ class Kernel:
         while True:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
             kind, content = message["msg_type"], message["content"]
-            if kind == "update_display_data":  # perhaps of an earlier cell, whose run is still going on in the background
+            if kind == "update_display_data":  # perhaps of an earlier cell, whose run goes on in the background
                 for output in self.shown[content["transient"]["display_id"]]:
                     output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:

@@ -68,7 +68,7 @@ def test_a_burst_is_cut_and_says_where_the_rest_is(replayed, pipe):
 
 
 def test_a_traceback_is_printed_when_it_is_whole(replayed, pipe):
-    """A traceback is held back while its lines come in, mixed with other ranks'; if no more come, it is printed soon."""
+    """A traceback is held back while its lines come in, mixed with others'; if no more come, it is printed soon."""
     now = [0.0]
     view, events = TerminalView(pipe, clock=lambda: now[0]), []
     traceback = ["Traceback (most recent call last):", '  File "<cell>", line 2, in <module>', "ValueError: 3"]
