@@ -1,6 +1,6 @@
-"""Two ranks that print a million lines each: is any lost, how fast do they come, what does the driver hold?
+"""Two ranks print a million lines each: are any lost, how fast do they arrive, how much memory does the driver use?
 
-Each turn has a fresh driver process, this file run as a script, so that its memory is its own.
+Each turn runs this file as a script in a fresh driver process, so that it measures only its own memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _horovodrun(lines: int) -> Measured:
 
 
 def _drive(view: View, lines: int) -> Measured:
-    run("print(rank)", -RANKS, Quiet())  # what every first run imports is not what a burst costs
+    run("print(rank)", -RANKS, Quiet())  # the imports of a first run are not part of a burst's cost
     me = psutil.Process()
     before = peak = me.memory_info().rss
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""What checkpoints cost: beside the disk alone, and beside what notebooks do without them; and how soon one is back."""
+"""What checkpoints cost, compared with the disk alone and with what notebooks do instead; how soon a run resumes."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def files(effort: Effort) -> list[Row]:
 
 
 def runs(effort: Effort) -> list[Row]:
-    """A rank that is killed, and a run in which none is."""
+    """A run in which a rank is killed, and runs in which none is."""
     back = Turns(effort.runs, {US: _comes_back})
-    steps, every = (60, 30) if effort.quick else (800, 400)  # about four seconds from one to the next
+    steps, every = (60, 30) if effort.quick else (800, 400)  # about four seconds from one checkpoint to the next
     whole = Turns(
         effort.runs,
         {
@@ -73,7 +73,7 @@ def runs(effort: Effort) -> list[Row]:
 
 
 def _in_process(contestant: str, *, megabytes: int) -> Measured:
-    """In a process of its own, so that nobody profits from memory that another has touched."""
+    """Run a contestant in a process of its own, so that none profits from memory that another has touched."""
     with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=os.environ["SPARKRING_HOME"]) as folder:
         command = [sys.executable, str(script("checkpoints")), contestant, folder, str(megabytes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

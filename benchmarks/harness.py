@@ -25,7 +25,7 @@ from sparkring.views import View
 HERE = Path(__file__).parent
 US = "sparkring"
 
-Measured = dict[str, float]  # what one turn of one contestant brought, by name
+Measured = dict[str, float]  # the figures of one turn of one contestant, by name
 Case = Callable[[], Measured]
 
 
@@ -102,7 +102,7 @@ HEADERS = ("what", US, "peer", "peer's", "ratio", "goal", "")
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows in Markdown, in columns that also line up as plain text."""
+    """The rows as a Markdown table whose columns also line up as plain text."""
     lines = [HEADERS, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
     lines.insert(1, tuple("-" * width for width in widths))
@@ -118,7 +118,7 @@ def _number(value: float) -> str:
 
 
 class Turns:
-    """What every contestant measured, turn by turn: A B A B …, so that a slow minute of the machine hits all."""
+    """Runs the contestants in turn, A B A B …, so that a slow minute of the machine affects all; holds the figures."""
 
     def __init__(self, runs: int, cases: Mapping[str, Case]) -> None:
         self._found: dict[str, list[Measured]] = {name: [] for name in cases}
@@ -139,7 +139,7 @@ class Turns:
                     self._found[name] = []
 
     def series(self, key: str, name: str = US) -> Series:
-        """What `name` measured of `key`; LookupError for a peer that did not work."""
+        """Return the figures `key` of the contestant `name`. Raise LookupError for a peer that did not work."""
         if not self._found[name]:
             raise LookupError(name)
         return Series(tuple(measured[key] for measured in self._found[name]))
@@ -150,7 +150,7 @@ class Turns:
 
 
 def say(text: str, *, keep: bool = False) -> None:
-    """Show how far it is: on a terminal in one line that changes, elsewhere only what is to be kept."""
+    """Show progress: on a terminal in one line that changes, elsewhere only if `keep` is true."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K    {text}" + ("\n" if keep else ""))
     elif keep:
@@ -177,7 +177,7 @@ class FirstLine:
 
 
 def cell(name: str) -> str:
-    """A script that runs as a cell of ours and as it is under a peer."""
+    """Return the source of a script, which runs as a cell with sparkring, and unchanged with a peer."""
     return script(name).read_text(encoding="utf-8")
 
 
@@ -204,7 +204,7 @@ def ours(source: str, np: int, marker: str) -> Measured:
 
 @functools.cache
 def notebook() -> Any:
-    """An IPython shell as in a terminal, with the extension loaded; it keeps no history, which is the user's."""
+    """An IPython shell as in a terminal, with the extension loaded. It writes nothing to the user's history."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -214,7 +214,7 @@ def notebook() -> Any:
 
 
 def run_cell(source: str, shown: TextIO | None = None) -> Any:
-    """Run a cell in the notebook as the user does; what it shows goes to `shown`, else nowhere."""
+    """Run a cell in the notebook as the user does. Its output goes to `shown`, or is discarded."""
     with open(os.devnull, "w") as nowhere:
         stream = shown or nowhere
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
@@ -225,7 +225,7 @@ def run_cell(source: str, shown: TextIO | None = None) -> Any:
 
 @contextlib.contextmanager
 def on_gang(np: int) -> Iterator[None]:
-    """Meanwhile a warm gang is up; a cell has run on it."""
+    """A context in which a warm gang is up, and has run a cell."""
     run_cell(f"%gang start -n {np}")
     try:
         run_cell(f"%%horovod -n {np}\npass")
@@ -238,7 +238,7 @@ ARRAY_MB = 100
 
 
 def new_array() -> Any:
-    """An array of ARRAY_MB that no one has seen yet."""
+    """A new array of ARRAY_MB, with values that no earlier array has."""
     import numpy
 
     return numpy.full(ARRAY_MB * 125_000, time.time())
@@ -323,7 +323,7 @@ def spark_session() -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    with _silent_children():  # of ranks that are killed on purpose, Java would print pages
+    with _silent_children():  # Java would print pages about ranks that are killed on purpose
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     for _ in range(3):
@@ -333,7 +333,7 @@ def spark_session() -> Any:
 
 @contextlib.contextmanager
 def _silent_children() -> Iterator[None]:
-    """Processes started meanwhile inherit streams that lead nowhere."""
+    """A context in which the output of processes that are started is discarded."""
     sys.stdout.flush()
     kept = [os.dup(1), os.dup(2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)

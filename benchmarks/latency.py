@@ -1,4 +1,4 @@
-"""From a print on a rank to the view: the line holds the time at which it was printed."""
+"""The time from a print on a rank to the view. Each line holds the time at which it was printed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines(effort: Effort) -> list[Row]:
 
 
 class Arrivals:
-    """A view that notes how old each line is when it comes."""
+    """A view that notes how old each line is when it arrives."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

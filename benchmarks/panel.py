@@ -21,7 +21,7 @@ PLAIN = "print in JupyterLab"
 LINES_PER_S, SECONDS = 1_000, 10
 SOON, LEAN, PROMPT, CHEAP, SMALL = Goal(0.15), Goal(150), Goal(0.2), Goal(5), Goal(200)
 
-# The time that the kernel's thread spends on views, as it is spent.
+# Collects in `spent` the CPU time that the kernel's thread spends on views.
 SETUP = """%load_ext sparkring
 import json, time
 from sparkring.views.panel import PanelView
@@ -67,7 +67,7 @@ for epoch in range(1, 13):
 """
 AT_SETUP, AT_STEADY, AT_SPENT, AT_BURST, AT_PLAIN, AT_ORDINARY = range(6)
 
-# After each frame: how long it was since the last one, and the last line that is on the screen by then.
+# After each frame, notes the time since the one before, and the last line that is then on the screen.
 WATCH = """() => {
   const seen = window.seen = { frames: [], lines: [], clicks: [], on: true };
   const now = () => performance.timeOrigin + performance.now();
@@ -186,7 +186,7 @@ def _burst(lab: Any, browser: Any, lines: int) -> Measured:
                 tile.click()
 
         found = _measured(notebook, AT_BURST, lines, meanwhile)
-        clicks = notebook.page.evaluate("window.seen.clicks")[1:]  # the first one put the cursor into the cell
+        clicks = notebook.page.evaluate("window.seen.clicks")[1:]  # the first click put the cursor into the cell
         return {**found, "click": max(clicks)}
 
 
@@ -196,7 +196,7 @@ def _plain_burst(lab: Any, browser: Any, lines: int) -> Measured:
 
 
 def _measured(notebook: Any, at: int, lines: int, meanwhile: Any) -> Measured:
-    """Run the cell, and see what becomes of the page; `meanwhile` is done twice a second."""
+    """Run the cell, and measure the page's memory and frames; `meanwhile` is called twice a second."""
     session = notebook.page.context.new_cdp_session(notebook.page)
     session.send("Performance.enable")
 

@@ -1,4 +1,4 @@
-"""What runs on the peers' ranks: imported by name there, so it lies on PYTHONPATH."""
+"""Runs the peers. Their ranks import functions from here by name, so this folder is on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def torch_distributor_sum(*, local: bool) -> Measured:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     spark_session()
-    names: dict[str, Any] = {"__name__": "__main__"}  # of a notebook: it travels by value, as ours does
+    names: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook: the function is sent by value, as ours is
     exec(cell("torch_sum"), names)
     begun = time.perf_counter()
     with _printing_to(Ear("nothing")):
@@ -40,7 +40,7 @@ def torch_distributor_sum(*, local: bool) -> Measured:
 
 
 def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> None:
-    """Returns when the driver has the error."""
+    """Return when the driver has the error."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     spark_session()
@@ -48,7 +48,7 @@ def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> No
     try:
         with _printing_to(Ear("nothing")):
             TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(function, note)
-    except Exception:  # of several kinds; that it came is what is measured
+    except Exception:  # of any kind: only the time until it comes is measured
         return
     raise RuntimeError("no error came")
 
@@ -70,13 +70,13 @@ class Engines:
         return client
 
     def magic(self) -> str:
-        """What a cell for the engines begins with, once they are up."""
+        """Start the engines, and return the magic with which a cell for them begins."""
         notebook()
         self.client.activate()
         return "%%px --stream"
 
     def array(self) -> Measured:
-        """Push an array to both engines, and pull one from the first: MB/s."""
+        """Push an array to both engines, pull one from the first, and return the MB/s of both."""
         engines, array = self.client[:], new_array()
         megabytes = array.nbytes / 1e6
         begun = time.perf_counter()
@@ -98,7 +98,7 @@ class Engines:
 
 @contextlib.contextmanager
 def _printing_to(ear: Ear) -> Iterator[None]:
-    """What a peer prints on the driver goes to `ear`: ranks' lines to either stream, and its own log."""
+    """A context in which `ear` gets what a peer prints on the driver: its log, and ranks' lines to either stream."""
     with contextlib.redirect_stdout(ear), contextlib.redirect_stderr(ear):
         logging.disable(logging.INFO)
         try:

@@ -1,4 +1,4 @@
-"""How fast a rank reads its shard, beside Petastorm, a hand-written TFRecord pipeline, and pyarrow alone."""
+"""How fast a rank reads its shard, compared with Petastorm, a hand-written TFRecord pipeline, and pyarrow alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parquet(effort: Effort) -> list[Row]:
 
 
 def together(effort: Effort) -> list[Row]:
-    """Two ranks that read at once beside one of them that reads alone."""
+    """Two ranks that read at the same time, compared with one of them that reads alone."""
     alone = "one of the two, alone"
     with _data(100_000 if effort.quick else 1_000_000, 0) as folder:
         measured: list[Measured] = []
@@ -92,7 +92,7 @@ def _for_all(figures: Measured) -> Measured:
 
 
 def _read(contestant: str, *, what: str, folder: Path) -> Measured:
-    """In a process of its own, so that nobody profits from what another has imported or made."""
+    """Run a contestant in a process of its own, so that none profits from what another has imported or made."""
     command = [sys.executable, str(script("reading")), contestant, what, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -111,7 +111,7 @@ def _together(folder: Path) -> Measured:
 
 @contextmanager
 def _data(rows: int, images: int, *, records: bool = False) -> Iterator[Path]:
-    """The data sets, in a folder that is gone afterwards."""
+    """Write the data sets to a temporary folder."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -147,7 +147,7 @@ def _photos() -> Any:
 
 
 def _patch(index: int) -> bytes:
-    """A piece of 32 × 32 pixels of one of the photos, another for each index."""
+    """A piece of 32 × 32 pixels of one of the photos, a different one for each index."""
     photo = _photos()[index % len(_photos())]
     y, x = (index * 37) % (photo.shape[0] - 32), (index * 101) % (photo.shape[1] - 32)
     patch: bytes = photo[y : y + 32, x : x + 32].tobytes()

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Here, so that what is imported below and every process that is started sees it: the peers' functions are
-# found by name on their ranks, and the runs measured here do not belong among the user's.
+# Set before the imports below, so that they and all processes that are started see it: the peers' ranks import
+# their functions by name.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # Users' Python keeps what it has compiled; else every rank would compile sparkring anew, and no peer its own package.
@@ -88,7 +88,7 @@ def main() -> int:
     effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
 
     begun, rows, broken = time.monotonic(), [], []
-    # Below the user's home, as the runs of users are: what lies in /tmp may be in memory, or among too many files.
+    # Under the user's home, where users' runs are too: /tmp may be in memory, or hold too many files.
     with tempfile.TemporaryDirectory(prefix=".sparkring-benchmarks-", dir=Path.home()) as home:
         os.environ["SPARKRING_HOME"] = os.environ["IPYTHONDIR"] = home
         for name in wanted.only or BENCHMARKS:
@@ -142,13 +142,13 @@ def machine() -> str:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), model)
     except OSError:
-        pass  # no Linux: the name that Python knows
+        pass  # not Linux: keep the name that Python knows
     memory_gb = psutil.virtual_memory().total / 1e9
     return f"{model}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.release()}"
 
 
 def versions() -> str:
-    """The versions of what was measured, those that are not installed left out."""
+    """The versions of those measured packages that are installed."""
     found = []
     for package in PACKAGES:
         try:

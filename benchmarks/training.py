@@ -13,8 +13,8 @@ SPEED = re.compile(r"images/s ([\d.]+)")
 
 
 def keras(effort: Effort) -> list[Row]:
-    seconds = 6 if effort.quick else 60  # with three turns, three minutes of each
-    # The same threads for both: beside TensorFlow's, which the script sets, those of OpenMP.
+    seconds = 6 if effort.quick else 60  # three turns take three minutes per contestant
+    # Both have the same number of threads. The script sets TensorFlow's; this sets OpenMP's.
     env = {"BENCHMARK_SECONDS": str(seconds), "OMP_NUM_THREADS": "1"}
     turns = Turns(
         1 if effort.quick else min(effort.runs, 3),

@@ -1,4 +1,4 @@
-"""Cells on ranks that stay up, beside ipyparallel's engines: what one costs, what values and lines cost."""
+"""What cells, values and printed lines cost on a warm gang, compared with ipyparallel's engines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def kernel_cells(effort: Effort) -> list[Row]:
 
 
 def _medians(count: int, magic: str, run: Callable[[str], Any]) -> Measured:
-    """Milliseconds that each of CELLS takes."""
+    """The median number of milliseconds that each of CELLS takes."""
     found = {}
     for key, source in CELLS.items():
         seconds = []
@@ -95,7 +95,7 @@ def _medians(count: int, magic: str, run: Callable[[str], Any]) -> Measured:
 
 
 class _Kernel:
-    """A notebook's kernel, and cells as a front end runs them: until it is idle again."""
+    """A notebook's kernel. run() runs a cell as a front end does: until the kernel is idle again."""
 
     def __enter__(self) -> _Kernel:
         from jupyter_client.manager import start_new_kernel
@@ -176,7 +176,7 @@ def _lines(source: str, count: int) -> Measured:
     begun = time.perf_counter()
     found = run_cell(source, shown)
     seconds = time.perf_counter() - begun
-    # Of a burst our view shows the last lines only; the logs have them all.
+    # Our view shows only the last lines of a burst; the logs have them all.
     said = "".join(found.logs(rank) for rank in range(RANKS)) if found is not None else shown.getvalue()
     return {"speed": count / seconds, "lost": count - said.count("line ")}
 
@@ -215,7 +215,7 @@ def _torchrun(np: int) -> Measured:
 def _torch_warm(np: int) -> Measured:
     with on_gang(np):
         _torchrun(np)
-        # Several: when rank 1 happens to ask before rank 0 listens, torch waits for about half a second.
+        # The median of several: if rank 1 happens to connect before rank 0 listens, torch waits about half a second.
         return {"total": statistics.median(_torchrun(np)["total"] for _ in range(10))}
 
 

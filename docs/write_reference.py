@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the magics' own help and the docstrings: `make docs`, or with another file's name."""
+"""Writes docs/reference.md, or the file named as an argument, from the magics' help and the docstrings: `make docs`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MADE_BY_USERS = {
     "HorovodRunner",
     "MirroredStrategyRunner",
     "TorchDistributor",
-}  # other classes' objects are what functions give
-# Methods without an underscore for the package's own other modules.
+}  # objects of other classes are returned by functions
+# Methods without an underscore that only the package's other modules call.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
     "SPARKRING_HOME": "The folder for runs, which are saved in its subfolder `runs`. Default: `sparkring` in your data "
@@ -96,7 +96,7 @@ def _public() -> list[str]:
 
 
 def _described(name: str, thing: Any) -> str:
-    """A function, or a class and what it offers."""
+    """The entry of a function, or the entries of a class and its members."""
     if not inspect.isclass(thing):
         return _entry(name, _signature(thing), thing)
     takes = _signature(thing) if thing.__name__ in MADE_BY_USERS else ""
@@ -104,7 +104,7 @@ def _described(name: str, thing: Any) -> str:
 
 
 def _members(owner: type) -> list[str]:
-    """The methods and properties of a class that say what they are."""
+    """The entries of a class's methods and properties that have a docstring."""
     found = []
     for name, member in vars(owner).items():
         told = inspect.getdoc(member)
@@ -118,7 +118,7 @@ def _members(owner: type) -> list[str]:
 
 
 def _signature(function: Any) -> str:
-    """Names and defaults; of what type they are is told in words."""
+    """The parameters' names and defaults. The docstrings say what their types are."""
     found = inspect.signature(function)
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
     bare = bare[1:] if bare and bare[0].name == "self" else bare

@@ -14,7 +14,7 @@ GOOD = 0.95
 
 
 def train() -> float:
-    """Train on this rank's half of the digits; returns the accuracy on the held-out digits."""
+    """Train on this rank's half of the digits, and return the accuracy on the held-out digits."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -61,7 +61,7 @@ def train() -> float:
 
 
 def main() -> int:
-    """Run the script; returns its exit status."""
+    """Run the script, and return its exit status."""
     print("A first ring: two processes train one net with PyTorch", flush=True)
     result = sparkring.run(train, np=-2, framework="torch")
     seconds = result.record.ended - result.record.started

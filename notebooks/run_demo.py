@@ -2,7 +2,7 @@
 
 The notebook's own results come from the file that it writes: a JSON list of
 `{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}` at the path in SPARKRING_DEMO_OUTCOME.
-The executed notebook is kept as .ipynb and as .html, also when a cell fails.
+The executed notebook is kept as .ipynb and as .html, even if a cell fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # where a live panel was: nothing to see
 WIDGET = "application/vnd.jupyter.widget-view+json"
-# What the table shows, and how.
+# The table's columns, and their formats.
 COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
 
 
@@ -37,7 +37,7 @@ class CellFailed(Exception):
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s: int) -> None:
-    """Run the code cells one by one in `folder`, a line for each."""
+    """Run the code cells one by one in `folder`, and print a line for each."""
     code = [(index, cell) for index, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source]
     sockets = tempfile.TemporaryDirectory(prefix="sparkring-kernel-")
     client = NotebookClient(
@@ -45,10 +45,10 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
         timeout=timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
-        # Sockets in the file system: a kernel on TCP can be heard by everyone on this machine, and warns of it.
+        # Sockets in the file system: everyone on this machine can listen to a kernel on TCP, which warns about that.
         config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
     )
-    # The log takes what the kernel's children write past it, such as Spark's Java: here it would break up the lines.
+    # The log takes what the kernel's children, such as Spark's Java, write directly. Here it would break up the lines.
     with sockets, log.open("wb") as sink, client.setup_kernel(stdout=sink, stderr=sink):
         try:
             for number, (index, cell) in enumerate(code, start=1):
@@ -72,7 +72,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
 
 
 def is_shown(output: nbformat.NotebookNode) -> bool:
-    """Is there anything to see without a kernel?"""
+    """Whether the output shows anything without a kernel."""
     data = output.get("data", {})
     if "text/html" in data:
         return not PLACE.fullmatch(data["text/html"])
@@ -86,7 +86,7 @@ def own_kernel(folder: Path) -> None:
 
 
 def keep(notebook: nbformat.NotebookNode, folder: Path, name: str) -> Path:
-    """Write the executed notebook as .ipynb and .html; returns the latter's path."""
+    """Write the executed notebook as .ipynb and .html, and return the latter's path."""
     nbformat.write(notebook, folder / f"{name}.ipynb")
     page = folder / f"{name}.html"
     body, _ = HTMLExporter().from_notebook_node(notebook)
@@ -118,7 +118,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def main() -> int:
-    """The command; returns its exit status."""
+    """Run the command, and return its exit status."""
     cli = argparse.ArgumentParser(description="Run a notebook in a real kernel and show its results.")
     cli.add_argument("notebook", nargs="?", type=Path, default=ROOT / "notebooks" / "quickstart.ipynb")
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")

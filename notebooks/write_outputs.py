@@ -1,8 +1,8 @@
-"""Run the notebooks and write them back with what they show, so that they can be read where nothing runs.
+"""Run the notebooks and write them back with their outputs, so that they can be read where nothing runs.
 
-What belongs to the machine and to the moment is taken out: folders and names of this computer, the state of widgets
-(their static view stays), timings. A notebook in which a cell fails that is not meant to, or that would still name this
-machine, is left as it was.
+What depends on the machine or on the moment is removed: folders and names of this computer, the state of widgets
+(their static view stays), timings. A notebook is left as it was if a cell fails that is not meant to, or if the
+notebook would still name this machine.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import psutil
 from nbformat import NotebookNode
 from run_demo import ROOT, WIDGET, CellFailed, execute, is_shown, own_kernel, shown
 
-PICTURE = r"data:[\w/+.-]+;base64,[\w+/=]+"  # letters that may look like a name
-PATH = r"(?<![\w.~…-])(?<!dbfs:)"  # what does not stand before a path's first slash
+PICTURE = r"data:[\w/+.-]+;base64,[\w+/=]+"  # base64, which may look like a name
+PATH = r"(?<![\w.~…-])(?<!dbfs:)"  # what must not precede a path's first slash
 FOLDER = rf"{PATH}/(?:home|root|tmp|Users|private|var)/[\w.+-]+|(?<![\w:/.…~<&;-])/(?!dbfs/)[\w.+-]+/[\w.+-]+"
 ADDRESS = r"(?<![\w.])(?:10\.\d+|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d+\.\d+(?![\w.])"  # RFC 1918
 LEFT = re.compile(rf"{PICTURE}|(?P<told>{FOLDER}|{ADDRESS})")
 SECRET = re.compile(r"(?i)token|secret|password|passwd|_key$")
 LARGEST_BYTES = 600_000
-RUNS = "~/.local/share/sparkring"  # where runs are kept on Linux, for the folder of this command
+RUNS = "~/.local/share/sparkring"  # where runs are saved on Linux; written in place of this command's folder
 
 
 class Unfit(Exception):
@@ -38,13 +38,13 @@ class Unfit(Exception):
 
 
 def code_digest(notebook: NotebookNode) -> str:
-    """Of the code that the outputs come from: it changes when a cell does, not when the text between them does."""
+    """A digest of the code cells. It changes when a code cell does, not when the text between them does."""
     code = [(cell.id, cell.source) for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
 def names_of_this_machine(home: Path) -> dict[str, str]:
-    """Patterns for folders and names of this computer, and what to write for each; the most particular first."""
+    """Patterns for folders and names of this computer, and what to write in place of each; the most specific first."""
     folders = {str(home): RUNS, str(ROOT): "…", sys.prefix: "…", sys.base_prefix: "…", str(Path.home()): "~"}
     temporary = {tempfile.gettempdir(), os.path.realpath(tempfile.gettempdir()), "/tmp"}
     addresses = {
@@ -60,12 +60,12 @@ def names_of_this_machine(home: Path) -> dict[str, str]:
 
 
 def by_length(names: Iterable[str]) -> list[str]:
-    """The longest first: it may hold another."""
+    """The names, the longest first, as it may contain another."""
     return sorted(names, key=len, reverse=True)
 
 
 def cleaner(names: dict[str, str]) -> Callable[[str], str]:
-    """A function that writes these names otherwise, in text; pictures within it stay."""
+    """Return a function that replaces these names in a text, but not in pictures that it contains."""
     groups = [f"({pattern})" for pattern in names]
     pattern = re.compile("|".join([PICTURE, *groups]))
     spoken = [*names.values()]
@@ -73,7 +73,7 @@ def cleaner(names: dict[str, str]) -> Callable[[str], str]:
 
 
 def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
-    """Leave of the outputs what a reader elsewhere has use for."""
+    """Remove from the outputs what is of no use to a reader elsewhere."""
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -82,7 +82,7 @@ def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
 
 
 def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
-    """The outputs, what was printed in several pieces as one: how it came in pieces is chance."""
+    """The outputs, with consecutive pieces of a stream joined: where it was split is chance."""
     last = None
     for output in outputs:
         if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:
@@ -96,7 +96,7 @@ def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
 
 
 def cleaned(output: NotebookNode, say: Callable[[str], str]) -> NotebookNode:
-    """The output without a widget's address and in words that hold elsewhere."""
+    """The output without a widget's id, and without names of this machine."""
     if output.output_type == "stream":
         output.text = say(output.text)
     elif output.output_type == "error":
@@ -111,7 +111,7 @@ def cleaned(output: NotebookNode, say: Callable[[str], str]) -> NotebookNode:
 
 
 def is_text(kind: str) -> bool:
-    """Is a MIME type's value text, rather than base64?"""
+    """Whether a MIME type's value is text, rather than base64."""
     return kind.startswith("text/") or kind == "image/svg+xml"
 
 
@@ -128,14 +128,14 @@ def texts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:
 
 
 def left_behind(notebook: NotebookNode) -> list[str]:
-    """What in the outputs still tells of a machine, each with its cell."""
+    """The parts of the outputs that still name a machine, each with its cell."""
     return [
         f"{cell}: {found['told']}" for cell, text in texts(notebook) for found in LEFT.finditer(text) if found["told"]
     ]
 
 
 def check(notebook: NotebookNode) -> None:
-    """Unfit, if the outputs tell of this machine, hold a secret of its environment, or are too large."""
+    """Raise Unfit if the outputs name this machine, hold a secret of its environment, or are too large."""
     if found := left_behind(notebook):
         raise Unfit("its outputs still name what belongs to this machine: " + ", ".join(found[:5]))
     secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) > 7]
@@ -147,7 +147,7 @@ def check(notebook: NotebookNode) -> None:
 
 
 def strip(notebook: NotebookNode) -> None:
-    """Take outputs and counts away."""
+    """Remove outputs and execution counts."""
     notebook.metadata.pop("sparkring", None)
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -155,19 +155,19 @@ def strip(notebook: NotebookNode) -> None:
 
 
 def run(path: Path, notebook: NotebookNode, say: Callable[[str], str], timeout_s: int) -> None:
-    """Run the notebook where it lies, and leave it ready to be written."""
+    """Run the notebook in its own folder, and leave it ready to be written."""
     metadata = dict(notebook.metadata)
     log = ROOT / "build" / "write_outputs.log"
     log.parent.mkdir(exist_ok=True)
     execute(notebook, path.resolve().parent, log, timeout_s)
-    notebook.metadata = NotebookNode(metadata)  # without what the kernel says of its Python
+    notebook.metadata = NotebookNode(metadata)  # without what the kernel says about its Python
     notebook.metadata.sparkring = NotebookNode(code=code_digest(notebook))
     clean(notebook, say)
     check(notebook)
 
 
 def main() -> int:
-    """The command; returns its exit status."""
+    """Run the command, and return its exit status."""
     cli = argparse.ArgumentParser(description="Run notebooks and write them back with their outputs.")
     cli.add_argument("notebooks", nargs="*", type=Path, help="those in the folder notebooks/, if none is named")
     cli.add_argument("--strip", action="store_true", help="run nothing: take the outputs away")
@@ -176,7 +176,7 @@ def main() -> int:
     paths = options.notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))
     unfit = 0
     with tempfile.TemporaryDirectory(prefix="sparkring-outputs-") as folder:
-        os.environ["SPARKRING_HOME"] = f"{folder}/home"  # so that %runs tells of these runs only
+        os.environ["SPARKRING_HOME"] = f"{folder}/home"  # so that %runs lists only these runs
         own_kernel(Path(folder, "jupyter"))
         say = cleaner(names_of_this_machine(Path(folder, "home")))
         for path in paths:

@@ -1,4 +1,4 @@
-"""What every test gets: the plugins beside this file, and what is too small for one."""
+"""Fixtures for every test: the plugins beside this file, and what is too small for a plugin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-# Thousands of ranks import sparkring, and each of them would compile it again; so would each worker all of the tests.
+# Thousands of ranks import sparkring, and each would compile it again; each test worker would compile all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A temp folder of our own: what other programs leave in the machine's is not our tests' doing.
+    # A temporary folder of our own: the tests are not responsible for what other programs leave in the machine's.
     folder = tempfile.mkdtemp(prefix="tests-of-")
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def notebook_cell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """`notebook_cell(source, **values)`: the namespace in which a cell has run as under ipykernel.
 
-    Its lines are in linecache, and in no file.
+    The cell's lines are in linecache only, not in a file.
     """
 
     def run(source: str, filename: str = "/tmp/ipykernel_1/2.py", **values: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def notebook_cell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, An
 
 @pytest.fixture(scope="session")
 def run_demo() -> Any:
-    """notebooks/run_demo.py, which is what `make demo` runs; it can execute any of the notebooks."""
+    """The module notebooks/run_demo.py, which `make demo` runs; it can execute any of the notebooks."""
     path = Path(__file__).parents[1] / "notebooks" / "run_demo.py"
     spec = importlib.util.spec_from_file_location("run_demo", path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""When a run is started again, and when it is given up."""
+"""When a run is restarted, and when it is given up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_as_often_as_is_allowed():
 
 
 def test_the_same_mistake_is_not_repeated_for_ever():
-    """The same exception at the same line, and no checkpoint in between: the third time would be like the second."""
+    """The run is given up after the same exception at the same line twice, with no checkpoint in between."""
     assert gives_up(attempts(WRONG), (), 9) is None
     why = gives_up(attempts(WRONG, WRONG), (), 9)
     assert why is not None
@@ -50,7 +50,7 @@ def test_the_same_mistake_is_not_repeated_for_ever():
 
 
 def test_a_damaged_checkpoint_costs_no_restart():
-    """It is passed over, and the one before is taken."""
+    """The checkpoint is skipped, and the one before is used."""
     damaged = Failure("damaged checkpoint", "CheckpointDamagedError: dir/00000020.1-0: …")
     assert gives_up(attempts(KILLED, damaged), (), 1) is None
     assert gives_up(attempts(KILLED, damaged, KILLED), (), 1) is not None
@@ -58,7 +58,10 @@ def test_a_damaged_checkpoint_costs_no_restart():
 
 
 def test_what_cannot_heal():
-    """A mistake in the code that is no other rank's echo; what all ranks run into before the first step."""
+    """The run is given up after a mistake in the code, or if all ranks fail alike before the first step.
+
+    A mistake that only results from another rank's failure does not count.
+    """
     wrong = WRONG
     mistake = Failure("code", "TypeError: no", error="builtins.TypeError")
     echo = Failure("echo", "RuntimeError: gloo", error="builtins.RuntimeError")
@@ -77,7 +80,7 @@ def test_what_cannot_heal():
 
 
 def test_the_cause_of_other_failures():
-    """A rank that something outside has ended comes first, echoes last; an exception's text says nothing."""
+    """A rank that was ended from outside comes first, secondary failures last; an exception's text does not matter."""
     told = Exited(code=None, signal=9, out_of_memory=True, peak_memory_bytes=5_000_000_000)
     ended = [exit_failure(told), exit_failure(told._replace(out_of_memory=False))]
     assert [(each.cause, each.signal) for each in ended] == [("out of memory", "SIGKILL"), ("signal", "SIGKILL")]
@@ -88,7 +91,7 @@ def test_the_cause_of_other_failures():
 
 
 def test_the_pause_grows_with_attempts_in_vain():
-    """From half a second to half a minute; an attempt that has saved something ends the row."""
+    """The pause grows from half a second to half a minute; an attempt that has saved a checkpoint resets it."""
     assert [pause_after(attempts(*[KILLED] * number), ()) for number in (1, 2, 3, 20)] == [0.5, 1.0, 2.0, 30.0]
     assert pause_after(attempts(*[KILLED] * 20), (saved(20),)) == 0.5
     assert pause_after(attempts(*[KILLED] * 20), (saved(18),)) == 1.0

@@ -1,4 +1,4 @@
-"""Lines, names and ends of runs in the background that need no ranks."""
+"""Runs in the background, as far as this needs no ranks: options, how a run is found, and how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparkring.views.terminal import TerminalView
 
 
 def started(title: str, work) -> background.BackgroundRun:
-    """A run that does `work(interrupts)`, and nothing else."""
+    """Start a run that only does `work(interrupts)`."""
     recorder = Recorder(Quiet(), RunStarted(1.0, run_store.new_id(), title, "", 1, "local", "plain", "all"))
     interrupts = Interrupts()
 
@@ -94,7 +94,7 @@ def test_tab_offers_what_can_be_stopped():
 
 
 def test_a_run_is_found_by_its_id_or_its_name():
-    """As in %logs; and when it is over, no more."""
+    """A run is found as in %logs, until it has ended."""
     one, other = started("one", until_stopped), started("other", until_stopped)
     assert background.going() == [other, one]
     assert background.find(one.run_id) is one
@@ -110,7 +110,7 @@ def test_a_run_is_found_by_its_id_or_its_name():
 
 
 def test_an_error_holds_nothing_of_the_run():
-    """What was sent to the ranks may be large, and a notebook keeps its errors for long."""
+    """An error does not keep alive what was sent to the ranks: this may be large, and a notebook keeps its errors."""
 
     class Large:
         alive = 0
@@ -136,7 +136,7 @@ def test_an_error_holds_nothing_of_the_run():
 
 
 def test_out_says_what_the_panel_does_not():
-    """Where it is the whole that is shown; elsewhere it says how it stands."""
+    """A run by itself is shown with what can be done with it, or with its result; in a list, with its state."""
     from IPython.lib.pretty import pretty
 
     run = started("cell", until_stopped)
@@ -149,7 +149,7 @@ def test_out_says_what_the_panel_does_not():
 
 
 def test_a_run_that_goes_while_another_makes_room(monkeypatch):
-    """Two runs may end at once, and both remove old ones."""
+    """Two runs may end at the same time, and both remove old runs."""
     gone = run_store.home() / "2026-01-01_00-00-00_gone"
     gone.parent.mkdir(parents=True)
     (gone.parent / "other").mkdir()
@@ -158,7 +158,7 @@ def test_a_run_that_goes_while_another_makes_room(monkeypatch):
 
 
 def test_a_terminal_is_left_to_the_prompt():
-    """Lines are printed; a last line that is written again and again would be in the way of what is typed."""
+    """A background run has no progress line: one that is rewritten would disturb what the user types."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Whose keyword is whose in sparkring.run(), and which arguments a function is refused before a launch."""
+"""Which keywords of sparkring.run() are its options, and which arguments are refused before a launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkring.errors import OptionsError
 
 @options_apart
 def run(main: Any, *args: Any, np: int = -1, checkpoint_dir: str = "", **kwargs: Any) -> Any:
-    """What sparkring.run() is, without the ranks: the options, and what the function makes of its arguments."""
+    """A stand-in for sparkring.run() without ranks: returns the options, and what the function returns."""
     return np, checkpoint_dir, main(*args, **kwargs)
 
 
@@ -42,28 +42,28 @@ def decorated(*args: Any, **kwargs: Any) -> Any:
         (lambda: run(plain, 0.1, np=-2, checkpoint_dir="/x"), (-2, "/x", (0.1, 10))),
         (lambda: run(plain, steps=3, lr=0.1), (-1, "", (0.1, 3))),
         (lambda: run(main=plain, np=2, lr=1), (2, "", (1, 10))),
-        # By position: the keyword is then the option.
+        # The function's argument by position: the keyword is then the option.
         (lambda: run(train, 0.1, "/mine"), (-1, "", (0.1, "/mine", (), 0, {}))),
         (lambda: run(train, 0.1, "/mine", checkpoint_dir="/x"), (-1, "/x", (0.1, "/mine", (), 0, {}))),
-        # Bound beforehand: the same.
+        # The function's argument bound beforehand: the same.
         (
             lambda: run(functools.partial(train, checkpoint_dir="/mine", np=4), 1, np=-2, checkpoint_dir="/x"),
             (-2, "/x", (1, "/mine", (), 4, {})),
         ),
         (lambda: run(functools.partial(functools.partial(train, 1), np=4), np=-2), (-2, "", (1, "own", (), 4, {}))),
-        # A function of any keywords names none: options are run's, and what is bound is its own.
+        # A function with **kwargs names no keyword: options are run()'s, and bound arguments are its own.
         (lambda: run(takes_all, np=-2, lr=1), (-2, "", {"lr": 1})),
         (lambda: run(functools.partial(takes_all, np=7), np=-2, lr=1), (-2, "", {"np": 7, "lr": 1})),
     ],
 )
 def test_whose_keyword_is_whose(result: Any, expected: Any) -> None:
-    """Each goes to one of the two, and none is lost."""
+    """Each argument goes to run() or to the function, and none is lost."""
     assert result() == expected
 
 
 @pytest.mark.parametrize("function", [train, decorated, functools.partial(train, 0.1)])
 def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
-    """Also where its value is the default; the message says how to tell them apart."""
+    """The keyword is refused even with its default value; the message says how to write either."""
     with pytest.raises(OptionsError) as caught:
         run(function, checkpoint_dir="")
     assert str(caught.value) == (
@@ -85,14 +85,14 @@ def test_a_keyword_that_could_be_either_is_refused(function: Any) -> None:
     ],
 )
 def test_arguments_that_do_not_fit(function: Any, args: Any, kwargs: Any, said: str) -> None:
-    """As Python says it, with the function's own signature."""
+    """The error has Python's own message about the function's signature."""
     with pytest.raises(OptionsError, match=said):
         check_call(function, args, kwargs)
 
 
 @pytest.mark.parametrize("function", [decorated, dict, max, print])
 def test_what_cannot_be_judged_is_let_pass(function: Any) -> None:
-    """A decorator may add arguments, and what is written in C may have no signature."""
+    """A decorator may add arguments, and a function written in C may have no signature."""
     check_call(function, (), {})
 
 
@@ -107,7 +107,7 @@ def test_names_of_arguments() -> None:
 
 
 def test_a_call_travels_with_its_arguments() -> None:
-    """Positional ones arrive in their places, and the table names them all."""
+    """Positional arguments arrive in their places, and the table names all arguments."""
     args, kwargs = (0.1, "/mine", 3), {"np": 4, "more": 5}
     packed = pack_call(train, kwargs, None, args)
     function, keywords = unpack_call(packed.payload, packed.buffers)

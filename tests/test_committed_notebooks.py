@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: with what they show, and nothing of the machine that ran them."""
+"""The committed notebooks have their outputs, and name nothing of the machine that ran them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT_MAGICS = ("%load_ext", "%config")
 
 @pytest.fixture(scope="module")
 def tool() -> Iterator[Any]:
-    """notebooks/write_outputs.py, which is what `make notebooks` runs."""
+    """The module notebooks/write_outputs.py, which `make notebooks` runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module("write_outputs")
@@ -33,7 +33,7 @@ def tool() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: here before the first test, gone after the last."""
+    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -53,7 +53,7 @@ def may_fail(cell: NotebookNode) -> bool:
 
 
 def has_something_to_show(source: str) -> bool:
-    """A cold launch shows a panel, a magic its answer; other cells what they print, draw or end with."""
+    """Whether a cell has outputs: a cold launch a panel, a magic its answer, others what they print, draw or return."""
     first, _, rest = source.partition("\n")
     if first.startswith("%%"):
         return bool(re.search(r" (-n|--np|--dry-run)\b", first)) or has_something_to_show(rest)
@@ -95,14 +95,14 @@ def test_is_a_notebook_of_ours(notebook: NotebookNode) -> None:
 
 
 def test_leads_on(notebook: NotebookNode) -> None:
-    """Whoever has read to the end finds what to read next, in files that are there."""
+    """The last cell links to the notebooks to read next, which exist."""
     linked = re.findall(r"\]\((\w+)\.ipynb\)", notebook.cells[-1].source)
     assert linked
     assert set(linked) <= set(NAMES)
 
 
 def test_has_its_outputs(notebook: NotebookNode, tool: Any) -> None:
-    """All cells ran in order, with the code that stands there; those that show something show it (`make notebooks`)."""
+    """All cells ran in order, with their current code, and have their outputs. If not, run `make notebooks`."""
     cells = code(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert notebook.metadata.sparkring.code == tool.code_digest(notebook)
@@ -127,12 +127,12 @@ def test_tells_nothing_of_a_machine(notebook: NotebookNode, tool: Any) -> None:
     assert len(nbformat.writes(notebook).encode()) < tool.LARGEST_BYTES
 
 
-# What the command leaves of outputs
+# What the command keeps of outputs
 
 
 @pytest.fixture
 def say(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Cleans text as on a computer named spindle, with a home folder and an environment like those that people have."""
+    """Cleans text as on a computer named spindle, with a typical home folder and environment."""
     monkeypatch.setattr(tool.socket, "gethostname", lambda: "spindle.example.org")
     monkeypatch.setattr(tool.socket, "getfqdn", lambda: "spindle.example.org")
     monkeypatch.setattr(tool.Path, "home", lambda: Path("/home/ada"))
@@ -240,7 +240,7 @@ def test_the_digest_is_that_of_the_code(tool: Any) -> None:
 
 
 def test_a_notebook_is_run_and_written(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that fails unasked leaves the file as it was."""
+    """If a cell fails that is not meant to, the file is left as it was."""
     good, bad = tmp_path / "good.ipynb", tmp_path / "bad.ipynb"
     kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernelspec, "language_info": {"name": "python"}}

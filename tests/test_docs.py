@@ -1,4 +1,4 @@
-"""README.md and docs/: what they link to, show as code and name is there."""
+"""README.md and docs/: everything that they link to, show as code or name exists."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(sparkring.__file__).parent
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-# Where a file that is named without a folder may lie.
+# Folders in which a file that is named without a folder may be.
 FOLDERS = (ROOT, PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir()))
 REFERENCE = DOCS / "reference.md"
 TROUBLES = DOCS / "troubleshooting.md"
 
 LAUNCH = {each.lesson.magic for each in FRAMEWORKS.values() if each.lesson is not None}
 OTHERS_MAGICS = {"px"}  # ipyparallel's
-NOT_YET = {"foreach"}  # named in the README as something that is not there
+NOT_YET = {"foreach"}  # named in the README as something that does not exist
 OTHERS_METHODS = {"cache", "cpu", "run"}  # Spark's, torch's, TorchDistributor's
 
 
@@ -61,7 +61,7 @@ class Page:
         self.spans = [found[2] for found in re.finditer(r"(?s)(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", whole)]
         self.prose = re.sub(r"(?s)(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)", "", whole)
         self.headings = [re.sub(r"^#+ ", "", line) for line in whole.splitlines() if re.match(r"#+ ", line)]
-        # Of a link whose text is code the target is still wanted.
+        # The target of a link counts even if its text is code.
         self.targets = [found[1] for found in re.finditer(r"\]\(([^)\s]+)\)", self.prose)]
         self.targets += re.findall(r'(?:src|srcset|href)="([^"]+)"', self.prose)
 
@@ -70,7 +70,7 @@ class Page:
         return ""
 
     def anchors(self) -> set[str]:
-        """What links can name after a #, as GitHub makes it of headings."""
+        """The anchors that GitHub makes of the headings."""
         found: set[str] = set()
         for heading in self.headings:
             slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
@@ -119,7 +119,7 @@ def wrong_code(page: Page) -> Iterator[str]:
 
 
 def wrong_line(magic: str, line: str) -> Iterator[str]:
-    """What the magic's own parser says of its line."""
+    """What the magic's own parser says about its line."""
     name = magic.lstrip("%")
     parse: dict[str, Callable[[str], object]] = {
         "%%ranks": lambda text: launch.parse("ranks", launch.parse_ranks(text, size=8)[1]),
@@ -177,7 +177,7 @@ def wrong_names(page: Page) -> Iterator[str]:
 
 
 def wrong_methods(page: Page) -> Iterator[str]:
-    """Inline code that begins with a dot speaks of what the package gives to its users."""
+    """Inline code that begins with a dot names a method or attribute of the package's public objects."""
     for span in page.spans:
         found = re.match(r"\.([a-z]\w*)\b(?!-)", span)  # .venv-current is a folder
         if found and found[1] not in methods() | OTHERS_METHODS and not (ROOT / span).exists():
@@ -185,7 +185,7 @@ def wrong_methods(page: Page) -> Iterator[str]:
 
 
 def wrong_files(page: Page) -> Iterator[str]:
-    """Inline code that looks like a file of ours, or a folder."""
+    """Inline code that looks like a file or folder of ours names one that exists."""
     for span in page.spans:
         looks = re.fullmatch(r"[\w/]+(\.(py|js|css)|/)", span)
         if looks and not any((folder / span).exists() for folder in FOLDERS):
@@ -215,7 +215,7 @@ def wrong_settings(page: Page) -> Iterator[str]:
 
 
 def wrong_messages(page: Page) -> Iterator[str]:
-    """Quoted messages; `…` stands for anything."""
+    """Quoted messages are in the code; `…` stands for anything."""
     for line in re.findall(r"(?m)^> .*", page.path.read_text(encoding="utf-8")):
         for message in re.findall(r"`([^`]+)`", line):
             if not any(is_like(message, text) for text in texts()):
@@ -244,7 +244,7 @@ def complaints(page: Page) -> list[str]:
 
 @functools.cache
 def helps() -> dict[str, str]:
-    """The help of our magics, by name, as the reference has it."""
+    """The help of our magics in the reference, by name."""
     text = REFERENCE.read_text(encoding="utf-8")
     return dict(re.findall(r"(?ms)^### `%%?(\w+)`\n\n```text\n(.*?)^```$", text))
 
@@ -260,7 +260,7 @@ def known_magics() -> set[str]:
 
 
 def options_of(magic: str) -> set[str]:
-    """The options that a magic takes: by its parser, or, where that is not to be had, by its help."""
+    """The options that a magic takes, according to its parser or else to its help."""
     if magic in LAUNCH | {"ranks"}:
         return launch.options_table(magic).flags
     return set(re.findall(r"--[a-z][a-z-]*", helps().get(magic, "")))
@@ -271,7 +271,7 @@ def build_options() -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name can be imported, or is an attribute of what can."""
+    """Whether a dotted name can be imported, or is an attribute of something that can."""
     thing: object = sparkring
     path = "sparkring"
     for part in name.split(".")[1:]:
@@ -290,7 +290,7 @@ def exists(name: str) -> bool:
 
 @functools.cache
 def methods() -> set[str]:
-    """Methods and attributes of what notebooks are given."""
+    """The methods and attributes of the objects that notebooks use."""
     found: set[str] = set()
     public = [each for name in sparkring.__all__ if inspect.isclass(each := getattr(sparkring, name))]
     for owner in (*public, Shards, Store, Rows, Records, SparkDatasetConverter):
@@ -310,7 +310,7 @@ def settings() -> set[str]:
 
 @functools.cache
 def texts() -> list[str]:
-    """Every string in the package, with … for what is put into it."""
+    """Every string in the package, with … in place of inserted values."""
     found = []
     for source in sources():
         for node in ast.walk(ast.parse(source)):
@@ -323,7 +323,7 @@ def texts() -> list[str]:
 
 
 def is_like(message: str, text: str) -> bool:
-    """Whether all parts of a message stand in the text, in their order."""
+    """Whether all parts of a message are in the text, in their order."""
     at = 0
     for part in message.split("…"):
         at = text.find(part.strip(), at)
@@ -415,7 +415,7 @@ def test_every_setting_is_in_the_reference() -> None:
 
 
 def test_the_reference_is_what_the_tool_writes(tmp_path: Path) -> None:
-    """`make docs` writes it anew."""
+    """If it is not, run `make docs`."""
     written = tmp_path / "reference.md"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, DOCS / "write_reference.py", written], env=environment, check=True)

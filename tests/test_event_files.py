@@ -1,4 +1,4 @@
-"""A saved run's metrics for TensorBoard: what is written is read back by its own reader."""
+"""A saved run's metrics for TensorBoard, read back by TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = "2026-01-01_00-00-00_aaaa"
 
 
 def saved(*reports: events.Metrics, size: int = 2):
-    """The folder of a run that had these reports."""
+    """Save a run with these reports, and return its folder."""
     folder = run_store.RunFolder(RUN)
     folder.write(events.RunStarted(1.0, RUN, "cell", "", size, "local", "plain", "all"))
     for report in reports:
@@ -26,7 +26,7 @@ def saved(*reports: events.Metrics, size: int = 2):
 
 
 def read_back(folder) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
-    """By series and tag: steps, wall times and values."""
+    """Return steps, wall times and values, by series and tag."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
@@ -47,7 +47,7 @@ def keras(rank: int, time: float, loss: float, epoch: int, step: int | None = No
 
 
 def test_ranks_and_their_mean_by_step_and_by_epoch():
-    """Steps go on from epoch to epoch, the mean is of all ranks, and times are those of the reports."""
+    """Steps continue from epoch to epoch, the mean is of all ranks, and times are those of the reports."""
     folder = write_event_files(
         saved(
             keras(0, 10.0, 4.0, 1, 5), keras(1, 10.5, 2.0, 1, 5), keras(0, 12.0, 3.0, 1), keras(1, 12.0, 1.0, 1),
@@ -66,7 +66,7 @@ def test_ranks_and_their_mean_by_step_and_by_epoch():
 
 
 def test_counting_that_begins_anew_is_a_series_of_its_own():
-    """After a restart the steps come again; one rank needs no mean."""
+    """Steps that are counted again after a restart are a series of their own; a single rank has no mean."""
     reports = [events.Metrics({"loss": at}, step, time=float(at), rank=0) for at, step in enumerate((1, 2, 3, 2, 3))]
     found = read_back(write_event_files(saved(*reports)))
     assert [step for step, _, _ in found["rank-0"]["loss"]] == [1, 2, 3]
@@ -83,7 +83,7 @@ def test_reports_without_a_step_are_counted():
 
 
 def test_written_anew_each_time():
-    """What an earlier call wrote is not mixed in, and nothing is left beside it."""
+    """Files of an earlier call are replaced, and nothing else is left in the run's folder."""
     path = saved(keras(0, 1.0, 1.0, 1))
     write_event_files(path)
     folder = write_event_files(path)
@@ -92,7 +92,7 @@ def test_written_anew_each_time():
 
 
 def test_all_or_nothing(monkeypatch):
-    """A disk that is full leaves what was there before, and no half of what is new."""
+    """If the disk is full, the earlier files stay, and nothing of the new ones."""
     import tensorboard.summary.writer.event_file_writer as writers
 
     path = saved(keras(0, 1.0, 1.0, 1), keras(1, 1.0, 1.0, 1))
@@ -109,7 +109,7 @@ def test_all_or_nothing(monkeypatch):
 
 
 def test_without_metrics_or_tensorboard(monkeypatch):
-    """Each says what to do."""
+    """Both are errors that give the reason."""
     path = saved()
     with pytest.raises(DataError, match="no metrics"):
         write_event_files(path)
@@ -121,7 +121,7 @@ def test_without_metrics_or_tensorboard(monkeypatch):
 
 @pytest.mark.slow
 def test_tensorboard_itself_starts_and_reads_them():
-    """Also where its environment is not on the PATH, and setuptools has no pkg_resources any more."""
+    """TensorBoard starts even if its environment is not on PATH, and setuptools no longer has pkg_resources."""
     folder = write_event_files(saved(keras(0, 1.0, 1.0, 1), keras(0, 2.0, 0.5, 2)))
     needed = environment()
     command = [needed.pop("TENSORBOARD_BINARY", "tensorboard"), "--inspect", "--logdir", str(folder)]
@@ -131,7 +131,7 @@ def test_tensorboard_itself_starts_and_reads_them():
 
 
 def test_in_a_terminal_the_command_is_printed(capsys):
-    """It stands there whole, quoted for a shell."""
+    """The whole command is printed, quoted for a shell."""
     from sparkring.notebook.extension import MAGICS
 
     path = saved(keras(0, 1.0, 1.0, 1))

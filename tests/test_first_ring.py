@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
-    """As on a machine where Horovod, TensorFlow, Spark and Jupyter's notebooks are not installed yet."""
+    """The script runs even if Horovod, TensorFlow, Spark and Jupyter's notebooks are not installed yet."""
     absent = ("horovod", "tensorflow", "pyspark", "nbclient", "ipykernel", "petastorm")
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "extension")])
@@ -31,7 +31,7 @@ def test_the_first_ring_trains_without_horovod(tmp_path: Path) -> None:
 
 
 def test_make_installs_one_thing_at_a_time() -> None:
-    """Whatever -j says; and the first ring comes before all that takes long."""
+    """This holds with any -j, and the first ring runs before the steps that take long."""
     dry = ["make", "--dry-run", "--always-make", "-j4", "demo", "PYTHON=python3"]
     answer = subprocess.run(dry, capture_output=True, text=True, check=True, cwd=ROOT)
     steps = ("venv .venv", "'.[torch]'", "first_ring.py", "'.[demo]'", "sparkring-build-horovod", "run_demo.py")

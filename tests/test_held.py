@@ -13,7 +13,7 @@ ALL = range(4)
 
 
 class Thing:
-    """An object of the notebook's own class, but for the module's name."""
+    """An object of a class that the notebook has defined, once its module is called `__main__`."""
 
     def __init__(self) -> None:
         self.rate = 0.1
@@ -24,7 +24,7 @@ Thing.__module__ = "__main__"
 
 
 def sent(value: Any) -> tuple[Held, dict[str, Any]]:
-    """What the ranks hold after `x = value` was sent to them, and the notebook."""
+    """Return what the ranks hold after `x = value` was sent to them, and the notebook."""
     held, notebook = Held(), {"x": value}
     held.beside(notebook, ALL)
     held.bound(["x"], ALL)
@@ -91,14 +91,14 @@ def test_a_change_in_place_makes_the_notebooks_the_newer(value, change):
     ],
 )
 def test_a_name_that_is_bound_anew_is_the_newer(value, other):
-    """Even to an equal value: the cell that did so meant it."""
+    """The notebook's value is newer even if it is equal: the user bound the name on purpose."""
     held, notebook = sent(value)
     notebook["x"] = other
     assert "x" not in held.beside(notebook, ALL)
 
 
 def test_an_object_that_is_gone_is_not_taken_for_another():
-    """An identity that is used again is not the same object."""
+    """A new object with the id() of a deleted one is not taken for that."""
     held, notebook = sent(Thing())
     for _ in range(100):
         notebook["x"] = Thing()
@@ -106,7 +106,7 @@ def test_an_object_that_is_gone_is_not_taken_for_another():
 
 
 def test_what_only_some_ranks_have():
-    """A name counts as held where all ranks that are asked for have it."""
+    """A name counts as held if all ranks in question have it."""
     held, notebook = sent(1)
     notebook["y"] = 1
     held.bound(["y"], [0])
@@ -117,7 +117,7 @@ def test_what_only_some_ranks_have():
 
 
 def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
-    """What was sent to rank 0 alone must be sent again to all."""
+    """A value that was sent to rank 0 alone must be sent again to all."""
     held, notebook = sent(1000)
     notebook["x"] = 2000
     held.bound(["x"], [0])
@@ -126,7 +126,7 @@ def test_a_newer_value_that_some_ranks_got_leaves_the_others_with_an_old_one():
 
 
 def test_a_name_of_the_ranks_alone():
-    """It counts until the notebook has one of that name."""
+    """The ranks' variable counts until the notebook has one of that name."""
     held, notebook = sent(1)
     held.bound(["trained"], ALL)
     assert "trained" in held.beside(notebook, ALL)
@@ -136,7 +136,7 @@ def test_a_name_of_the_ranks_alone():
 
 
 def test_a_name_that_the_notebook_has_deleted():
-    """The ranks still have theirs."""
+    """The ranks still have their variable of that name."""
     held, notebook = sent([1])
     del notebook["x"]
     assert "x" in held.beside(notebook, ALL)

@@ -1,4 +1,4 @@
-"""The extension in a real kernel, driven as a notebook drives it: over the kernel's own messages."""
+"""The extension in a real kernel, used as a notebook uses it: through the kernel's messages."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ class Cell:
 
     @property
     def printed(self) -> str:
-        """What it wrote to stdout and stderr."""
+        """What the cell wrote to stdout and stderr."""
         return "".join(output.text for output in self.outputs if output.output_type == "stream")
 
     @property
     def displayed(self) -> str:
-        """What it displayed, as text."""
+        """What the cell displayed, as text."""
         return "\n".join(
             output.data.get("text/plain", "") for output in self.outputs if output.output_type == "display_data"
         )
 
     @property
     def result(self) -> str:
-        """The value of its last expression, as text."""
+        """The value of the cell's last expression, as text."""
         return next((o.data["text/plain"] for o in self.outputs if o.output_type == "execute_result"), "")
 
     @property
     def error(self) -> nbformat.NotebookNode:
-        """The error that it ended in."""
+        """The error with which the cell ended."""
         return next(output for output in self.outputs if output.output_type == "error")
 
     def done(self) -> Cell:
-        """The cell itself, which must have ended well."""
+        """Return the cell itself, which must have succeeded."""
         assert self.status == "ok", self.reply.get("evalue")
         return self
 
@@ -91,17 +91,17 @@ class Kernel:
             self.run("%load_ext sparkring").done()
 
     def send(self, code: str) -> str:
-        """Send a cell; returns the message's id. What it shows comes with receive()."""
+        """Send a cell, and return the message's id; receive() collects the outputs."""
         return self.client.execute(textwrap.dedent(code).strip("\n"))
 
     def receive(self, sent: str, on_output: Callable[[nbformat.NotebookNode], object] | None = None) -> Cell:
-        """Take in what the cell shows until it has ended; `on_output` sees each output as it comes."""
+        """Collect the cell's outputs until it has ended; `on_output` is called with each output as it comes."""
         outputs: list[nbformat.NotebookNode] = []
         shown: dict[str, nbformat.NotebookNode] = {}
         while True:
             message = self.client.get_iopub_msg(timeout=DEADLINE_S)
             kind, content = message["msg_type"], message["content"]
-            if kind == "update_display_data":  # of an earlier cell, too: its run may go on in the background
+            if kind == "update_display_data":  # perhaps of an earlier cell, whose run goes on in the background
                 for output in self.shown[content["transient"]["display_id"]]:
                     output.data = nbformat.from_dict(content["data"])
             if message["parent_header"].get("msg_id") != sent:
@@ -137,7 +137,7 @@ class Kernel:
         return self.run(expression).done().result
 
     def ranks(self) -> list[str]:
-        """The processes that the kernel has started and that still run."""
+        """The processes that the kernel has started and that are still running."""
         found = []
         for child in self.process.children(recursive=True):
             try:
@@ -156,7 +156,7 @@ class Kernel:
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: here before the first test, gone after the last."""
+    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -175,8 +175,8 @@ def shared(loop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ker
 
 @pytest.fixture
 def kernel(shared: Kernel) -> Iterator[Kernel]:
-    """The shared kernel, its notebook without any names; no rank may be left in it."""
-    # Not with %reset, which looks for garbage: after the first Tab there is much to look through.
+    """The shared kernel, with a notebook without any names. After the test, no rank may be left."""
+    # Not with %reset, which collects garbage: after the first completion, that takes long.
     shared.run("for _name in {*globals()} - _bare: del globals()[_name]").done()
     yield shared
     assert not shared.ranks()
@@ -283,7 +283,7 @@ def test_a_line_that_asks_for_help_gets_it(kernel: Kernel, line: str, said: str)
 
 
 def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel: Kernel) -> None:
-    """VS Code, which is known by the name that it sets; the view is there while the run goes on, and empty."""
+    """VS Code is such a front end, known by a variable that it sets. The view exists only during the run."""
     view, seen = "application/vnd.jupyter.widget-view+json", []
     kernel.run("__vsc_ipynb_file__ = '/home/ada/x.ipynb'").done()
     cell = kernel.receive(
@@ -299,7 +299,7 @@ def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel:
 
 
 def complete(kernel: Kernel, code: str, cursor: int | None = None) -> list[str]:
-    """What Tab offers at the cursor, the end of the code if not given."""
+    """What Tab offers at the cursor, which by default is at the end of the code."""
     sent = kernel.client.complete(code, len(code) if cursor is None else cursor)
     return list(kernel.reply_to(sent)["matches"])
 
@@ -348,7 +348,7 @@ def test_barrier_lines_that_make_no_sense(kernel: Kernel, line: str, said: str) 
 
 
 def only_spark_s(kernel: Kernel) -> bool:
-    """Is what the kernel has started Spark, and no ranks?"""
+    """Whether the kernel has started only Spark, and no ranks."""
     return not [line for line in kernel.ranks() if "pyspark" not in line]
 
 
@@ -407,7 +407,7 @@ def uneven(kernel: Kernel, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", ["'{path}'", "path", "made", "made.dataset", "'{path}/*.parquet'"])
 def test_shards_are_shown_before_a_launch(kernel: Kernel, uneven: Path, source: str) -> None:
-    """A path, a variable with one, or what shards() gave: a picture, a table and advice, and no rank is started."""
+    """For a path, a variable with one, or shards(), a picture, a table and advice are shown, and no rank is started."""
     kernel.run("import sparkring\nmade = sparkring.shards(path, 6)\ndataset = made.dataset").done()
     name = "dataset" if "." in source else source.format(path=uneven)
     cell = kernel.run(f"%shards {name} -n 3 --batch-size 5").done()
@@ -419,7 +419,7 @@ def test_shards_are_shown_before_a_launch(kernel: Kernel, uneven: Path, source: 
 
 
 def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
-    """Batch size and remainder are those of shards(), unless the line says otherwise; columns are chosen there."""
+    """Batch size and remainder are those of shards(), unless the line says otherwise; columns are set in shards()."""
     kernel.run("import sparkring\nmade = sparkring.shards(path, 7, remainder='pad', columns=['x'])").done()
     told = kernel.run("%shards made").done().displayed
     assert "An epoch on 1 rank: 18 steps of 7 rows on each; 6 rows read twice" in told
@@ -432,7 +432,7 @@ def test_shards_take_what_the_object_says(kernel: Kernel, uneven: Path) -> None:
 
 
 def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None:
-    """--columns and --where are those of the reading."""
+    """--columns and --where choose what is read."""
     told = kernel.run(f"%shards '{uneven}' -n 2 --columns y --where \"x >= 10\"").done().displayed
     assert "90 rows in 3 files, 3 row groups" in told
     assert "columns y · where x >= 10" in told
@@ -453,7 +453,7 @@ def test_shards_of_chosen_columns_and_rows(kernel: Kernel, uneven: Path) -> None
     ],
 )
 def test_shards_that_cannot_be_shown(kernel: Kernel, uneven: Path, line: str, said: str) -> None:
-    """One sentence, no traceback."""
+    """The error is one sentence, without a traceback."""
     kernel.run("number = 3").done()
     cell = kernel.run(line)
     assert said in "\n".join(cell.error.traceback)
@@ -461,7 +461,7 @@ def test_shards_that_cannot_be_shown(kernel: Kernel, uneven: Path, line: str, sa
 
 
 def test_help_and_tab_of_shards(kernel: Kernel, uneven: Path) -> None:
-    """`%shards?` teaches; Tab offers options, and before them names and paths."""
+    """`%shards?` shows the help; Tab offers names and paths first, then options."""
     (page,) = kernel.run("%shards?").done().reply["payload"]
     text = page["data"]["text/plain"]
     assert "%shards /dbfs/data/digits -n 4 --batch-size 256" in text
@@ -501,7 +501,7 @@ def saved(kernel: Kernel, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", ["'{path}'", "path --metric loss --mode max", "'file://{path}' --check"])
 def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None:
-    """A path, a URL or a variable: a picture, a table, and the resume point; nothing is changed."""
+    """For a path, a URL or a variable, a picture, a table and the resume point are shown."""
     cell = kernel.run(f"%checkpoints {source.format(path=saved)}").done()
     (shown,) = (output.data for output in cell.outputs if output.output_type == "display_data")
     assert "The resume point is step 20" in shown["text/plain"]
@@ -514,7 +514,7 @@ def test_checkpoints_are_shown(kernel: Kernel, saved: Path, source: str) -> None
 
 
 def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path) -> None:
-    """A store knows its directory and what is best; without anything the newest run's directory is shown."""
+    """A store has a directory and a metric; without a source, the newest run's directory is shown."""
     kernel.run("class Store: directory, metric, mode = str(path), 'loss', 'max'\nstore = Store()").done()
     assert "The best by loss (max) is step 10" in kernel.run("%checkpoints store").done().displayed
     assert complete(kernel, "%checkpoints st") == ["store"]
@@ -532,7 +532,7 @@ def test_checkpoints_of_a_store_and_of_the_last_run(kernel: Kernel, saved: Path)
 
 
 def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
-    """A byte is enough."""
+    """A check notices a single changed byte."""
     kernel.run("file = path / str(Name(20, 1_795_294_802_123, 20)) / 'rank-0.safetensors'").done()
     kernel.run("file.write_bytes(bytes(999) + b'1')").done()
     assert "The resume point is step 20" in kernel.run("%checkpoints path").done().displayed
@@ -552,7 +552,7 @@ def test_a_check_finds_what_has_changed(kernel: Kernel, saved: Path) -> None:
     ],
 )
 def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str, said: str) -> None:
-    """One sentence, no traceback."""
+    """The error is one sentence, without a traceback."""
     kernel.run("number = 3").done()
     cell = kernel.run(line)
     assert said in "\n".join(cell.error.traceback)
@@ -560,14 +560,14 @@ def test_checkpoints_that_cannot_be_shown(kernel: Kernel, saved: Path, line: str
 
 
 def test_no_checkpoints_are_no_mistake(kernel: Kernel, tmp_path: Path) -> None:
-    """A sentence says that nothing is there."""
+    """One sentence is printed for a folder that does not exist; it is not an error."""
     assert kernel.run(f"%checkpoints {tmp_path}/none").done().printed == (
         f"{tmp_path}/none: this folder does not exist.\n"
     )
 
 
 def test_help_and_tab_of_checkpoints(kernel: Kernel, saved: Path) -> None:
-    """`%checkpoints?` teaches; Tab offers options, names and folders."""
+    """`%checkpoints?` shows the help; Tab offers options, names and folders."""
     (page,) = kernel.run("%checkpoints?").done().reply["payload"]
     assert "%checkpoints s3://bucket/run1 --metric val_loss" in page["data"]["text/plain"]
     assert "--mode min|max" in page["data"]["text/plain"]
@@ -689,7 +689,7 @@ def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> 
 
     def look(output: nbformat.NotebookNode) -> None:
         text = output.get("text") or output.get("data", {}).get("text/plain", "")
-        # The rank waits for the file, and the file for the rank's first line: it must be here before the cell ends.
+        # The rank waits for the file, which is made when its first line is shown: this is before the cell ends.
         if "the first line" in text and not go_on.exists():
             seen.append(text)
             go_on.touch()
@@ -709,7 +709,7 @@ def test_output_is_shown_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> 
 
 
 def shown(page: str) -> str:
-    """What a reader of HTML sees, with single spaces."""
+    """The text that a reader of the HTML sees, with single spaces."""
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 
@@ -753,7 +753,7 @@ def test_the_result_of_a_function_run_from_the_notebook(kernel: Kernel) -> None:
 
 
 def test_a_cell_gives_on_a_rank_what_it_gives_in_the_notebook(kernel: Kernel) -> None:
-    """What pickle, inspect, submodules and names in strings need is there, for the cell and for functions."""
+    """pickle, inspect, submodules and names in strings work, in the cell and in functions."""
     kernel.run("""
         import inspect, pickle, traceback, urllib.request
         import pandas as pd
@@ -900,7 +900,7 @@ NOT_USABLE = {
 
 @pytest.fixture
 def not_usable(kernel: Kernel) -> Iterator[Kernel]:
-    """The shared kernel with what the cells above read."""
+    """The shared kernel with the variables that the cells above read."""
     kernel.run("""
         import threading
 
@@ -919,7 +919,7 @@ def test_bad_input_is_one_clear_sentence(not_usable: Kernel, what: str) -> None:
     code, wanted = NOT_USABLE[what]
     cell = not_usable.receive(not_usable.client.execute(code))
     assert cell.status == "error"
-    assert [output.output_type for output in cell.outputs] == ["error"]  # no panel of a run that never was
+    assert [output.output_type for output in cell.outputs] == ["error"]  # no panel, as no run was started
     assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
     assert re.fullmatch(wanted, cell.error.traceback[0])
     assert not not_usable.ranks()
@@ -1018,7 +1018,7 @@ def test_interrupt_ends_the_ranks_and_what_would_follow(kernel: Kernel) -> None:
 
 
 def test_a_killed_kernel_leaves_nothing_alive(kernels: Callable[..., Kernel], wait_until: Callable[..., Any]) -> None:
-    """Not even what a rank has started in a session of its own."""
+    """Even a process that a rank has started in a session of its own is ended."""
     kernel = kernels()
     pids: set[int] = set()
 
@@ -1068,7 +1068,7 @@ WITH_A_GANG = {
 
 
 def complaint(kernel: Kernel, code: str) -> str:
-    """The one line of error in which a cell ends."""
+    """Run a cell that must fail with an error of one line, and return that line."""
     cell = kernel.run(code)
     assert cell.error.traceback == [f"{cell.error.ename}: {cell.error.evalue}"]
     return str(cell.error.traceback[0])
@@ -1090,7 +1090,7 @@ def test_cells_on_a_gang(gang: Kernel) -> None:
     gang.run("rate = 0.25").done()
     assert gang.run("%%ranks 1 --pull model\nmodel['steps'] = 9\nrate").done().result == "rank 1: 0.25"
     assert gang.value("model") == "{'steps': 9}"
-    # What was pulled is not newer than the ranks' own.
+    # A value that was pulled does not count as newer than the ranks' own.
     assert gang.run("%%ranks 1\nmodel['steps'] += 1\nmodel").done().result == "rank 1: {'steps': 10}"
     # Other magics and another number of ranks.
     assert gang.run("%%torchrun\nimport os\nos.environ['RANK']").done().result == "rank 0: '0'\nrank 1: '1'"
@@ -1214,7 +1214,7 @@ def waiting(kernel: Kernel, tmp_path: Path) -> Iterator[tuple[Cell, Path]]:
 
 
 def run_of(cell: Cell) -> str:
-    """The name of the run in the background that a cell has started."""
+    """The id of the run in the background that a cell has started."""
     return cell.result.split()[1]
 
 
@@ -1225,7 +1225,7 @@ def panel(cell: Cell) -> str:
 
 
 def says(kernel: Kernel, cell: Cell, words: str) -> bool:
-    """Whether the panel comes to say so; what stays in the notebook is drawn every few seconds."""
+    """Wait for the panel to contain `words`, and return whether it does; the static view is drawn every few seconds."""
     until = time.monotonic() + DEADLINE_S
     while words not in panel(cell) and time.monotonic() < until:
         kernel.run("import time; time.sleep(0.1)").done()
@@ -1233,7 +1233,7 @@ def says(kernel: Kernel, cell: Cell, words: str) -> bool:
 
 
 def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
-    """The cell has returned; others run, in front and beside it; its panel goes on, and names arrive at the end."""
+    """The cell has returned, and others can run. The run's panel is still updated, and names arrive at its end."""
     started, go = waiting
     assert re.fullmatch(
         r"run \S+ in the background: \.result\(\) waits for its result, \.stop\(\) ends it",
@@ -1242,7 +1242,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
     assert kernel.value("run.done, 'found' in globals(), 6 * 7") == "(False, False, 42)"
     assert kernel.run("%%horovod -n -2\nrank").done().result == "rank 0: 0\nrank 1: 1"
     assert says(kernel, started, "2 running")
-    # Its panel again, where its outputs may have been cleared: a place for it, and the view that stays.
+    # The panel can be shown again, as its output may have been cleared: a place for it, and the static view.
     for code in ("run", "%runs later"):
         shown = kernel.run(code).done()
         place, static = (each.data["text/html"] for each in shown.outputs if each.output_type == "display_data")
@@ -1260,7 +1260,7 @@ def test_the_notebook_is_free_while_a_run_goes_on(kernel: Kernel, waiting: tuple
 
 
 def test_the_notebooks_stop_is_for_what_the_notebook_runs(kernel: Kernel, waiting: tuple[Cell, Path]) -> None:
-    """A cell that computes, one that waits for the result, and one with ranks in front: the run goes on."""
+    """Stop ends a cell that computes, waits for the result, or runs ranks, but not the run in the background."""
     _, go = waiting
     word = "import time\nprint('in' + 'side', flush=True)\n"
     for code in (f"{word}time.sleep(1000)", f"{word}run.result()", f"%%horovod\n{word}time.sleep(1000)"):
@@ -1297,7 +1297,7 @@ def test_a_run_is_stopped_by_its_name(kernel: Kernel, waiting: tuple[Cell, Path]
 
 
 def test_a_failure_in_the_background(kernel: Kernel) -> None:
-    """The panel and the result say it, and one line."""
+    """The panel, the result and a printed line report the failure."""
     started = kernel.run("%%horovod -n -2 --background\nraise ValueError('on purpose')").done()
     kernel.run("run = _").done()
     cell = kernel.run("import time\nwhile not run.done: time.sleep(0.05)\ntime.sleep(0.5)").done()

@@ -1,4 +1,4 @@
-"""The watch that every test is under: what it notices, and what it must not."""
+"""The Watch that checks every test for leaks: what it notices, and when it need not search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=null, s
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A watch as every test has it, beginning now."""
+    """A Watch like that of every test, which begins now."""
     monkeypatch.setenv(MARK, f"of a test of the watch in {os.getpid()}")
     found = Watch(os.environ[MARK])
     assert not found.complaints(0)
@@ -34,7 +34,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def test_processes_are_noticed(again: Watch) -> None:
-    """A child that runs, and one that nobody has waited for."""
+    """The Watch notices a child that runs, and one that has ended but was not waited for."""
     with subprocess.Popen(["sleep", "1000"]) as child:
         (told,) = again.complaints(0)["processes"]
         assert told.startswith(f"{child.pid} ")
@@ -44,7 +44,7 @@ def test_processes_are_noticed(again: Watch) -> None:
 
 
 def test_a_process_that_belongs_to_nobody_is_noticed(again: Watch) -> None:
-    """One that was started by a child that has ended, in a session of its own."""
+    """The Watch notices a process in a session of its own whose parent has ended."""
     pid = int(subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, check=True).stdout)
     (told,) = again.complaints(0)["processes"]
     os.kill(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_what_is_no_process_is_noticed(again: Watch) -> None:
 
 
 def test_a_test_that_starts_no_process_is_not_searched_for_any() -> None:
-    """In a process of its own, since the worker of this test may have children: a session of Spark, for example."""
+    """The test runs a process of its own, since its worker may have children: a Spark session, for example."""
     script = """
         import subprocess
         from leaks import Watch

@@ -1,4 +1,4 @@
-"""Messages become headers and parts and come back the same; whatever is none of them is refused."""
+"""Messages are encoded as headers and parts, and decoded unchanged; anything else is refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def name_of(message: Message) -> str:
 
 
 def header(message: Message) -> dict[str, Any]:
-    """The message's fields as they come out of the frame."""
+    """The message's fields as they are read from the frame."""
     found: dict[str, Any] = json.loads(json.dumps(encode(message)[0]))
     return found
 
@@ -99,14 +99,14 @@ def test_there_is_an_example_of_each():
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=name_of)
 def test_a_message_comes_back_the_same(message):
-    """With nested values of the types that they were, and parts in their order."""
+    """Nested values keep their types, and parts their order."""
     again = decode(type(message), header(message), encode(message)[1])
     assert again == message
     assert type(again) is type(message)
 
 
 def test_every_message_passes_through_a_connection():
-    """None has a field that the frame's own header overwrites."""
+    """No message has a field that the frame's own header overwrites."""
     left, right = pair()
     with contextlib.closing(left), contextlib.closing(right):
         for message in EXAMPLES:
@@ -126,7 +126,7 @@ def test_a_field_too_few_or_too_many(message):
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=name_of)
 def test_a_part_too_many_or_too_few(message):
-    """A request may have any number of parts, but one."""
+    """A wrong number of parts is refused. Only a request may have any number of parts, but at least one."""
     fields, parts = header(message), encode(message)[1]
     wrong = [[]] if isinstance(message, messages.Run) else [[*parts, b""], *([parts[:-1]] if parts else [])]
     for each in wrong:
@@ -135,14 +135,14 @@ def test_a_part_too_many_or_too_few(message):
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where each value of the JSON stands."""
+    """The paths of all values in the JSON."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
 
 
 @pytest.mark.parametrize("message", [each for each in EXAMPLES if encode(each)[0]], ids=name_of)
 def test_a_value_of_another_type(message):
-    """Wherever it stands; a checkpoint's commit alone is as its folder says."""
+    """A wrong type is refused wherever it is, except in a checkpoint's commit, which is passed on as it is."""
     for path in places(header(message))[1:]:
         if "checkpoints" in path and 7 in path:
             continue
@@ -156,7 +156,7 @@ def test_a_value_of_another_type(message):
                 continue
             holder[path[-1]] = copy.deepcopy(wrong)
             if type(wrong) is int and type(right) is float:
-                decode(type(message), fields, encode(message)[1])  # 1 is written as an int
+                decode(type(message), fields, encode(message)[1])  # an int is accepted as a float
             else:
                 with pytest.raises(MalformedMessage):
                     decode(type(message), fields, encode(message)[1])
@@ -193,7 +193,7 @@ def test_a_value_out_of_range(kind, change):
 
 
 def test_whatever_a_notebook_has_set_up_can_be_sent(monkeypatch):
-    """Loggers' attributes may be of other types than logging itself would give them."""
+    """The state can be sent even if loggers' attributes have other types than logging itself would give them."""
     odd = logging.getLogger("odd")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -218,7 +218,7 @@ JSON = st.recursive(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_whatever_comes_is_a_message_or_refused(message, data):
-    """No other error than MalformedMessage gets out; what is taken is as it would be sent."""
+    """decode() raises only MalformedMessage; a message that it accepts is encoded to the same fields again."""
     fields = header(message)
     for name in data.draw(st.sets(st.sampled_from(sorted(fields)))) if fields else ():
         fields[name] = data.draw(JSON)
@@ -236,7 +236,7 @@ def test_whatever_comes_is_a_message_or_refused(message, data):
     "message", [each for each in EXAMPLES if isinstance(each, messages.Kept | messages.Stack)], ids=name_of
 )
 def test_what_is_told_becomes_an_event(message):
-    """Each field goes to the event's field of the same name, which is what is saved."""
+    """Each field becomes the field of the same name of the event, which is saved."""
     event = as_event(5.0, 3, message)
     assert (event.time, event.rank) == (5.0, 3)
     for name, value in message._asdict().items():

@@ -21,7 +21,7 @@ PICTURES = {"shards": ("data-picture", "picture"), "mixed_inputs": ("picture", "
 
 @pytest.fixture(scope="module", autouse=True)
 def loop() -> Iterator[None]:
-    """The event loop that Jupyter's blocking calls share: here before the first test, gone after the last."""
+    """The event loop that Jupyter's blocking calls share: made before the first test, closed after the last."""
     found = ensure_event_loop()
     yield
     found.close()
@@ -29,7 +29,7 @@ def loop() -> Iterator[None]:
 
 @pytest.fixture
 def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, list[Any]]]:
-    """Runs a notebook of this name; returns the outputs of its cells, by id."""
+    """`outputs(name)` runs the notebook, and returns the outputs of its cells, by id."""
 
     def run(name: str) -> dict[str, list[Any]]:
         monkeypatch.setenv("PYTHONPATH", SOURCE_ROOT)
@@ -39,7 +39,7 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        # That one makes a Spark session and writes a DataFrame, and is told how long it takes.
+        # mixed_inputs makes a Spark session and writes a DataFrame; sparkring prints messages about both.
         assert not [text for text in noise if not (name == "mixed_inputs" and text.startswith("sparkring: "))]
         return found
 
@@ -88,7 +88,7 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 @pytest.mark.slow
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """All train; on uneven row groups Petastorm's shards hang, which is told, and ours train."""
+    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and ours train."""
     found = outputs("shards")
     kept = {cell: printed(found[cell]) for cell in ("keep", "petastorm-keep", "tfrecord-keep", "fine-keep")}
     for text in kept.values():
@@ -116,7 +116,7 @@ def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]
 
 @pytest.mark.slow
 def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """Each picture has its own window: with another's, both inputs together would be no better than one."""
+    """Each picture comes with its own window: otherwise both inputs together would be no better than one."""
     found = outputs("mixed_inputs")
     told = dict(re.findall(r"^(.+): (\d\.\d{3})$", printed(found["outcome"]), re.MULTILINE))
     picture, readings, both = (float(told[name]) for name in ("picture", "readings", "picture and readings"))
@@ -131,7 +131,7 @@ def test_a_picture_and_what_came_before_it(outputs: Callable[[str], dict[str, li
 
 @pytest.mark.slow
 def test_what_survives(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """A killed rank leaves no trace in the weights; a changed cell is asked about, and gone on with."""
+    """A killed rank makes no difference to the weights. A changed cell is refused, and continues with --resume."""
     found = outputs("survive")
     panel = next(output for output in found["killed"] if output.output_type == "display_data")
     assert "after 1 restart" in panel.data["text/plain"]
@@ -161,15 +161,15 @@ def test_a_horovodrunner_notebook_needs_the_extension_and_one_line() -> None:
 
 @pytest.mark.slow
 def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """Both runs and the cell train; two ranks on Spark hold one model, and a failing one is named."""
+    """Both runs and the cell train. Two ranks on Spark have the same model, and a failing rank is named."""
     found = outputs("coming_from_databricks")
     one, two = (
         next(output.data for output in found[cell] if output.output_type == "display_data") for cell in ("one", "two")
     )
     assert "1 rank finished" in one["text/plain"]
     assert "rank 0 of 1 trains on 1437 digits" in one["text/html"]
-    assert "epoch 6 ends after" in one["text/plain"]  # LogCallback's, which the default shows …
-    assert "Epoch 6/6" not in one["text/plain"]  # … and Keras' own lines it does not
+    assert "epoch 6 ends after" in one["text/plain"]  # from LogCallback, which is shown by default …
+    assert "Epoch 6/6" not in one["text/plain"]  # … unlike Keras' own lines
     assert "2 ranks finished" in two["text/plain"]
     assert "Epoch 6/6" in two["text/plain"]
     assert all(
@@ -189,7 +189,7 @@ def test_a_horovodrunner_notebook_as_it_is(outputs: Callable[[str], dict[str, li
 
 @pytest.mark.slow
 def test_two_frameworks_come_to_the_same_net(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """The same rows and the same start: what is left between them is the order of additions."""
+    """With the same rows and the same initial weights, they differ only by the order of additions."""
     found = outputs("strategies")
     same = printed(found["same"])
     assert re.findall(r"^(\w+) +both ranks hold the same weights: (\w+)$", same, re.MULTILINE) == [

@@ -1,4 +1,4 @@
-"""What may stand on a magic's line, what it means, and what is said when it cannot be used."""
+"""The lines of magics: which options they take, what these mean, and the errors for lines that cannot be used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lines(line, expected):
     ],
 )
 def test_lines_of_runs_that_survive(line, expected):
-    """With checkpoints, restarts need not be asked for."""
+    """With --checkpoint-dir, restarts are on by default."""
     assert parse("horovod", line) == expected
     assert expected.survives
 
@@ -85,7 +85,7 @@ def test_what_does_not_go_together(line, words):
 
 
 def test_the_default_number_of_ranks():
-    """Without -n the given default counts; with it, it does not."""
+    """Without -n, the given default is used."""
     assert parse("horovod", "", -4).np == -4
     assert parse("horovod", "-n 2", -4).np == 2
 
@@ -120,7 +120,7 @@ def test_the_default_number_of_ranks():
     ],
 )
 def test_bad_lines(line, word):
-    """What cannot be used is named in one OptionsError, on one line, that starts with the magic."""
+    """The error is an OptionsError of one line that starts with the magic and names what cannot be used."""
     with pytest.raises(OptionsError) as caught:
         parse("horovod", line)
     text = str(caught.value)
@@ -165,14 +165,14 @@ def test_bad_logs_lines(line):
     ],
 )
 def test_completions(line, some, none):
-    """Tab offers what can still be given, and the words of an option that has some."""
+    """Tab offers options that can still be given, and the choices of an option that has some."""
     found = set(MAGICS["horovod"].complete(line))
     assert some <= found
     assert not none & found
 
 
 def test_the_help_has_every_option():
-    """Each option stands in the help, with what it does."""
+    """The help has each option, with its description."""
     text = MAGICS["horovod"].help
     for option in options_table("horovod").options:
         assert option.help in text
@@ -186,20 +186,20 @@ def test_the_help_has_every_option():
     [("-n 4", 4, ""), ("--data digits", 0, "digits"), ("-n 2 --data=digits --timeout 9", 2, "digits")],
 )
 def test_barrier(line, np, data):
-    """-n or --data; np 0 is as many ranks as there are partitions."""
+    """%%barrier takes -n, --data or both; np 0 means as many ranks as partitions."""
     found = parse("barrier", line)
     assert (found.np, found.data) == (np, data)
 
 
 @pytest.mark.parametrize("line", ["", "-n 0", "-n -2", "-n -2 --data digits", "--data", "--data 2x", "--data a,b"])
 def test_barrier_lines_that_are_refused(line):
-    """Barrier tasks are Spark's: there are none here, and none without a number."""
+    """Barrier tasks run on Spark, so local ranks are refused; so is a line without a number of ranks and data."""
     with pytest.raises(OptionsError, match="%%barrier"):
         parse("barrier", line)
 
 
 def test_only_barrier_takes_data():
-    """The other magics' ranks would get no rows."""
+    """Other magics refuse --data, as their ranks would get no rows."""
     with pytest.raises(OptionsError, match="--data"):
         parse("horovod", "-n 2 --data digits")
     assert MAGICS["barrier"].complete(" --da") == ["--data"]
@@ -225,7 +225,7 @@ def test_only_barrier_takes_data():
     ],
 )
 def test_gang_lines(line, expected):
-    """%gang starts, stops, shows, and says where the ranks stand."""
+    """%gang starts, stops and lists gangs, and shows the ranks' stacks."""
     assert gang.parse(line) == expected
 
 
@@ -247,7 +247,7 @@ def test_gang_lines(line, expected):
     ],
 )
 def test_bad_gang_lines(line, word):
-    """What %gang cannot use is named in one OptionsError, on one line."""
+    """The error is an OptionsError of one line that names what %gang cannot use."""
     with pytest.raises(OptionsError) as caught:
         gang.parse(line)
     assert str(caught.value).startswith("%gang")
@@ -289,7 +289,7 @@ def test_ranks_lines(line, expected):
     ],
 )
 def test_bad_ranks_lines(line, word):
-    """Ranks that are none, or that the gang does not have, are an OptionsError."""
+    """Words that are not ranks, and ranks that the gang does not have, are an OptionsError."""
     with pytest.raises(OptionsError, match=word):
         parse_ranks(line, 4)
 
@@ -311,7 +311,7 @@ def test_bad_ranks_lines(line, word):
     ],
 )
 def test_gang_completions(line, expected):
-    """Tab on a %gang line offers what can stand there."""
+    """Tab on a %gang line offers what can come next."""
     assert set(gang.complete(line)) == expected
 
 
@@ -335,7 +335,7 @@ def test_gang_completions(line, expected):
     ],
 )
 def test_shards_lines(line, expected):
-    """%shards takes a path or a name, and what the reading will be."""
+    """%shards takes a path or a name, and options that say how it will be read."""
     assert data.OPTIONS.parse(line) == data.OPTIONS.parse("?") | expected
 
 
@@ -357,7 +357,7 @@ def test_shards_lines(line, expected):
     ],
 )
 def test_bad_shards_lines(line, word):
-    """What %shards cannot use is named in one OptionsError, on one line."""
+    """The error is an OptionsError of one line that names what %shards cannot use."""
     with pytest.raises(OptionsError) as caught:
         data.OPTIONS.parse(line)
     assert str(caught.value).startswith("%shards: ")
@@ -381,14 +381,14 @@ def test_bad_shards_lines(line, word):
     ],
 )
 def test_shards_completions(line, some, none):
-    """Tab offers options once there is a source, and none where a value is due."""
+    """Tab offers options once there is a source, and none where a value is expected."""
     found = set(MAGICS["shards"].complete(line))
     assert some <= found
     assert not none & found
 
 
 def test_the_remainders_are_those_of_the_plan():
-    """The line takes what the reader knows."""
+    """The choices of --remainder are those that the reader knows."""
     from sparkring.data import plan
 
     (remainder,) = (option for option in data.OPTIONS.options if option.names == ("--remainder",))
@@ -409,7 +409,7 @@ def test_the_remainders_are_those_of_the_plan():
     ],
 )
 def test_checkpoints_lines(line, expected):
-    """%checkpoints takes a directory or none, and what to look for."""
+    """%checkpoints takes a directory or none, and options."""
     assert checkpoints.parse(line) == {"source": "", "check": False, "metric": "", "mode": None} | expected
 
 
@@ -445,7 +445,7 @@ def test_bad_checkpoints_lines(line, words):
     ],
 )
 def test_runs_lines(line, expected):
-    """A number is how many to list; with an option the word is a run."""
+    """A number is how many runs to list; with an option, the word is a run."""
     assert parse_runs(line) == expected
 
 
@@ -456,7 +456,7 @@ def test_bad_runs_lines(line, words):
 
 
 def test_only_horovod_records_a_timeline():
-    """Elsewhere there is nothing that would, and ranks that are up already have begun without."""
+    """Other frameworks record none, and the ranks of a warm gang were started without it."""
     assert parse("horovod", "--timeline").timeline
     for magic in ("torchrun", "tensorflow", "barrier", "ranks"):
         with pytest.raises(OptionsError, match="%%horovod --timeline"):
@@ -481,5 +481,5 @@ def test_only_horovod_records_a_timeline():
     ],
 )
 def test_what_a_cell_says_of_itself(cell, title):
-    """A run without a name is called so; where it says nothing, by its magic."""
+    """This is the title of a run without a name; if there is none, the title is the magic's."""
     assert title_of(f"\n{cell}") == title

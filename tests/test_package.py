@@ -1,4 +1,4 @@
-"""The package itself: what it offers by name."""
+"""The package itself: its public names, and errors at import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_on_windows_the_import_says_what_to_do():
 
 
 def test_petastorm_is_refused_where_it_cannot_be_installed():
-    """In the newest set, on Python 3.13, it is not there; elsewhere its absence is said with how to install it."""
+    """On Python 3.13, the error says that Petastorm cannot be installed; elsewhere, it says how to install it."""
     code = "import sys; sys.modules['petastorm'] = None; from sparkring.data.petastorm import make_reader"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     said = (

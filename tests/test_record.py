@@ -65,7 +65,7 @@ def test_a_rank_that_ends_without_a_word_was_stopped():
 
 
 def test_the_last_use_of_each_gpu_is_kept():
-    """In the order in which they were first heard of; a GPU is no sign of life of its rank."""
+    """GPUs are in the order in which they were first reported. A GPU's report is no sign of life of its rank."""
     told = [GpuUsed(address, "A", used, 9, 50, time=2.0, rank=1) for address, used in (("1", 3), ("0", 4), ("1", 5))]
     record = replay([STARTED, *told])
     assert [(gpu.address, gpu.used_bytes) for gpu in record.ranks[1].gpus] == [("1", 5), ("0", 4)]
@@ -73,7 +73,7 @@ def test_the_last_use_of_each_gpu_is_kept():
 
 
 def test_lines_in_pieces():
-    """A line that comes in pieces is one line; streams do not mix; what has not ended is kept aside."""
+    """A line that comes in pieces is one line; streams do not mix; an unfinished line is kept apart."""
     record = printed(b"a", b"b\nc", b"\n", b"rest")
     assert texts(record) == ["ab", "c"]
     assert record.ranks[0].partial_stdout == b"rest"
@@ -103,17 +103,17 @@ def test_lines_in_pieces():
     ],
 )
 def test_lines_as_shown(line, shown):
-    """A line is what a terminal would leave of it, in text."""
+    """A line is shown as a terminal would show it in the end, as text."""
     assert as_shown(line) == shown
 
 
 def test_a_character_split_between_pieces():
-    """A UTF-8 character whose bytes come apart is whole again."""
+    """A UTF-8 character whose bytes come in separate pieces is shown whole."""
     assert texts(printed(b"\xc3", b"\xbc\n")) == ["ü"]
 
 
 def test_lines_are_bounded_and_counted():
-    """Only the last lines are kept, all are counted, in the tail as in what all ranks printed."""
+    """Only the last lines are kept, of each rank and of all ranks together, but all are counted."""
     record = printed(b"".join(b"%d\n" % n for n in range(5000)), b"end\n")
     assert record.ranks[0].line_count == record.recent_count == 5001
     assert texts(record)[-2:] == ["4999", "end"]
@@ -130,7 +130,7 @@ def test_a_line_without_an_end_is_bounded():
 
 
 def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
-    """Of very many metrics the older ones are thinned out; the ends of epochs stay; the last is the rank's."""
+    """If there are very many metrics, the older ones are thinned out, except ends of epochs; the last is the rank's."""
     record = RunRecord(ranks=(module.RankRecord(0),))
     many = [
         Metrics({"loss": 1.0}, step=n, ends_epoch=n % 1000 == 0, time=0.0, rank=0) for n in range(module.METRICS_KEPT)
@@ -144,7 +144,7 @@ def test_metrics_are_bounded_and_keep_the_ends_of_epochs():
 
 
 def test_thinned_metrics_can_be_compared_across_ranks():
-    """However often they are thinned, and wherever the halves meet: the steps that are kept are those of all ranks."""
+    """However often metrics are thinned, nearly all steps that are kept are those of all ranks."""
     size = 3
     record = RunRecord(ranks=tuple(module.RankRecord(rank) for rank in range(size)))
     for step in range(1, 5_001):
@@ -164,7 +164,7 @@ def test_notices_are_bounded():
 
 
 def test_notices_go_when_they_are_no_longer_true():
-    """What the ranks were waiting for is over when they are up, a silence when one is heard of; the rest stays."""
+    """A notice about the start goes when the ranks are up, one about silence when a rank is heard of; others stay."""
     slow, stall, large = Notice(1.1, "waiting", "up"), Notice(2.0, "nothing heard", "heard"), Notice(1.0, "large")
     record = replay([STARTED, slow, large, RankStarted(1.3, 0, "h", 10)])
     assert record.notices == (slow, large)
@@ -176,7 +176,7 @@ def test_notices_go_when_they_are_no_longer_true():
 
 
 def test_no_rank_runs_when_the_run_is_over():
-    """Also one that had to be killed, of which nothing more was heard; one that took no part stays idle."""
+    """This includes a rank that was killed and sent nothing more. A rank that took no part stays idle."""
     record = replay([STARTED, RankStarted(1.3, 0, "h", 10), RunFinished(5.0, "interrupted", "2 ranks ended")])
     assert [rank.state for rank in record.ranks] == ["stopped", "stopped"]
     record = replay([WARM, RankFinished(2.0, 0, ""), RunFinished(5.0, "interrupted")])
@@ -184,7 +184,7 @@ def test_no_rank_runs_when_the_run_is_over():
 
 
 def test_messages_and_stacks():
-    """A message is a line of its own kind; a stack is its rank's."""
+    """A message is a line in a stream of its own; a stack is kept with its rank."""
     stack = StackTaken(2.0, 1, "waiting", 4, "text")
     record = replay([STARTED, UserMessage("hello", time=1.5, rank=1), stack])
     assert record.recent == (LogLine(1.5, 1, "message", "hello"),)
@@ -192,7 +192,7 @@ def test_messages_and_stacks():
 
 
 def test_a_stack_is_kept_until_the_rank_has_moved_on():
-    """A newer stack takes its place; news of its rank a good while later, and its end, do away with it."""
+    """A newer stack replaces a stack. News from the rank some time later removes it, and so does the rank's end."""
     first, second = StackTaken(2.0, 1, "waiting", 4, "text"), StackTaken(3.0, 1, "running", 5, "text")
     record = replay([STARTED, first, second])
     assert record.ranks[1].stack == second
@@ -217,7 +217,7 @@ WARM = RunStarted(1.0, "id", "title", "code", 4, "local", "plain", "all", (0, 2,
 
 
 def test_a_run_on_some_ranks_of_a_warm_gang():
-    """Its ranks run from the start, the others are idle, also when they are heard of; a death is told of any."""
+    """The run's ranks are running from the start, the others idle, even if heard of. Any rank's death is recorded."""
     record = apply(RunRecord(), WARM)
     assert (record.warm, record.running_since, record.part) == (True, 1.0, (0, 2, 3))
     assert [rank.state for rank in record.ranks] == ["running", "idle", "running", "running"]
@@ -231,7 +231,7 @@ def test_a_run_on_some_ranks_of_a_warm_gang():
 
 
 def test_all_ranks_are_no_part():
-    """A run on every rank is the same whether they are named or not."""
+    """A run on all ranks has the same record, whether the ranks are named or not."""
     record = apply(RunRecord(), WARM._replace(ranks=(0, 1, 2, 3)))
     assert (record.part, len(record.taking_part)) == ((), 4)
     assert not any(rank.state == "idle" for rank in record.ranks)
@@ -246,7 +246,7 @@ def test_a_warm_rank_does_not_exit_but_its_last_line_ends_with_the_run():
 
 
 def test_ranks_survive_being_saved():
-    """JSON has lists only; records of older versions have neither field."""
+    """The ranks are a tuple again, though JSON has only lists; records of older versions have neither field."""
     saved = json.loads(to_json(WARM))
     assert from_json(saved) == WARM
     older = {name: value for name, value in saved.items() if name not in ("ranks", "warm")}
@@ -254,7 +254,7 @@ def test_ranks_survive_being_saved():
 
 
 def test_of_many_readers_the_last_plans_are_kept():
-    """The plan of an epoch takes the place of the one before; of readers that are not read any more none is kept."""
+    """The plan of an epoch replaces the one before, and only the readers that were used last keep theirs."""
     opened = [DataOpened(reader, f"data {reader}", "parquet", time=1.0, rank=0) for reader in range(6)]
     plans = [DataPlanned(epoch % 5, epoch, (Piece(0, 0, epoch),), time=2.0 + epoch, rank=0) for epoch in range(1, 9)]
     record = replay([STARTED, *opened, *plans])
@@ -276,7 +276,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=20), st.integers(0, 20))
 def test_the_fold_is_pure(events, at):
-    """The arguments stay as they were, and replaying in two parts gives the same record."""
+    """The arguments are not changed, and replaying in two parts gives the same record."""
     start = replay([STARTED])
     kept, given_ = copy.deepcopy(start), copy.deepcopy(events)
     assert replay(events[at:], replay(events[:at], start)) == replay(events, start)

@@ -1,4 +1,4 @@
-"""Gloo's key-value store: only what Horovod plans to keep there, only for those who take part."""
+"""Gloo's key-value store: it holds only what Horovod keeps there, and answers only hosts that take part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCOPES = [
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_put_get_delete(store, scope):
-    """What is put is there byte for byte, and what is deleted is really gone."""
+    """A value is stored byte for byte, and a value that is deleted is gone."""
     value = bytes(range(256))
     assert ask(store, "GET", f"/{scope}/0")[0] == 404
     assert ask(store, "PUT", f"/{scope}/0", value)[0] == 200
@@ -63,7 +63,7 @@ def test_other_paths_are_refused(store, method, path):
 
 
 def test_values_are_bounded(store):
-    """The largest value is taken, a larger one is not, whatever its sender says of its length."""
+    """The largest value is accepted; a larger one is not, whatever its sender says about its length."""
     most = rendezvous.MOST_VALUE_BYTES
     assert ask(store, "PUT", "/global/a", bytes(most))[0] == 200
     assert ask(store, "PUT", "/global/b", bytes(most + 1))[0] == 413
@@ -73,14 +73,14 @@ def test_values_are_bounded(store):
 
 
 def test_their_number_is_bounded(store, monkeypatch):
-    """Beyond the limit no new key is taken; those that are there can still be changed."""
+    """Beyond the limit, no new key is accepted; existing ones can still be changed."""
     monkeypatch.setattr(store._server, "most_keys", 2)
     assert [ask(store, "PUT", f"/global/{key}", b"1")[0] for key in "abca"] == [200, 200, 507, 200]
 
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "HEAD", "TRACE"])
 def test_other_methods_are_refused(store, method):
-    """Nothing but PUT, GET and DELETE is known."""
+    """Only PUT, GET and DELETE are known."""
     assert ask(store, method, "/global/0")[0] == 501
 
 

@@ -1,4 +1,4 @@
-"""Saved runs: what was written is read back, what was cut off is passed over, what is going on is not removed."""
+"""Saved runs: they are read back, lines that were cut off are skipped, and a run that is going on is not removed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def story(run_id: str, *, title: str = "cell", ended: bool = True) -> list[event
 
 
 def save(run_id: str, found: list[events.Event]) -> run_store.RunFolder:
-    """A folder into which the events have been written."""
+    """Write the events to a run's folder, and return it."""
     folder = run_store.RunFolder(run_id)
     for event in found:
         assert folder.write(event) is None
@@ -78,7 +78,7 @@ def save(run_id: str, found: list[events.Event]) -> run_store.RunFolder:
 
 
 def test_a_saved_run_is_the_live_one():
-    """The record that is read back is equal to the one that was folded live; each log is whole."""
+    """The record that is loaded equals the live one; each log is complete."""
     found = story("2026-01-01_00-00-00_aaaa")
     folder = save("2026-01-01_00-00-00_aaaa", found)
     live = replay(found)
@@ -93,7 +93,7 @@ def test_a_saved_run_is_the_live_one():
 
 
 def reading(seconds: float, *, ended: bool) -> list[events.Event]:
-    """Two ranks read for so long and tell so five times a second, of four epochs, while one of them prints."""
+    """Events of two ranks that read four epochs and report five times a second, while one of them prints."""
     found: list[events.Event] = [events.RunStarted(100.0, "reads", "t", "c", 2, "local", "plain", "all")]
     found += [events.RankStarted(100.0, rank, "h", 10 + rank) for rank in (0, 1)]
     found += [events.DataOpened(0, "digits", "parquet", rows=1000, time=100.0, rank=rank) for rank in (0, 1)]
@@ -120,7 +120,7 @@ def reading(seconds: float, *, ended: bool) -> list[events.Event]:
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "broken off"])
 @pytest.mark.parametrize("seconds", [2, 60])
 def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
-    """Of what a reader and a GPU tell five times a second, the last of every 5 s is kept, and all ends of epochs."""
+    """Of the five reports a second of readers and GPUs, the last of every 5 s is kept, and all ends of epochs."""
     found = reading(seconds, ended=ended)
     path = save("reads", found).path
     kept = list(run_store._events(path))
@@ -136,7 +136,7 @@ def test_what_is_told_often_is_thinned_and_the_end_is_the_same(seconds, ended):
 
 
 def test_what_a_killed_driver_last_knew():
-    """Where nothing was closed, how far a reader was is known to within seconds."""
+    """If the run's folder was never closed, a reader's progress is known to within seconds."""
     found = reading(60, ended=False)
     folder = run_store.RunFolder("killed")
     for event in found:
@@ -149,7 +149,7 @@ def test_what_a_killed_driver_last_knew():
 
 
 def test_of_plans_the_last_is_kept():
-    """Thousands of short epochs do not fill the disk with what each was to read; the record is the same."""
+    """Thousands of short epochs do not fill the disk with their plans; the record is the same."""
     pieces = tuple(events.Piece(number, 0, 10) for number in range(500))
     found = [event for event in reading(20, ended=True) if not isinstance(event, events.DataRead)]
     start = len(found) - 6
@@ -163,7 +163,7 @@ def test_of_plans_the_last_is_kept():
 
 
 def test_what_data_a_run_has_read():
-    """Each once, in the order in which they were opened; what ranks say of data is no data."""
+    """Each data set is listed once, in the order of opening; a rank's message that looks like one is not."""
     opened = [
         events.DataOpened(reader, name, "parquet", time=100.0, rank=rank)
         for rank in range(3)
@@ -180,7 +180,7 @@ def test_what_data_a_run_has_read():
 
 
 def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
-    """Where a line is cut there, too."""
+    """The search works even if a line is cut at the end of that part."""
     start = events.RunStarted(99.0, "long", "t", "c", 3, "local", "plain", "all")
     opened = [events.DataOpened(number, f"data {number}", "parquet", time=100.0, rank=0) for number in range(50)]
     path = save("long", [start, *opened]).path
@@ -191,7 +191,7 @@ def test_only_the_beginning_of_a_run_is_looked_through(monkeypatch):
 
 
 def test_every_event_survives_json():
-    """to_json and from_json are each other's inverse, output's bytes aside."""
+    """from_json() is the inverse of to_json(), except for the bytes of output."""
     for event in story("x"):
         found = json.loads(events.to_json(event))
         if isinstance(event, events.Output):
@@ -200,7 +200,7 @@ def test_every_event_survives_json():
 
 
 def test_a_run_that_an_older_version_saved():
-    """It tells neither what was captured nor versions, and is read; so is what a later one tells of a name."""
+    """Events without captured names and versions can be read, and captured names with fields of a later version."""
     started = json.loads(events.to_json(story("x")[0]))
     older = {name: value for name, value in started.items() if name not in ("captured", "versions")}
     found = events.from_json(older)
@@ -216,7 +216,7 @@ def test_the_folder_is_the_user_s_alone():
 
 @pytest.mark.parametrize("cut", range(0, 400, 23))
 def test_a_record_that_was_cut_off(cut):
-    """Whatever a killed driver left of its last lines, the rest can be read, and it has no end."""
+    """Whatever a killed driver left of its last lines, the rest can be read, and the run has no end."""
     path = save("cut", story("cut")).path
     file = path / run_store.EVENTS
     data = file.read_bytes()
@@ -253,7 +253,7 @@ def test_an_empty_record():
 
 
 def test_finding_runs():
-    """By nothing (the newest), by the beginning, the end, or the title; newest first."""
+    """A run is found by the beginning or the end of its id, or by its title; an empty word means the newest."""
     names = ["2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb", "2026-01-02_00-00-01_cccc"]
     assert run_store.find("") is None
     for name in names:
@@ -272,7 +272,7 @@ def test_new_ids_are_new():
 
 
 def test_pruning_keeps_the_newest_and_what_is_going_on():
-    """Old runs are removed, but none without an end, unless nobody has written to it for a day."""
+    """Old runs are removed, except those without an end, unless nothing was written to them for a day."""
     for number in range(6):
         save(f"run-{number}", story(f"run-{number}", ended=number not in (0, 1)))
     long_ago = time.time() - run_store.ABANDONED_AFTER_S - 60
@@ -282,7 +282,7 @@ def test_pruning_keeps_the_newest_and_what_is_going_on():
 
 
 def test_quick_cells_of_a_warm_gang_go_first(monkeypatch):
-    """Many of them do not wash away a training run of yesterday; the newest stay, whatever they are."""
+    """Many quick cells do not displace yesterday's training run; the newest runs stay, whatever they are."""
     monkeypatch.setattr(run_store, "NEWEST", 3)
     save("run-00", story("run-00"))
     for number in range(1, 12):
@@ -313,7 +313,7 @@ def test_a_full_disk_is_told_once(monkeypatch):
 
 
 def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
-    """A SPARKRING_HOME that is a file does not end the run before it starts without a clear word."""
+    """A SPARKRING_HOME that is a file is an error."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path / "file"))
     with pytest.raises((OSError, SparkringError)):
@@ -321,7 +321,7 @@ def test_a_home_that_cannot_be_written(monkeypatch, tmp_path):
 
 
 def test_a_home_that_cannot_be_written_to(monkeypatch):
-    """Where runs cannot be kept, one sentence names the place and what to set."""
+    """If runs cannot be saved, one sentence names the folder and what to set."""
     monkeypatch.setenv("SPARKRING_HOME", os.devnull)
     with pytest.raises(SparkringError, match=r"cannot be saved in /dev/null/runs/.*Set SPARKRING_HOME"):
         run_store.RunFolder("2026-01-01_00-00-00_aaaa")

@@ -1,4 +1,4 @@
-"""What version 0.1 saved can still be read: two runs and their checkpoints, written by it and kept beside this file."""
+"""Two runs and their checkpoints, which version 0.1 saved and which are kept beside this file, can still be read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FAILED, FINISHED = "2026-11-22_10-32-08_c9e1b7", "2026-11-22_10-32-17_b0de79"
 
 @pytest.fixture
 def saved_runs(monkeypatch, tmp_path):
-    """The runs' folder is a copy of theirs."""
+    """Makes the folder of runs a copy of the saved one."""
     monkeypatch.setenv("SPARKRING_HOME", str(tmp_path))
     shutil.copytree(SAVED / "runs", run_store.home())
 
 
 def test_a_failed_run(saved_runs):
-    """Its failure, metrics, shards, checkpoint, displays and logs are there, in both static views."""
+    """The record has failure, metrics, shards, checkpoint, displays and logs; both static views show the failure."""
     path = run_store.find(FAILED)
     record = run_store.load(path)
     assert (record.outcome, record.failed_rank, record.size) == ("failed", 1, 2)
@@ -63,13 +63,13 @@ def test_a_failed_run(saved_runs):
     ],
 )
 def test_causes(saved, cause, signal, exit_code):
-    """What several fields and the summary said is one cause, a signal and an exit code."""
+    """Several fields and the summary of version 0.1 become one cause, a signal and an exit code."""
     failure = failure_from_json(saved)
     assert (failure.cause, failure.signal, failure.exit_code) == (cause, signal, exit_code)
 
 
 def test_a_finished_run(saved_runs):
-    """Both are in the list of runs, newest first, with their titles and outcomes."""
+    """Both runs are in the list of runs, newest first, with their titles and outcomes."""
     assert [(run_store.first(path).title, run_store.last(path).outcome) for path in run_store.saved()] == [
         ("keras", "finished"),
         ("torch", "failed"),
@@ -89,7 +89,7 @@ def test_torch_checkpoint():
 
 
 def test_keras_checkpoint():
-    """The model is rebuilt, compiled, with its weights; where Keras is Keras 3, there are its arrays by name."""
+    """The model is rebuilt and compiled, with its weights; with Keras 3, load() gives its arrays by name."""
     pytest.importorskip("tensorflow")
     model = sparkring.checkpoints(str(SAVED / "checkpoints/keras")).load()["model"]
     arrays = model.get_weights() if KERAS.major == 2 else list(model.values())

@@ -19,7 +19,7 @@ from sparkring.worker.rank.script import run_script
 
 
 def find(line: str, **variables: str) -> Script:
-    """The script of a line, where the notebook has `variables`, and IPython's cells are Python already."""
+    """Return the script of a line, for a notebook with `variables` and cells that are plain Python."""
     return find_script(line, lambda text: text.format(**variables), str)
 
 
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_lines(line: str, expected: dict[str, Any]) -> None:
-    """As IPython reads them; what follows the script is the script's."""
+    """Lines mean the same as in IPython; what follows the script's name belongs to the script."""
     script = find(line, where="my jobs")
     assert {name: getattr(script, name) for name in expected} == expected
     assert script.line == line
@@ -101,7 +101,7 @@ def test_lines_that_are_refused(folder: Path, line: str, said: str) -> None:
 
 
 def test_what_is_read(folder: Path) -> None:
-    """A script as Python reads it, in its own encoding; a notebook cell by cell."""
+    """A script is read as Python reads it, in its own encoding; a notebook is read cell by cell."""
     (folder / "latin.py").write_bytes(b"# coding: latin-1\r\nx = '\xe4'\r\n")
     assert read_script("latin.py").source == "# coding: latin-1\nx = 'ä'\n"
     notebook = read_script("steps.ipynb", str.upper)
@@ -124,7 +124,7 @@ def test_what_is_read(folder: Path) -> None:
     ],
 )
 def test_arguments(text: str, patterns: bool, expected: list[str]) -> None:
-    """As a shell takes them apart; `~` and unquoted patterns are file names."""
+    """Arguments are split as by a shell; `~` and unquoted patterns become file names."""
     assert split_arguments(text, patterns=patterns) == expected
 
 
@@ -134,17 +134,17 @@ RUN = "get_ipython().run_line_magic('run', {!r})"
 
 
 def captured(*lines: str, after: str = "", **namespace: Any) -> Any:
-    """What a cell takes that runs these scripts and then goes on."""
+    """Return what is captured for a cell that runs these scripts, and then the lines `after`."""
     source = "\n".join([*(RUN.format(line) for line in lines), after])
     return capture(source, namespace, scripts=[find(line) for line in lines])
 
 
 def test_names_of_scripts(folder: Path) -> None:
-    """A script binds names in the cell, and reads none of the notebook, but with -i."""
+    """A script binds names in the cell. It reads the notebook's names only with -i."""
     (folder / "use.py").write_text("import os\ntotal = base + step\ndef f(): return scale\nstep = 1\n")
     notebook = {"base": 1, "scale": 2, "total": 0, "before": 3}
     alone = captured("use.py", after="total", **notebook)
-    assert alone.sent == ["total"]  # the notebook's, lest the script does not bind it
+    assert alone.sent == ["total"]  # the notebook's, in case the script does not bind it
     assert {"os", "total", "f", "step"} <= alone.binds
     assert captured("use.py", after="total", total=threading.Lock()).sent == []
     inside = captured("-i use.py", **notebook)
@@ -196,7 +196,7 @@ later = True
 
 @pytest.fixture
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Script]:
-    """A script and a module beside it, in a folder of their own; gives the script of a %run line."""
+    """A script and a module beside it, in a folder of their own; returns a function that finds a line's script."""
     (folder / "src").mkdir()
     (folder / "src" / "beside.py").write_text("here = True\n")
     (folder / "src" / "program.py").write_text(PROGRAM)
@@ -205,7 +205,7 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sc
 
 
 def test_a_script_runs_as_a_program(cell: dict[str, Any], program: Callable[[str], Script], folder: Path) -> None:
-    """`__main__`, sys.argv and sys.path[0] are its own; its names come into the cell, and nothing else changes."""
+    """A script has its own `__main__`, sys.argv and sys.path[0]; the cell gets its names, and nothing else changes."""
     path = str(folder / "src" / "program.py")
     run_script(program("src/program.py"))
     assert cell["found"] == ["__main__", path, ["src/program.py"], str(folder / "src"), True, False]
@@ -214,7 +214,7 @@ def test_a_script_runs_as_a_program(cell: dict[str, Any], program: Callable[[str
 
 
 def test_names_and_namespaces(cell: dict[str, Any], program: Callable[[str], Script]) -> None:
-    """-n gives it its own name, -i the cell's names."""
+    """-n gives a script its own name, and -i gives it the cell's names."""
     run_script(program("-n src/program.py"))
     assert cell["found"][0] == "program"
     assert "program" not in sys.modules
@@ -233,7 +233,7 @@ def test_an_exit_that_is_a_success(cell: dict[str, Any], program: Callable[[str]
 
 @pytest.mark.parametrize("code", ["3", "'no data'"])
 def test_an_exit_that_is_a_failure(cell: dict[str, Any], program: Callable[[str], Script], code: str) -> None:
-    """Another code is told, unless -e is given."""
+    """Another code is an error, unless -e is given."""
     with pytest.raises(SystemExit) as caught:
         run_script(program("src/program.py"), [code])
     assert caught.value.code == eval(code)

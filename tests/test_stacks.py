@@ -1,4 +1,4 @@
-"""What a stack says of a rank: where it stands, and whether it waits for the others."""
+"""What a stack says about a rank: where it is, and whether it waits for the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stack(frames, outer=OUTER) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The frames that ranks really had while another did not come; shortened in the middle.
+# Frames of real ranks that waited for another one; shortened in the middle.
 SEEN = {
     "allreduce": [
         SYNCHRONIZE,
@@ -105,7 +105,7 @@ SEEN = {
 
 @pytest.mark.parametrize("name", SEEN)
 def test_a_rank_that_waits_for_the_others(name):
-    """The innermost collective is named, as users know it."""
+    """The innermost collective is given the name that users know."""
     assert collective(stack(SEEN[name])) == (GRAPH if name == GRAPH else name.partition(" ")[0])
 
 
@@ -134,14 +134,14 @@ def test_a_rank_that_does_not_wait_or_not_visibly(frames):
 
 
 def test_only_the_main_thread_counts():
-    """faulthandler prints it last."""
+    """The main thread is the one that faulthandler prints last."""
     text = stack(SEEN["barrier"]) + stack([("numpy/linalg.py", 12, "solve")])
     assert collective(text) == ""
     assert innermost(text) == "numpy/linalg.py:12 solve"
 
 
 def test_where_a_rank_stands():
-    """Files of libraries by their path in the library, others by name; nothing of a rank that did not answer."""
+    """Library files are shown by their path in the library, others by name; nothing if a rank did not answer."""
     assert innermost(stack(SEEN["barrier of Spark"])) == "socket.py:706 readinto"
     assert innermost(stack(SEEN["barrier of Spark"][1:])) == "pyspark/serializers.py:572 loads"
     assert innermost(stack([("/home/user/train.py", 3, "step")])) == "train.py:3 step"
@@ -152,7 +152,7 @@ def test_where_a_rank_stands():
 
 @pytest.mark.parametrize("folder", ["/opt/env/", "/tmp/x/sparkring.zip/", ""])
 def test_a_rank_that_waits_for_its_next_cell(folder):
-    """Wherever sparkring lies, and only if it is sparkring's own function in which the rank stands."""
+    """The rank is recognized wherever sparkring is installed, but only if it is in sparkring's own function."""
     text = (
         f'Thread 0x7f02 (most recent call first):\n  File "{folder}sparkring/worker/rank/rank.py", line 117 in serve\n'
     )
@@ -163,7 +163,7 @@ def test_a_rank_that_waits_for_its_next_cell(folder):
 
 
 def test_a_stack_may_be_taken_while_threads_run():
-    """faulthandler reads frames without the GIL: those of other threads may be gone while it does."""
+    """faulthandler reads frames without the GIL, so frames of other threads may be freed meanwhile."""
     code = """
         import os, threading
         from sparkring.history import stacks

@@ -38,7 +38,7 @@ def test_all_forms_are_one_path(root, form):
 
 
 def test_the_root_without_a_mount(tmp_path, monkeypatch):
-    """Off Databricks it is a folder in the user's data folder, and is there when it is first used."""
+    """Outside Databricks, the root is a folder in the user's data folder, which is made when it is first used."""
     if os.path.isdir(DBFS_MOUNT):
         pytest.skip("this machine has a /dbfs of its own")
     monkeypatch.delenv("SPARKRING_DBFS_ROOT", raising=False)
@@ -64,7 +64,7 @@ def test_nothing_leads_out_of_the_root(root, form, rest):
 
 
 def test_a_link_that_stays_inside(root):
-    """It is the user's own affair."""
+    """A link inside the root that leads to another place inside it is allowed."""
     assert locate("dbfs:/deep/back/deep/x").path == str(root / "deep" / "back" / "deep" / "x")
 
 
@@ -91,7 +91,7 @@ def test_ten_thousand_paths(root, tmp_path):
 
 
 def test_mistakes_are_told_with_the_right_spelling(root):
-    """A host that is none, an empty path, and a character that no path can hold."""
+    """A folder written as a host, an empty path, and a NUL are errors; the first one suggests the right spelling."""
     with pytest.raises(PathError, match=r"Write dbfs:/ml/x"):
         locate("dbfs://ml/x")
     with pytest.raises(PathError, match=r"Write file:/ml"):
@@ -103,7 +103,7 @@ def test_mistakes_are_told_with_the_right_spelling(root):
 
 
 def test_a_roundabout_way_to_the_mount(root):
-    """A path that is the mount's once it is tidied up is the mount's."""
+    """A path that is normalized to one on the mount is treated as one on the mount."""
     assert locate("/tmp/../dbfs/x").path == str(root / "x")
     with pytest.raises(PathError, match=r"leads out of|without"):
         locate("/./dbfs/out/x")

@@ -19,7 +19,7 @@ Cell = Callable[[FakeRank], object]
 
 
 class Launched(list[FakeLauncher]):
-    """The launchers that a test has had, and what their ranks run."""
+    """The launchers that a test has used, and the cell that their ranks run."""
 
     cell: Cell
 
@@ -30,7 +30,7 @@ class Launched(list[FakeLauncher]):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
-    """Ranks on this machine are threads."""
+    """Makes ranks on this machine threads."""
     found = Launched()
     monkeypatch.setattr("sparkring.launchers.LocalLauncher", found.launch)
     return found
@@ -59,14 +59,14 @@ def gang(launched: Launched, local_gang: Any) -> Any:
 
 
 def test_a_run(run):
-    """The values, by rank, and what the record says of the ranks."""
+    """The result has the values by rank; the record has the ranks' hosts and states."""
     result = run(lambda rank: rank.world.rank * 10)
     assert result.values == [0, 10]
     assert [(rank.host, rank.state) for rank in result.record.ranks] == [("host", "finished")] * 2
 
 
 def test_without_restarts_nothing_is_said_of_them(run):
-    """One attempt, none listed."""
+    """There is one attempt, and none is listed."""
 
     def cell(rank: FakeRank) -> None:
         raise ValueError("no")
@@ -78,7 +78,7 @@ def test_without_restarts_nothing_is_said_of_them(run):
 
 
 def test_the_same_mistake_twice_ends_the_run(run):
-    """Where the first time does not show yet that it is one, since the ranks have got as far as a step."""
+    """After the first time the run is restarted, since the ranks had got as far as a step."""
 
     def cell(rank: FakeRank) -> None:
         rank.tell(Metrics({"loss": 0.5}, step=1))
@@ -97,7 +97,7 @@ def test_the_same_mistake_twice_ends_the_run(run):
     ],
 )
 def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
-    """By the type of the error on one rank, or since all ranks fail alike; the error says so."""
+    """The run ends because of the error's type on one rank, or because all ranks fail alike; the error says which."""
 
     def cell(rank: FakeRank) -> None:
         if rank.world.rank in on:
@@ -110,7 +110,7 @@ def test_what_cannot_heal_ends_the_run_at_once(run, error, on, why):
 
 
 def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
-    """A rank stumbles over what one that has died left undone: the next attempt goes well."""
+    """A rank fails because another has died before it was done: the run is restarted, and succeeds."""
     gone = threading.Event()
 
     def cell(rank: FakeRank) -> int:
@@ -126,7 +126,7 @@ def test_a_mistake_that_only_echoes_a_death_is_no_reason_to_give_up(run):
 
 
 def test_the_time_limit_is_the_runs(run):
-    """It does not begin anew with an attempt."""
+    """The time limit is not reset by a new attempt."""
 
     def cell(rank: FakeRank) -> None:
         if rank.attempt < 3:
@@ -140,7 +140,7 @@ def test_the_time_limit_is_the_runs(run):
 
 
 def test_a_display_that_fails_does_not_end_the_run(run):
-    """The run goes on to its end, and its record tells that it could not be shown."""
+    """The run continues to its end, and its record says that it could not be shown."""
 
     class Broken:
         def refresh(self, record):
@@ -158,7 +158,7 @@ def test_a_display_that_fails_does_not_end_the_run(run):
 
 
 def test_a_second_gang_at_the_same_place(gang):
-    """It is refused with the way out; after a loss it takes the place of the lost one."""
+    """A second gang is refused, and the error says what to do. After a loss, a new gang replaces the lost one."""
     gang.start(2)
     with pytest.raises(OptionsError, match="%gang stop ends it"):
         gang.start(2)
@@ -188,7 +188,7 @@ def test_ranks_that_die_between_cells(gang, wait_until):
 
 
 def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
-    """Of megabytes the end is kept, and a notice says that the beginning is not."""
+    """The end of the output is kept, and a notice says that its beginning is not."""
     gang.start(2)
     for rank in gang.launched[0].ranks:
         for _ in range(5_000):
@@ -202,7 +202,7 @@ def test_a_flood_of_messages_between_cells_is_bounded(gang, wait_until):
 
 
 def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(gang, monkeypatch):
-    """After the grace the gang is ended, which the error says, with the rank at fault."""
+    """After the grace period, the gang is ended. The error says so, and names the rank at fault."""
     monkeypatch.setattr("sparkring.engine.supervisor.RETURN_GRACE_S", 0.2)
     gang.start(2)
 

@@ -1,4 +1,4 @@
-"""The file of a rank's timeline on its way out of the member."""
+"""How a member sends the file of a rank's timeline."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def file(tmp_path):
 
 
 def unpacked(pieces) -> tuple[bytes, int]:
-    """What comes out of the stream, and how much had no room."""
+    """Return the content of the stream, and how many bytes were cut off."""
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     return zlib.decompress(b"".join(piece.data for piece in pieces)), pieces[-1].cut
 
 
 def test_what_was_written_comes_out_in_pieces(file):
-    """The whole, in more than one frame."""
+    """The whole file is sent, in several pieces."""
     data = random.Random(1).randbytes(5 << 20)
     Path(file.path).write_bytes(data)
     pieces = list(file.pieces())
@@ -38,7 +38,7 @@ def test_what_was_written_comes_out_in_pieces(file):
 
 @pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_SENT"])
 def test_there_is_a_limit(file, monkeypatch, limit):
-    """What is beyond it stays behind, and is counted."""
+    """What is beyond the limit is not sent, but counted."""
     monkeypatch.setattr(timeline, limit, 2 << 20)
     data = random.Random(1).randbytes(5 << 20)
     Path(file.path).write_bytes(data)

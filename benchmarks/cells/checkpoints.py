@@ -21,7 +21,7 @@ target, scratch = folder / "target", folder / "scratch"
 
 
 def new_state(number):
-    """The arrays, of numbers that no one has seen yet."""
+    """Return the arrays, filled with numbers that depend on `number`."""
     size = megabytes * 1_000_000 // 4 // ARRAYS
     return {f"layer {index}": np.full(size, number + index, np.float32) for index in range(ARRAYS)}
 
@@ -29,7 +29,7 @@ def new_state(number):
 def sparkring():
     from sparkring import checkpoints
 
-    checkpoints(scratch).save(0, {"x": np.zeros(10)})  # what is imported is no part of it
+    checkpoints(scratch).save(0, {"x": np.zeros(10)})  # imports are not part of what is measured
     store = checkpoints(target, background=False)
     return lambda: store.save(1, state), lambda: store.restore(empty)
 
@@ -79,7 +79,7 @@ def torch():
 
 
 def copied():
-    """What notebooks do for a target on which they cannot write as they like."""
+    """Copy the files to the target, as notebooks do if they cannot write there directly."""
     for file in list(scratch.iterdir()):
         with open(file, "rb") as source, open(target / file.name, "wb") as out:
             shutil.copyfileobj(source, out, CHUNK_BYTES)
@@ -94,7 +94,7 @@ def seconds(do, *what):
 
 
 def blocking():
-    """How long a save holds up a training: in the background, and not."""
+    """Measure how long a save holds up training: in the background, compared with in the foreground."""
     from sparkring import checkpoints
 
     background, serial = checkpoints(target, keep=1), checkpoints(scratch, keep=1, background=False)
@@ -104,7 +104,7 @@ def blocking():
         held_up.append(seconds(background.save, number, state))
         background.wait()
         whole.append(seconds(serial.save, number, state))
-    # The first one allocates what the others use again.
+    # The first save allocates memory that the others use again.
     found = statistics.median(held_up[1:]), statistics.median(whole[1:])
     return {"blocked": found[0] * 1e3, "share": 100 * found[0] / found[1]}
 

@@ -1,4 +1,4 @@
-"""Steps of 10 ms, saved every tenth; in its first life rank 1 ends at step 35. What happened when goes to a file."""
+"""Steps of 10 ms, with a checkpoint every tenth. In the first attempt, rank 1 dies at step 35. Times go to files."""
 
 import os
 import signal

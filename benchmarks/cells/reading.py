@@ -1,7 +1,7 @@
 """Read a data set once to warm up and then again: `reading.py CONTESTANT ROWS|IMAGES FOLDER`, figures as JSON.
 
 rate: rows/s of the second epoch, all of whose batches end up as arrays or tensors. first: seconds to the first batch of
-the first epoch. grown: MB by which the process grows from the second to fourth epoch to the eighth to tenth.
+the first epoch. grown: MB by which the process grows from epochs 3–5 to epochs 8–10.
 """
 
 import json
@@ -50,7 +50,7 @@ def as_torch(what: str, folder: str) -> Epoch:
 
 
 def pyarrow(what: str, folder: str) -> Epoch:
-    """As one would write it by hand: batches as they come, each stacked to one array."""
+    """The loop that one would write by hand: batches in the files' order, each stacked to one array."""
     import pyarrow.parquet as pq
 
     def epoch() -> Iterable[Any]:
@@ -82,7 +82,7 @@ def petastorm_tf(what: str, folder: str) -> Epoch:
 
 
 def petastorm_torch(what: str, folder: str) -> Epoch:
-    """Its DataLoader is the one that its Spark converter gives."""
+    """The DataLoader is the one that Petastorm's Spark converter returns."""
     import torch
     from petastorm import TransformSpec, make_batch_reader
     from petastorm.pytorch import DataLoader
@@ -114,8 +114,8 @@ def tfrecords(what: str, folder: str) -> Epoch:
 def tfrecord_by_hand(what: str, folder: str) -> Epoch:
     """The usual pipeline over one Example per row: interleave, batch, parse the batch.
 
-    Files are read in turn: with num_parallel_calls, which is often advised, each record changes threads, and on two
-    cores the whole takes twenty times as long.
+    Files are read in turn. With num_parallel_calls, which is often advised, each record would change threads, and on
+    two cores reading would take twenty times as long.
     """
     ready_tensorflow()
     import tensorflow as tf
@@ -171,7 +171,7 @@ def main() -> None:
             for _ in epoch():
                 pass
             used.append(psutil.Process().memory_info().rss)
-        # What is freed goes back to the system now or later, so the ends of single epochs tell little.
+        # Freed memory goes back to the system sooner or later, so the figure after a single epoch tells little.
         figures["grown"] = (statistics.median(used[-3:]) - statistics.median(used[:3])) / 1e6
     print(json.dumps(figures))
 

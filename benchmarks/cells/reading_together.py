@@ -9,7 +9,7 @@ data = shards(folder, 1024, columns={"x": [f"c{column}" for column in range(10)]
 
 
 def epochs(count: int) -> float:
-    """Rows/s."""
+    """Read `count` epochs, and return the rows per second."""
     begun, rows = time.perf_counter(), 0
     for _ in range(count):
         for x in data.as_numpy("x"):

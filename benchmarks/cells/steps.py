@@ -1,4 +1,4 @@
-"""Steps of computation, for a training that saves every so often, or not at all; the loop's seconds."""
+"""A training loop that saves every few steps, or not at all. The cell's value is the loop's seconds."""
 
 import os
 import time
@@ -13,7 +13,7 @@ if every:
 
     store = checkpoints(keep=2)
     store.restore(state)
-    store.save(0, state)  # the first one allocates what the others use again
+    store.save(0, state)  # the first save allocates memory that the others use again
     store.wait()
 
 part = weights[:400]

@@ -17,7 +17,7 @@ from sparkring.engine.spec import Cell, RunSpec
 from sparkring.errors import CaptureError, CheckpointError, LaunchError, PathError, RunFailed, SlotsError, StillRunning
 from sparkring.history.run_store import last, load, saved
 
-# Goes on until the file `go` is there; the notebook has its path.
+# Runs until the file `go` exists; the notebook has its path.
 WAITS = """
 import time
 from pathlib import Path
@@ -34,12 +34,12 @@ def go(tmp_path) -> Path:
 
 
 def up(run) -> bool:
-    """Whether all ranks have said so."""
+    """Whether every rank has printed something."""
     return all(rank.line_count for rank in run.record.ranks)
 
 
 def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
-    """It is there before the ranks are done; what it brings arrives when they are."""
+    """The run object is returned before the ranks have finished; their values arrive when they have."""
     namespace = {"go": str(go)}
     run = ring.in_background(WAITS + "found = 40 + rank\nfound + 1", namespace=namespace, pull=("found",))
     wait_until(lambda: up(run), "both ranks are up")
@@ -62,7 +62,7 @@ def test_the_notebook_is_free_while_it_runs(ring, go, wait_until):
 
 @pytest.mark.any_launcher
 def test_a_failure_is_told_and_kept(ring, capsys, wait_until):
-    """Who does not ask for the result hears of it in one line; who does has the error itself."""
+    """The notebook prints one line about the failure; result() raises the error itself."""
     run = ring.in_background("if rank == 1:\n    raise ValueError('no')")
     told = ""
 
@@ -83,7 +83,7 @@ def test_a_failure_is_told_and_kept(ring, capsys, wait_until):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_stop_leaves_nothing(ring, wait_until):
-    """When stop() returns, the run has ended like one that was interrupted."""
+    """When stop() returns, the run has ended as if it had been interrupted."""
     run = ring.in_background("import time\nprint('up', flush=True)\ntime.sleep(1000)")
     wait_until(lambda: up(run), "both ranks are up")
     run.stop()
@@ -105,7 +105,7 @@ def test_stop_before_the_ranks_are_up(ring):
 
 
 def test_several_at_once(ring, go, wait_until):
-    """Two in the background, one in the foreground: each has its ranks, its values and its logs."""
+    """Two runs in the background and one in the foreground each have their own ranks, values and logs."""
     gates = [go.with_name(f"go-{index}") for index in range(2)]
     namespaces = [{"go": str(gate), "mine": index} for index, gate in enumerate(gates)]
     cell = WAITS + "print('this is', mine, flush=True)\nmine += 10\nmine"
@@ -128,7 +128,7 @@ def test_several_at_once(ring, go, wait_until):
 
 @pytest.mark.slow
 def test_two_rings_of_horovod(ring):
-    """Each has its own meeting point."""
+    """Each run has its own rendezvous."""
     cell = """
         import torch
         import horovod.torch as hvd
@@ -141,7 +141,7 @@ def test_two_rings_of_horovod(ring):
 
 @pytest.mark.standalone("the cluster's scheduler shares out the slots")
 def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_until):
-    """Its rows come with it, and Spark has slots for both."""
+    """The stage gets its rows, and Spark has slots for both the stage and the notebook's jobs."""
     namespace = {"go": str(go), "digits": spark.range(6).repartition(2)}
     cell = WAITS + "context.barrier()\nsum(row.id for row in rows)"
     run = tasks.in_background(cell, 0, namespace=namespace, framework="barrier", data="digits")
@@ -153,7 +153,7 @@ def test_a_barrier_stage_beside_the_notebooks_own_jobs(tasks, spark, go, wait_un
 
 
 def test_ranks_have_what_was_there_when_it_started(local):
-    """The notebook may change what it has at once."""
+    """The notebook may change its variables as soon as the run has started: ranks have the earlier values."""
     namespace = {"x": np.ones(200_000), "y": [1]}
     run = local.in_background("x.sum(), y", 1, namespace=namespace)
     namespace["x"][:] = 7
@@ -162,7 +162,7 @@ def test_ranks_have_what_was_there_when_it_started(local):
 
 
 def test_lost_ranks_come_back(ring, tmp_path):
-    """Restarts are as in the foreground, with the arrays that were there when it started."""
+    """Lost ranks are restarted as in the foreground, with the arrays as they were when the run started."""
     namespace = {"first": str(tmp_path / "first"), "x": np.ones(200_000)}
     run = ring.in_background(
         """
@@ -191,7 +191,7 @@ def test_a_stop_between_two_attempts(local, monkeypatch, wait_until):
 
 
 def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
-    """However it is written; when the first is over, the next goes on from there."""
+    """The directory is recognized however it is written. When the first run has ended, the next continues from it."""
     cell = WAITS + "from sparkring import checkpoints\nstore = checkpoints()\nstate = {'step': 0}\n"
     cell += "begun = store.restore(state)\nstate['step'] = begun + 1\nstore.save(begun + 1, state)\nbegun"
     namespace, folder = {"go": str(go)}, tmp_path / "saved"
@@ -205,7 +205,7 @@ def test_two_runs_do_not_save_in_one_directory(local, go, tmp_path):
 
 
 def test_what_is_wrong_beforehand_is_told_at_once(local):
-    """No run was begun."""
+    """No run is started."""
     with pytest.raises(CaptureError, match="reads `nobody`"):
         local.in_background("nobody")
     with pytest.raises(PathError, match="dbfs:/folder"):
@@ -221,7 +221,7 @@ def test_slots_that_are_not_there_are_told_at_once(tasks):
 
 
 def test_ranks_that_cannot_be_started(local, monkeypatch):
-    """What is found only then is the run's end."""
+    """A failure to start the ranks ends the run."""
     monkeypatch.setattr("sparkring.launchers.local.sys.executable", "/no/such/python")
     run = local.in_background("rank")
     with pytest.raises(LaunchError, match="could not be started"):
@@ -230,7 +230,7 @@ def test_ranks_that_cannot_be_started(local, monkeypatch):
 
 
 def test_a_function_in_the_background():
-    """sparkring.run() takes it as a keyword."""
+    """sparkring.run() takes `background` as a keyword."""
     run = sparkring.run(lambda add: add + 1, np=-1, framework="plain", background=True, add=41)
     assert isinstance(run, sparkring.BackgroundRun)
     assert run.result().value == 42
@@ -238,7 +238,7 @@ def test_a_function_in_the_background():
 
 @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}], ids=["once", "again"])
 def test_stop_from_another_thread(ring, monkeypatch, options):
-    """What a view is given to stop a run with ends it like an interrupt, also while the notebook waits for it."""
+    """The function that a view gets to stop a run ends it like an interrupt, even while the notebook waits for it."""
     before, stops = signal.getsignal(signal.SIGINT), []
 
     def open_view(*, quiet, stop, background):
@@ -286,7 +286,7 @@ WHERE = [{"start": "", "np": -2}, {"start": "session = spark('local[2]')", "np":
 
 @pytest.mark.parametrize("where", WHERE, ids=["local", "spark"])
 def test_the_end_of_the_process_ends_it(driver, where):
-    """Without a word, and its record says so."""
+    """The run ends silently, and its record says that it was interrupted."""
     script = STARTED.format(**where) + "while len(view.record.recent) < 2: time.sleep(0.02)\n"
     found = driver(script)
     text = found.wait()
@@ -305,7 +305,7 @@ def test_a_killed_process_takes_it_along(driver, where, wait_until):
 
 
 def test_an_interrupt_leaves_it_alone(driver):
-    """Ctrl-C is for what the main thread does, and be it that it waits for the result."""
+    """Ctrl-C interrupts only what the main thread does, even if that is to wait for the run's result."""
     found = driver(
         STARTED.format(**WHERE[0])
         + """

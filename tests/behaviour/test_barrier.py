@@ -1,4 +1,4 @@
-"""%%barrier: the cell in the tasks of a Spark barrier stage, with Spark's own context and each task's rows."""
+"""%%barrier runs a cell in the tasks of a Spark barrier stage, with Spark's own context and each task's rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDE = 2_000_000  # 16 MB of longs: far more than pipes and sockets hold
 
 @pytest.fixture
 def barrier(tasks):
-    """Runs a barrier cell on `frame`, on as many ranks as it has partitions unless `n` says otherwise."""
+    """Runs a barrier cell on `frame`, on as many ranks as `frame` has partitions unless `n` says otherwise."""
 
     def run(source, frame=None, n=0, **options):
         namespace = {"digits": frame, **options.pop("namespace", {})}
@@ -36,7 +36,7 @@ def barrier(tasks):
 
 @pytest.mark.standalone("the addresses are the executors'")
 def test_the_context_is_sparks(barrier):
-    """What BarrierTaskContext offers works, whichever way the cell gets at it, and rank i is task i."""
+    """BarrierTaskContext's methods work, whichever way the cell gets the context, and rank i is task i."""
     values = barrier(
         """
         from pyspark import BarrierTaskContext, TaskContext
@@ -54,7 +54,7 @@ def test_the_context_is_sparks(barrier):
 
 
 def test_the_barrier_is_one(barrier):
-    """No rank passes it before the last has come."""
+    """No rank passes the barrier before the last one has reached it."""
     values = barrier(
         """
         import time
@@ -69,7 +69,7 @@ def test_the_barrier_is_one(barrier):
 
 
 def test_context_and_rows_are_the_ranks_own(barrier, spark):
-    """Variables of these names in the notebook, even such as cannot travel, do not stand in the way."""
+    """The notebook's variables of these names are ignored, even if they could not be sent to the ranks."""
     values = barrier("context.partitionId(), list(rows)", n=2, namespace={"context": spark, "rows": [1, 2]}).values
     assert values == [(0, []), (1, [])]
 
@@ -109,7 +109,7 @@ RICH = """
 
 
 def _point_class():
-    """A class with a user-defined type, both made as in a notebook: ranks cannot import them."""
+    """Return a class with a user-defined type, both defined as in a notebook: ranks cannot import them."""
     from pyspark.sql.types import ArrayType, DoubleType, UserDefinedType
 
     class PointType(UserDefinedType):
@@ -144,7 +144,7 @@ def _point_class():
 
 @pytest.fixture
 def rich(spark, monkeypatch):
-    """A row of everything and a row of nulls, in a session with a time zone of its own."""
+    """A row with a value of every type and a row of nulls, in a session with a time zone of its own."""
     from pyspark.ml.linalg import Matrices, Vectors
 
     point = _point_class()
@@ -171,34 +171,34 @@ def rich(spark, monkeypatch):
 
 @pytest.mark.standalone("the rows come through the executors' pyarrow")
 def test_values_are_what_spark_gives(barrier, spark, rich):
-    """Rows as collect() has them, frames as toPandas(): the same types, nulls, nested values and user-defined types.
+    """Rows equal those of collect(), and frames those of toPandas(), in types, nulls, nested values and UDTs.
 
-    Times are those that a clock in the session's zone shows.
+    Timestamps are the local times of the session's time zone.
     """
     rows, expected = barrier("list(rows)", rich).value, rich.collect()
     for row, known in zip(rows, expected, strict=True):
         for name, value, wanted in zip(known.__fields__, row, known, strict=True):
-            if name not in ("at", "both"):  # collect() has them in the zone of the machine
+            if name not in ("at", "both"):  # collect() gives these in the machine's time zone
                 assert (type(value).__name__, value) == (type(wanted).__name__, wanted), name
     at = datetime.datetime(2020, 1, 1, 10)
     assert (rows[0].at, rows[0].both.at, rows[0].both.vector) == (at, [at], expected[0].vector)
     for by_arrow in ("false", "true"):
         spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", by_arrow)
         try:
-            # What toPandas() has no Arrow for.
+            # toPandas() cannot convert intervals with Arrow.
             known = rich if by_arrow == "false" else rich.drop("took")
             frame, expected = barrier("rows.to_pandas()", known).value, known.toPandas()
         finally:
             spark.conf.unset("spark.sql.execution.arrow.pyspark.enabled")
         assert list(frame.columns) == list(expected.columns)
-        for name in frame.columns.drop("matrix"):  # Java says 0 where Python says False; the rows' are equal
+        for name in frame.columns.drop("matrix"):  # Java has 0 where Python has False; the rows' values are equal
             assert repr(list(frame[name])) == repr(list(expected[name])), name
             if by_arrow == "false":
                 assert frame[name].dtype == expected[name].dtype, name
 
 
 def test_rows_can_be_read_once(barrier, spark):
-    """A second pass is an error that says so, not an empty one."""
+    """A second pass over `rows` is an error that says so, not an empty iteration."""
     with pytest.raises(RunFailed, match="`rows` can be read only once, and have been read row by row"):
         barrier("list(rows)\nlist(rows)", spark.range(0, 4, 1, 2))
     with pytest.raises(RunFailed, match="and are being read as Arrow batches"):
@@ -206,21 +206,21 @@ def test_rows_can_be_read_once(barrier, spark):
 
 
 def test_empty_partitions(barrier, spark):
-    """They have columns all the same."""
+    """Frames of empty partitions have the columns nevertheless."""
     frame = spark.range(0, 6, 1, 3).filter("id > 3")
     assert barrier("len(list(rows)), size", frame).values == [(0, 3), (0, 3), (2, 3)]
     assert barrier("found = rows.to_pandas()\nlen(found), list(found)", frame).values[0] == (0, ["id"])
 
 
 def test_other_numbers_of_ranks_than_partitions(barrier, spark):
-    """The rows are shared out anew, each to one rank."""
+    """The rows are repartitioned, so that each is given to one rank."""
     values = barrier("[row.id for row in rows]", spark.range(0, 90, 1, 2), n=3).values
     assert sorted(itertools.chain(*values)) == list(range(90))
     assert all(values)
 
 
 def test_a_frame_that_comes_from_a_shuffle(barrier, spark):
-    """Its partitions are as many as Spark makes of it when it runs."""
+    """The frame has as many partitions as Spark chooses when it runs."""
     frame = spark.range(1000).selectExpr("id % 7 AS k").groupBy("k").count()
     for n in (0, 2):
         assert sum(barrier("len(rows.to_pandas())", frame, n=n).values) == 7
@@ -231,13 +231,13 @@ def test_a_frame_that_comes_from_a_shuffle(barrier, spark):
 
 @pytest.mark.parametrize("reads", ["rank", "(next(rows), rank)[1]", "next(rows.arrow()) and rank"])
 def test_rows_that_nobody_reads(barrier, spark, reads):
-    """A rank that has had enough ends well, however much is left; the next cell finds every slot free."""
+    """A rank that stops reading ends normally, however many rows are left, and its slot is free for the next cell."""
     assert barrier(reads, spark.range(0, WIDE, 1, 4)).values == [0, 1, 2, 3]
     assert barrier("sum(batch.num_rows for batch in rows.arrow())", spark.range(0, 8, 1, 4)).values == [2] * 4
 
 
 def test_rows_wait_for_the_rank(barrier, spark):
-    """They are not lost on one that takes its time."""
+    """A rank that starts to read late loses no rows."""
     values = barrier(
         "import time\ntime.sleep(1)\nsum(len(f) for f in rows.pandas())", spark.range(0, WIDE, 1, 2)
     ).values
@@ -253,7 +253,7 @@ def test_rows_wait_for_the_rank(barrier, spark):
     ],
 )
 def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark, end, said):
-    """It is told as ever, and the others, which wait for it at a barrier, end too."""
+    """The failure is reported as usual, and the others, which wait for the rank at a barrier, are ended too."""
     with pytest.raises(RunFailed, match=rf"rank 1 .*{said}"):
         barrier(f"next(rows)\nif rank == 1:\n    {end}\ncontext.barrier()", spark.range(0, WIDE, 1, 2))
     assert barrier("rank", spark.range(0, 4, 1, 4)).values == [0, 1, 2, 3]
@@ -261,7 +261,7 @@ def test_a_rank_that_ends_in_the_middle_of_its_rows(barrier, spark, end, said):
 
 @pytest.mark.parametrize("reads", ["sum(1 for _ in rows)", "import time\nfor row in rows: pass\ntime.sleep(1000)"])
 def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
-    """Half a partition never passes for a whole one: the run fails, and says what Spark said."""
+    """Half a partition is never taken for a whole one: the run fails with Spark's message."""
     monkeypatch.setattr(gang, "LOST_WAIT_S", DEADLINE_S)  # however long Spark takes to say it
     frame = spark.range(0, WIDE, 1, 2).selectExpr("IF(id = 900000, raise_error('bad sector'), id) AS x")
     with pytest.raises(RunFailed, match="bad sector"):
@@ -270,7 +270,7 @@ def test_rows_that_spark_cannot_make(barrier, spark, reads, monkeypatch):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_killed_worker_takes_its_rank_along(barrier, spark):
-    """As when Spark kills it: the rank does not take the end of its pipe for the end of its rows."""
+    """A rank whose worker is killed, as Spark may do, does not take the end of its pipe for the end of its rows."""
     with pytest.raises(RunFailed):
         barrier(
             """
@@ -287,7 +287,7 @@ def test_a_killed_worker_takes_its_rank_along(barrier, spark):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_interrupt(barrier, tasks, spark):
-    """While ranks read, or wait at a barrier."""
+    """An interrupt ends ranks that read and ranks that wait at a barrier."""
 
     def interrupt(record):
         if "up" in "".join(line.text for line in record.recent):
@@ -309,7 +309,7 @@ def test_timeout(barrier, tasks, spark, limit):
 
 @pytest.mark.standalone("the executors' workers are used again")
 def test_sparks_workers_stay_clean(barrier, tasks, spark):
-    """The cell runs in a process of its own, which is gone when the task has ended."""
+    """The cell runs in a process of its own, which has ended when the task has."""
     first = barrier("import os\nos.environ['DIRTY'] = '1'\nos.getpid()", n=2).values
     assert barrier("import os\nos.environ.get('DIRTY')", n=2).values == [None, None]
     assert not any(map(psutil.pid_exists, first))
@@ -361,7 +361,7 @@ def test_too_few_slots_point_to_no_local_processes(barrier):
     ids=["union", "coalesce", "column", "name", "empty"],
 )
 def test_frames_that_spark_refuses(barrier, spark, make, said):
-    """In one line, and with what to do where that is known."""
+    """The error is one line, and says what to do where this is known."""
     frame = make(spark.range(0, 4, 1, 2))
     with pytest.raises((LaunchError, OptionsError), match=said) as caught:
         barrier("rank", frame)

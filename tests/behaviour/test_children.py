@@ -1,4 +1,4 @@
-"""Processes that a rank starts: what they know of the notebook's and the cell's functions and classes."""
+"""Processes that a rank starts can use the functions and classes of the notebook and of the cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def test_processes_of_a_rank_see_its_functions_and_classes(local):
-    """Under spawn and forkserver too; what cannot be sent to them is an error there, and not a Pool that hangs."""
+    """This holds for spawn and forkserver, too. Functions that cannot be sent raise errors; no Pool hangs."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     source = """
 import threading

@@ -1,4 +1,4 @@
-"""How a run ends from outside: an interrupt, a killed kernel, a full disk; and that a hundred leave nothing."""
+"""Runs that are ended from outside: an interrupt, a killed kernel, a full disk. A hundred runs leave nothing behind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def started(driver) -> tuple:
 
 
 def alive(pids) -> list[int]:
-    """Those that still run."""
+    """Those of `pids` that are still running."""
     found = []
     for pid in pids:
         try:
@@ -63,7 +63,7 @@ def alive(pids) -> list[int]:
 
 
 def test_interrupt(driver):
-    """Stop raises KeyboardInterrupt, says how many ranks were ended, and none is left."""
+    """Stop raises a KeyboardInterrupt that says how many ranks were ended, and leaves no process."""
     found, pids = started(driver)
     found.process.send_signal(signal.SIGINT)
     text = found.wait()
@@ -74,7 +74,7 @@ def test_interrupt(driver):
 
 
 def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
-    """A rank that comes back from Stop, and then cannot end, has the interrupt's grace and not that of a good end."""
+    """A rank that handles Stop but then cannot end gets the grace period of an interrupt, not that of a normal end."""
     found = driver("""
         try:
             run('import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); '
@@ -89,7 +89,7 @@ def test_an_interrupt_does_not_wait_for_a_thread_that_hangs(driver):
 
 
 def test_interrupts_that_repeat(driver):
-    """Pressing Stop again and again changes nothing about how it ends."""
+    """Pressing Stop again and again does not change how the run ends."""
     found, pids = started(driver)
     for _ in range(5):
         found.process.send_signal(signal.SIGINT)
@@ -99,7 +99,7 @@ def test_interrupts_that_repeat(driver):
 
 
 def test_an_interrupt_while_a_rank_reports(local):
-    """What it reports is told whole, and then the interrupt comes: to whom the cell wants to have it."""
+    """The report is sent completely before the cell's own signal handler gets the interrupt."""
     found = local.run(
         """
         import os, signal, threading, time
@@ -136,7 +136,7 @@ def test_an_interrupt_while_a_rank_reports(local):
 
 
 def test_an_interrupt_at_any_time(driver):
-    """However far the launch has come, Stop is a KeyboardInterrupt, and leaves no process, thread or descriptor."""
+    """However far the launch has come, Stop raises KeyboardInterrupt and leaves no process, thread or descriptor."""
     text = driver("""
         import threading, psutil
         View.refresh = View.close = lambda self, record: None
@@ -158,7 +158,7 @@ def test_an_interrupt_at_any_time(driver):
 
 
 def test_a_killed_driver_takes_everything_with_it(driver, wait_until):
-    """After kill -9 no rank lives on, nor a grandchild, not even one that called setsid."""
+    """After kill -9, no rank and no grandchild survives, not even one that called setsid."""
     for _ in range(5):
         found, pids = started(driver)
         found.process.kill()
@@ -183,7 +183,7 @@ def test_interrupt_and_kill_on_spark(driver, wait_until):
 
 
 def test_descendants_of_a_process_whose_main_thread_has_ended(watch, wait_until):
-    """It looks like a zombie and still has its children: they are found, and so can be killed."""
+    """The process looks like a zombie but still has children. They are found, so that they can be killed."""
     script = """
 import ctypes, subprocess, threading, time
 threading.Thread(target=time.sleep, args=(1000,)).start()
@@ -204,7 +204,7 @@ ctypes.CDLL("libc.so.6").pthread_exit(None)
 
 
 def test_a_full_disk_does_not_end_the_run(driver):
-    """When the logs cannot be written any more, a notice says so, and the run goes on to its value."""
+    """When the logs can no longer be written, a notice says so, and the run still returns its value."""
     text = driver("""
         import resource, signal
         View.refresh = View.close = lambda self, record: None  # what it prints would be a file as well
@@ -222,7 +222,7 @@ def test_a_full_disk_does_not_end_the_run(driver):
 
 @pytest.mark.slow
 def test_a_hundred_launches_leave_nothing(driver):
-    """Descriptors, threads, processes, temp folders are as before, and the memory has not grown by 20 MB."""
+    """Descriptors, threads, processes and temporary folders are as before; memory has grown by less than 20 MB."""
     text = driver("""
         import gc, json, tempfile, threading, psutil
         from pathlib import Path
@@ -247,11 +247,11 @@ def test_a_hundred_launches_leave_nothing(driver):
 
 
 def test_a_member_that_falls_silent(local, monkeypatch):
-    """A supervisor that neither speaks nor breaks off (frozen, or its host is gone) is given up, and ended."""
+    """A supervisor that sends nothing and does not disconnect (it is frozen, or its host is gone) is ended as lost."""
     silences = Members.silences
 
     def as_an_hour_later(members):
-        """For the supervisor that is frozen an hour has passed, for the other one no more than for the test."""
+        """Let the frozen supervisor be silent for an hour longer than it is."""
         found = silences(members)
         for member in found:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""What ranks find in their environment, beside what torchrun and horovodrun give to theirs."""
+"""The environment of ranks, compared with that of the processes of torchrun and horovodrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 RANKS = 2
 OF_THE_SHELL = {"SHLVL", "_", "PWD", "OLDPWD"}
 
-# Each with the reason why it differs. First those that both set, …
+# Each variable with the reason why it differs. First, those that both we and the command set, …
 VALUES = {
     "torch": {
         "MASTER_ADDR": "ranks are reached by address: a host's name may lead elsewhere on other hosts",
@@ -26,7 +26,7 @@ VALUES = {
         "HOROVOD_HOSTNAME": "hosts go by their own names, also where there is only one",
     },
 }
-# … then those of the command alone, …
+# … then those that only the command sets, …
 THEIRS = {
     "torch": {
         "TORCHELASTIC_ERROR_FILE": "failures come home over the rank's connection",
@@ -34,7 +34,7 @@ THEIRS = {
     },
     "horovod": {"PYTHONUNBUFFERED": "ranks write line by line, and children of theirs as they like"},
 }
-# … and those that it does not set.
+# … and those that only we set.
 OURS = {
     "torch": {
         "GLOO_SOCKET_IFNAME": "else Gloo takes what the host's name resolves to",
@@ -58,7 +58,7 @@ COMMANDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "horovod"])
 def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatch):
-    """Every variable is the command's, but for those that are named above."""
+    """Every variable has the command's value, except those that are listed above."""
     for name in ("OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "tell.py"
@@ -78,14 +78,14 @@ def test_ranks_find_what_the_command_sets(framework, local, tmp_path, monkeypatc
 
 
 def added(environment: dict[str, str]) -> dict[str, str]:
-    """What has come to the environment of this process."""
+    """The variables that this process does not have, or has with another value."""
     return {
         name: value for name, value in environment.items() if os.environ.get(name) != value and name not in OF_THE_SHELL
     }
 
 
 def test_which_attempt_it_is(local, tmp_path):
-    """A restart is told as by torchrun, and a value of the user's own counts."""
+    """A restart sets the same variables as torchrun, and a value that the user has set takes precedence."""
     result = local.run(
         """
         import os

@@ -1,4 +1,4 @@
-"""Ranks that fail: each told for what it was, with its rank and line, and the others ended, on every launcher."""
+"""Ranks that fail: the error gives the cause, rank and line, and the other ranks are ended, on every launcher."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def on_rank_1(code: str) -> str:
     ],
 )
 def test_how_a_rank_can_end(ring, code, cause, summary):
-    """Each way to end is told for what it was, with the right rank, and the other rank is ended."""
+    """Each way to end is reported with its cause and the right rank, and the other rank is ended."""
     error = failed(ring, on_rank_1(code))
     record = error.record
     assert record.failed_rank == 1
@@ -57,7 +57,7 @@ def test_how_a_rank_can_end(ring, code, cause, summary):
 @pytest.mark.parametrize("code", ["raise ValueError('bad shape')", "ctypes.string_at(0)", "sys.exit(2)"])
 @pytest.mark.any_launcher
 def test_the_line_of_the_cell_is_shown(ring, code):
-    """The error shows the line that failed, numbered as in the notebook; a crash in native code as well."""
+    """The error shows the line that failed, numbered as in the notebook, even after a crash in native code."""
     text = str(failed(ring, on_rank_1(code)))
     assert "cell line 4" in text
     assert f"→ 4      {code}" in text
@@ -93,7 +93,7 @@ ODD_EXCEPTIONS = {
 @pytest.mark.parametrize("what", ODD_EXCEPTIONS)
 @pytest.mark.any_launcher
 def test_odd_exceptions(ring, what):
-    """An exception need not be understood here, or travel, to be told."""
+    """An exception is reported even if its class is unknown here, or it cannot be pickled or printed."""
     cell, summary = ODD_EXCEPTIONS[what]
     error = failed(ring, cell, n=1)
     assert error.record.failure.summary == summary
@@ -102,7 +102,7 @@ def test_odd_exceptions(ring, what):
 
 @pytest.mark.any_launcher
 def test_a_chain_of_exceptions(ring):
-    """The cause of the exception is in the traceback, in the rank's log, and in neither are frames of ours."""
+    """The traceback and the rank's log have the exception's cause, and neither has frames of sparkring."""
     error = failed(
         ring, "try:\n    {}['key']\nexcept KeyError as missing:\n    raise ValueError('no key') from missing"
     )
@@ -115,7 +115,7 @@ def test_a_chain_of_exceptions(ring):
 
 @pytest.mark.standalone("the notebook's source is not on the executors")
 def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
-    """The line of the other cell is shown, with its text, and where the cell called it; so does the traceback."""
+    """The error and the traceback show the line of the other cell with its text, and where the cell called it."""
     name = "<ipython-input-7-0123456789ab>"
     namespace = notebook_cell("def train(x):\n    y = x - 1\n    return 1 / y  # slope\n", name)
     error = failed(ring, "a = 1\ntrain(a)", n=1, namespace=namespace)
@@ -127,7 +127,7 @@ def test_an_error_in_a_function_of_the_notebook(ring, notebook_cell):
 
 @pytest.mark.any_launcher
 def test_values_of_ranks_that_had_finished(ring):
-    """A rank's failure does not lose what others had already brought."""
+    """The error has the values of the ranks that had already finished."""
     error = failed(ring, "import time\nif rank == 1:\n    time.sleep(1)\n    raise ValueError\nrank + 5")
     assert error.values == {0: 5}
 
@@ -135,7 +135,7 @@ def test_values_of_ranks_that_had_finished(ring):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_ranks_that_echo_a_killed_one_are_folded(ring):
-    """In an allreduce the killed rank is named, not those that lost their peer."""
+    """In an allreduce, the killed rank is named, not those that lost their peer."""
     error = failed(
         ring,
         """
@@ -158,7 +158,7 @@ def test_ranks_that_echo_a_killed_one_are_folded(ring):
 @pytest.mark.slow
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_any_rank_killed_at_any_time(ring):
-    """Whichever rank is killed, whenever, is the one that is named."""
+    """The error names the rank that was killed, whichever it is and whenever it is killed."""
     chance = random.Random(7)
     for _ in range(20 if ring.where == "local" else 5):
         victim, delay_s = chance.randrange(3), chance.uniform(0, 0.3)
@@ -179,7 +179,7 @@ def test_any_rank_killed_at_any_time(ring):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_lost_member_is_told(ring):
-    """A member (not the rank) that is killed takes its rank with it, and is told as lost."""
+    """When a member (not its rank) is killed, its rank ends too, and the rank is reported as lost."""
 
     killed: list[psutil.Process] = []
 
@@ -196,14 +196,14 @@ def test_a_lost_member_is_told(ring):
 
 @pytest.mark.standalone("the Python that does not start is the executors'")
 def test_a_rank_that_cannot_start(ring):
-    """A Python that does not come up is told at once, with how it ended, and what to look at."""
+    """A Python that does not start is reported at once, with its exit code and what to check."""
     with pytest.raises(MemberLost, match=r"ended with code 1|exited with code 1") as caught:
         ring.run("rank", env=(("PYTHONHOME", "/nowhere"),))
     assert f"Does `{sys.executable}` start" in str(caught.value) or ring.where == "standalone"
 
 
 def test_a_rank_that_garbles_its_channel(local):
-    """What a rank sends must be messages: else its member ends it, and the run fails instead of waiting for it."""
+    """If a rank sends anything but messages, its member ends it, and the run fails instead of waiting for it."""
     with pytest.raises(RunFailed, match="lost: its connection was lost") as caught:
         local.run("""
             import time
@@ -218,7 +218,7 @@ def test_a_rank_that_garbles_its_channel(local):
 
 @pytest.mark.standalone("the job is cancelled on executors")
 def test_timeout(ring, limit):
-    """It is a TimeoutError too, and says which line of the cell each rank was at."""
+    """RunTimeout is also a TimeoutError, and says at which line of the cell each rank was."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(TimeoutError) as caught:
         ring.run(cell, timeout_s=limit(ring, ready(2)))
@@ -230,7 +230,7 @@ def test_timeout(ring, limit):
 
 
 def test_a_frozen_rank_is_named_at_the_timeout(ring, limit):
-    """A rank that was stopped by SIGSTOP is told as frozen, and ended all the same."""
+    """A rank that was stopped by SIGSTOP is reported as frozen, and is ended nevertheless."""
 
     def frozen(record):
         pid = record.ranks[1].pid
@@ -242,7 +242,7 @@ def test_a_frozen_rank_is_named_at_the_timeout(ring, limit):
 
 @pytest.mark.standalone("it is ended by its executor's side")
 def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
-    """Ranks that ignore SIGINT and SIGTERM are killed after the grace."""
+    """Ranks that ignore SIGINT and SIGTERM are killed after the grace period."""
     cell = """
         import signal, time
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -256,14 +256,14 @@ def test_a_rank_that_takes_no_signals_is_ended(ring, limit):
 
 
 def test_a_timeout_before_the_ranks_are_up(ring, monkeypatch):
-    """Then the message says how far the start had come, and nothing waits for ranks that never were."""
-    monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # nobody is heard
+    """The message says how far the start had come, and nothing waits for ranks that never started."""
+    monkeypatch.setattr(Inbox, "_read", lambda inbox, connection: inbox._closed.wait())  # no message is read
     with pytest.raises(RunTimeout, match=r"before the ranks were up: 0 of 2 ranks have connected"):
         ring.run("import time\ntime.sleep(60)", timeout_s=0.001)
 
 
 def test_a_timeout_at_any_time(local):
-    """However far the ranks have come when the time is up, that is what is told; asking them for it harms nobody."""
+    """However far the ranks have come when the time is up, asking them where they are does no harm."""
     for step in range(10):
         with pytest.raises(RunTimeout):
             local.run("import time\ntime.sleep(60)", timeout_s=0.03 * (step + 1))
@@ -271,7 +271,7 @@ def test_a_timeout_at_any_time(local):
 
 @pytest.mark.standalone("executors and their workers are used again")
 def test_the_next_run_is_not_harmed(ring):
-    """After a failure, ranks start as if nothing had been."""
+    """After a failure, ranks start as if nothing had happened."""
     failed(ring, on_rank_1("os.kill(os.getpid(), signal.SIGKILL)"))
     assert ring.run("rank").values == [0, 1]
 
@@ -282,7 +282,7 @@ def test_the_next_run_is_not_harmed(ring):
 )
 @pytest.mark.standalone("the framework is looked for in the executors' Python")
 def test_a_framework_that_ranks_lack(ring, module, advice):
-    """The error says what is missing for which Python, and how to get it."""
+    """The error says what is missing from which Python, and how to install it."""
     with pytest.raises(RunFailed, match=advice) as caught:
         ring.run(f"import sys\nsys.modules[{module.partition('.')[0]!r}] = None\nimport {module}")
     assert caught.value.record.failure.summary.startswith("ModuleNotFoundError")

@@ -1,4 +1,4 @@
-"""Horovod's rings, and HorovodRunner as notebooks know it, on every launcher."""
+"""Horovod's rings, and HorovodRunner as notebooks use it, on every launcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkring.errors import OptionsError
 
 
 def function(source: str, name: str):
-    """A function that a notebook has defined."""
+    """Return a function as if a notebook had defined it."""
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     exec(source, namespace)
     return namespace[name]
@@ -22,7 +22,7 @@ def function(source: str, name: str):
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_ring_that_is_made_twice(ring):
-    """Ranks agree on their place and on sums, and hvd.init() works again after hvd.shutdown()."""
+    """Ranks have the right ranks in Horovod and compute sums, and hvd.init() works again after hvd.shutdown()."""
     result = ring.run(
         """
         import torch
@@ -102,9 +102,9 @@ state.epoch, known, [weights.tolist() for weights in model.get_weights()] == kno
 
 @pytest.mark.slow
 def test_an_elastic_training_in_a_ring_that_stays(local):
-    """It commits, goes back to the last commit when a collective fails on all ranks, and goes on in a ring made anew.
+    """Training goes back to its last commit when a collective fails on all ranks, and continues in a new ring.
 
-    Nothing listens meanwhile: Horovod's own service, on all interfaces, would unpickle what arrives.
+    No socket listens meanwhile: Horovod's own service would listen on all interfaces, and unpickle what arrives.
     """
     first, second = local.run(ELASTIC_TORCH, framework="horovod").values
     assert first == second
@@ -114,7 +114,7 @@ def test_an_elastic_training_in_a_ring_that_stays(local):
 
 @pytest.mark.slow
 def test_an_elastic_training_with_keras(local):
-    """KerasState and its callbacks."""
+    """KerasState and its callbacks work."""
     first, second = local.run(ELASTIC_KERAS, framework="horovod").values
     assert first == second
     assert first[0] == 3
@@ -122,7 +122,7 @@ def test_an_elastic_training_with_keras(local):
 
 
 def test_runner_returns_what_rank_0_returned(ring):
-    """HorovodRunner calls the function with the keywords on each rank."""
+    """HorovodRunner calls the function with the keyword arguments on each rank."""
     train = function(
         "import os\nimport horovod.torch as hvd\n"
         "def train(base, *, step=1):\n    hvd.init()\n    return base + step * hvd.rank(), hvd.size(), os.getpid()",
@@ -191,7 +191,7 @@ def train(base, step):
 
 @pytest.mark.slow
 def test_run_is_the_runner_with_options(ring, tmp_path):
-    """HorovodRunner's keywords, and a launch magic's options; the other arguments are the function's own."""
+    """run() takes HorovodRunner's keywords and a launch magic's options, and passes the others to the function."""
     options = {"np": ring.np(2), "checkpoint_dir": tmp_path, "max_restarts": 1}
     train = function(TRAIN, "train")
     found = sparkring.run(train, 10, **options, driver_log_verbosity="log_callback_only", step=5)
@@ -210,6 +210,6 @@ def test_run_is_the_runner_with_options(ring, tmp_path):
     ],
 )
 def test_run_refuses(options, words):
-    """Before anything is started."""
+    """Bad options raise before anything is started."""
     with pytest.raises((OptionsError, ValueError, TypeError), match=words):
         sparkring.run(print, **options)

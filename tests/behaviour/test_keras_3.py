@@ -1,4 +1,4 @@
-"""Keras 3 in a ring: Horovod's functions, which were written for Keras 2, average as they do there."""
+"""Keras 3 in a ring: Horovod's functions, which were written for Keras 2, average as they do with Keras 2."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def numbers(model):
 
 @keras_3
 def test_horovods_optimizer_averages_the_gradients_of_keras_3(local, tmp_path):
-    """Ranks end with equal weights, which are those of the mean gradient; callbacks and load_model() work as well."""
+    """Ranks end with equal weights, those of the mean gradient; callbacks and load_model() work as well."""
     import os
 
     first, second = local.run(FIT, framework="horovod", namespace={"os": os, "folder": str(tmp_path)}).values

@@ -1,4 +1,4 @@
-"""Libraries above torch.distributed: code that is written for torchrun finds its ranks."""
+"""Libraries based on torch.distributed: code that is written for torchrun finds its ranks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ arguments.world_size, arguments.process_index, model.classifier.weight.tolist(),
 
 @pytest.mark.slow
 def test_libraries_train_on_all_ranks(local_gang, tmp_path, monkeypatch):
-    """One model, and each row is read by one rank; Lightning's Trainer is made twice on the same warm ranks."""
+    """The ranks train one model, and each row is read by one rank. Lightning runs twice on the same warm gang."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     local_gang.start(2, framework="torch")
     local_gang.notebook["folder"] = str(tmp_path)

@@ -1,4 +1,4 @@
-"""What a notebook has set up in its process reaches its ranks, on every launcher."""
+"""State that a notebook has set up in its process reaches its ranks, on every launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from sparkring.capture.notebook_state import import_path
 
-# As far as sparkring asks it, and with what MLflow makes of its variables when it goes on with a run.
+# A stand-in for MLflow, with the functions that sparkring calls.
 MLFLOW = """
 import os, types
 
@@ -31,7 +31,7 @@ def get_tracking_uri():
 
 @pytest.fixture
 def loggers():
-    """For a test that sets up logging: it is as before when the test has ended."""
+    """Restores logging after a test that sets it up."""
     root = logging.getLogger()
     level, handlers, known = root.level, list(root.handlers), set(root.manager.loggerDict)
     yield
@@ -43,7 +43,7 @@ def loggers():
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """A folder in front of sys.path with a `click` of its own, which is installed as well, and an `mlflow`."""
+    """A folder at the front of sys.path with an `mlflow`, and a `click` in place of the installed one."""
     (tmp_path / "click.py").write_text("version = 'in development'\n")
     (tmp_path / "mlflow.py").write_text(MLFLOW)
     with contextlib.suppress(KeyError):
@@ -55,13 +55,13 @@ def modules(tmp_path, monkeypatch):
 
 
 def configure(level):
-    """As a notebook does."""
+    """Configure logging as a notebook does."""
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stdout, force=True)
 
 
 @pytest.mark.standalone("executors have a state of their own")
 def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeypatch):
-    """sys.path in its order, variables that were set when the SparkSession was there, logging, and MLflow's run."""
+    """Ranks have sys.path in its order, variables set after the SparkSession started, logging, and MLflow's run."""
     configure(logging.INFO)
     own = logging.getLogger("notebook's own")
     handler = logging.StreamHandler()
@@ -82,9 +82,9 @@ def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeyp
     """
     names = ["HOROVOD_TIMELINE_MARK_CYCLES", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_URI"]
     names.append("PYTHONNOUSERSITE")
-    # What another test imported may have put its own packages there, which executors do not get.
+    # A package that another test imported may have added its vendored packages, which executors do not get.
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("setuptools/_vendor")])
-    before = list(sys.path)  # what Spark's client imports later may add to it
+    before = list(sys.path)  # modules that Spark's client imports later may add to it
     result = ring.run(cell, namespace={"names": names})
     told = {line.text for rank in result.record.ranks for line in rank.tail}
     assert told == {"INFO: info", "notebook's own says hello"}
@@ -98,7 +98,7 @@ def test_ranks_have_what_the_notebook_has_set_up(ring, loggers, modules, monkeyp
 
 @pytest.mark.any_launcher
 def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
-    """A warm gang hears of it; what a cell has set there stays while the notebook leaves it alone."""
+    """A warm gang gets the notebook's changes. What a cell has set on the ranks stays until the notebook changes it."""
     configure(logging.INFO)
     monkeypatch.setenv("CHANGES", "1")
     importlib.import_module("mlflow")
@@ -106,7 +106,7 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
     result = shared_gang.cell(f"import mlflow\n{cell}, os.environ.pop('MLFLOW_RUN_ID')")
     assert result.values == [("1", "run-7")] * 3
     assert [line.text for line in result.record.ranks[0].tail] == ["INFO: info", "ERROR: error"]
-    # MLflow takes the run's name out of the environment when it has read it; the next cell goes on with it, too.
+    # MLflow removes the run's id from the environment once it has read it; the next cell has it again nevertheless.
     # Only the notebook ends the run.
     change = "logging.getLogger().setLevel(logging.ERROR)\nos.environ['CHANGES'] = 'by the cell'"
     assert (
@@ -124,7 +124,7 @@ def test_what_changes_between_cells(shared_gang, loggers, modules, monkeypatch):
 
 
 def test_another_pythons_packages_are_left_out(tmp_path):
-    """Its own stand where the notebook has its own; what is of neither keeps its place."""
+    """The ranks' own packages stand where the notebook's own stood; entries of neither Python keep their places."""
     dev, beside, late = (str(tmp_path / name) for name in ("dev", "beside", "late"))
     for folder in (dev, beside, late):
         os.mkdir(folder)

@@ -1,4 +1,4 @@
-"""What ranks print: all of it, in order, whatever wrote it, on every launcher."""
+"""What ranks print arrives completely and in order, whatever wrote it, on every launcher."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparkring.views.terminal import TerminalView
 
 
 def lines(ring, rank: int, stream: str) -> list[str]:
-    """The lines that the view was shown of one rank's stream, in order."""
+    """The lines of one rank's stream that the view was shown, in order."""
     return [line.text for line in ring.view.record.recent if (line.rank, line.stream) == (rank, stream)]
 
 
 @pytest.mark.standalone("executors redirect their workers' output")
 def test_every_way_to_print(ring):
-    """print, the descriptor itself, C code and child processes: their lines come in the order they were written."""
+    """Lines from print, os.write, C code and child processes come in the order in which they were written."""
     result = ring.run("""
         import ctypes, os, subprocess, sys
         libc = ctypes.CDLL(None)
@@ -61,7 +61,7 @@ def test_carriage_returns_and_colours(ring):
 
 @pytest.mark.any_launcher
 def test_partial_lines_are_shown_before_they_end(ring):
-    """A line without its end reaches the view while the cell still runs."""
+    """An unfinished line reaches the view while the cell still runs."""
     seen = []
     ring.view.on_refresh = lambda record: seen.extend(rank.partial_stdout for rank in record.ranks[:1])
     ring.run("""
@@ -76,7 +76,7 @@ def test_partial_lines_are_shown_before_they_end(ring):
 
 @pytest.mark.any_launcher
 def test_odd_bytes_and_a_last_line_without_its_end(ring):
-    """Bytes that are no UTF-8 are shown as \\xNN; a last line without a newline is a line."""
+    """Bytes that are not UTF-8 are shown as \\xNN; a last line without a newline is a line."""
     result = ring.run(r"""
         import os
         print("ünïcode ✓")
@@ -88,7 +88,7 @@ def test_odd_bytes_and_a_last_line_without_its_end(ring):
 
 @pytest.mark.any_launcher
 def test_long_lines_and_many_lines(ring):
-    """A line of 10,000 characters is cut on screen only; of 10,000 lines without a last newline none is lost."""
+    """A line of 10,000 characters is cut on screen only. None of 10,000 lines without a last newline is lost."""
     result = ring.run("""
         print("x" * 10_000)
         print("\\n".join(f"line {i}" for i in range(10_000)), end="")
@@ -101,7 +101,7 @@ def test_long_lines_and_many_lines(ring):
 
 
 def test_floods_are_not_lost(ring):
-    """Of 200,000 lines from each of two ranks none is lost or out of order."""
+    """None of 200,000 lines from each of two ranks is lost or out of order."""
     result = ring.run("for i in range(200_000):\n    print(rank, i)")
     for rank in (0, 1):
         assert result.logs(rank) == "".join(f"{rank} {i}\n" for i in range(200_000))
@@ -119,7 +119,7 @@ def test_a_rank_that_closes_stdout(ring, close):
 
 @pytest.mark.any_launcher
 def test_output_of_forked_children(ring):
-    """A forked child's output is its rank's; a child that comes out at the cell's end is no second rank."""
+    """A forked child's output is shown as its rank's. A child that runs to the cell's end is not a second rank."""
     result = ring.run("""
         import os
         def forked():
@@ -152,7 +152,7 @@ def test_a_forked_child_that_raises_does_not_fail_its_rank(ring):
 
 @pytest.mark.standalone("it descends from the executor, not from the driver")
 def test_what_a_rank_started_ends_with_it(ring):
-    """A child that called setsid and sleeps is gone when the run is over, and does not hold it up."""
+    """A child that called setsid and sleeps has ended when the run has, and does not delay it."""
     result = ring.run("""
         import subprocess
         subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
@@ -169,7 +169,7 @@ def test_what_a_rank_started_ends_with_it(ring):
     ],
 )
 def test_what_is_shown(local, logs, expected):
-    """--logs decides what is shown; what was sent on purpose always is, and the log has everything else."""
+    """--logs decides what is shown. Text that was sent with log_to_driver() is always shown."""
     shown = io.StringIO()
     local.run(
         """
@@ -185,7 +185,7 @@ def test_what_is_shown(local, logs, expected):
 
 @pytest.mark.any_launcher
 def test_what_ranks_show(ring):
-    """Figures, tables and HTML come in their order, with their text in the log, whoever's display() shows them."""
+    """Figures, tables and HTML come in order, with their text in the log, whichever display() function shows them."""
     result = ring.run("""
         import sys
         from pandas import DataFrame
@@ -234,7 +234,7 @@ def test_what_ranks_show(ring):
 
 
 def test_figures_of_a_cell_that_failed(local_gang):
-    """They are not shown by the next cell; its displays are counted from the start, and clear_output() takes effect."""
+    """The next cell does not show them. Its displays are numbered from the start, and clear_output() takes effect."""
     gang = local_gang.start(1)
     with pytest.raises(RunFailed):
         gang.cell("import matplotlib.pyplot as plt\nplt.figure()\n1 / 0")

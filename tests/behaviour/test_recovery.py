@@ -1,4 +1,4 @@
-"""A run with --checkpoint-dir goes on where it stood: after a lost rank, and when its cell is run again."""
+"""A run with --checkpoint-dir continues from its checkpoint, after a lost rank and when its cell is run again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ begun, step, state["sum"]
 
 @pytest.fixture
 def count(ring, tmp_path):
-    """Runs COUNT: sums up the steps, in the same directory each time."""
+    """Runs COUNT, which sums up the steps, with the same directory each time."""
 
     def run(source=COUNT, last=40, dies_at=0, n=2, **options):
         options = {"checkpoint_dir": str(tmp_path / "run"), "max_restarts": 2, **options}
@@ -56,7 +56,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.standalone("a stage that has failed is started again on executors")
 def test_the_next_attempt_goes_on(count, tmp_path):
-    """From the last checkpoint; the record tells what was saved, by which attempt, and from what the second went on."""
+    """The second attempt continues from the last checkpoint, as the record says; the record lists what was saved."""
     result = count(dies_at=25)
     assert [value[1:] for value in result.values] == [(40, 820)] * 2
     begun = {value[0] for value in result.values}
@@ -73,7 +73,7 @@ def test_the_next_attempt_goes_on(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_the_cell_is_run_again(count, tmp_path):
-    """It goes on from what is there, and says so; with --fresh it begins anew and deletes nothing of it."""
+    """The run continues from what is saved, and says so. With --fresh, it starts over and deletes no checkpoint."""
     count(last=20)
     before = names(tmp_path / "run")
     again = count(last=40)
@@ -88,7 +88,7 @@ def test_the_cell_is_run_again(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_a_changed_cell_is_asked_about(count):
-    """It is shown what has changed, and what to do; --resume goes on all the same."""
+    """The error shows what has changed and what to do; --resume continues nevertheless."""
     count(last=20)
     changed = COUNT.replace('state["sum"] += step', 'state["sum"] += 2 * step')
     with pytest.raises(CheckpointError) as caught:
@@ -105,7 +105,7 @@ def test_a_changed_cell_is_asked_about(count):
 
 @pytest.mark.any_launcher
 def test_changed_data_are_asked_about(ring, tmp_path):
-    """A position in data that are others now means nothing."""
+    """Changed data are an error, as the position of a checkpoint means nothing in them."""
 
     def write(rows: int) -> object:
         pq.write_table(pa.table({"x": np.arange(rows)}), tmp_path / "data.parquet")
@@ -128,7 +128,7 @@ begun
 
 @pytest.mark.any_launcher
 def test_the_damaged_one_is_passed_over(count, tmp_path):
-    """All ranks go on from the one before, though only reading shows the damage; it costs no restart."""
+    """All ranks continue from the checkpoint before it. Only reading shows the damage, but it costs no restart."""
     count(last=40)
     file = tmp_path / "run" / names(tmp_path / "run")[-1] / "rank-0.safetensors"
     data = bytearray(file.read_bytes())
@@ -144,7 +144,7 @@ def test_the_damaged_one_is_passed_over(count, tmp_path):
 
 @pytest.mark.any_launcher
 def test_another_number_of_ranks(count):
-    """What rank 0 wrote is for any number of them."""
+    """Any number of ranks can restore what rank 0 saved."""
     count(last=20, n=3)
     assert count(last=40, n=2).values == [(20, 40, 820)] * 2
 
@@ -175,7 +175,7 @@ first, seen()
 
 
 def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
-    """Rank 1 asks when rank 0 has saved already, and begins where rank 0 begins; then both see what they have saved."""
+    """Rank 1 asks after rank 0 has saved, but restores the same step as rank 0; then both see what they have saved."""
     none, one, two = (None, None, []), ((1, {"loss": 1.0}), 1, [1]), ((2, {"loss": 0.5}), 2, [2, 1])
     for before, answers in enumerate([(none, one), (one, two)]):
         found = local.run(ASK, namespace={"before": before}, checkpoint_dir=str(tmp_path / "run"))
@@ -184,13 +184,13 @@ def test_ranks_that_ask_at_different_times_get_one_answer(local, tmp_path):
 
 @pytest.mark.any_launcher
 def test_it_says_how_to_go_on(count):
-    """When there is no restart left, the error names what is saved."""
+    """When no restart is left, the error says which step is saved, and where."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*Step \d0 is saved in .*run the cell again"):
         count(dies_at=25, max_restarts=0)
 
 
 def test_no_checkpoint_yet(local, tmp_path):
-    """A run that has saved nothing begins anew, and is told how to save."""
+    """A run that has saved nothing starts over, and a notice says so."""
     cell = """
 import os
 if rank == 0 and not os.path.exists(mark):
@@ -204,7 +204,7 @@ if rank == 0 and not os.path.exists(mark):
 
 
 def test_a_save_that_fails_in_the_background_fails_the_run(local, tmp_path):
-    """At the end of the cell at the latest: a cell whose last checkpoint is lost has not ended well."""
+    """The run fails at the end of the cell at the latest: a cell whose last checkpoint is lost has not succeeded."""
     cell = """
 import os, shutil
 from sparkring import checkpoints
@@ -222,14 +222,14 @@ store.save(1, {"x": 1})
 
 
 def test_a_directory_that_cannot_be_read(local, tmp_path):
-    """Said before any rank is started."""
+    """The error comes before any rank is started."""
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"/file/x"):
         local.run("1", checkpoint_dir=str(tmp_path / "file" / "x"))
 
 
 def test_the_kernel_is_killed(driver, tmp_path):
-    """The cell is run again in a new one, goes on from what was saved, and nothing of the first is left."""
+    """The cell, run again in a new kernel, continues from what was saved."""
     cell = """
         import os, time
         from sparkring import checkpoints
@@ -328,7 +328,7 @@ ROWS, BATCH = 960, 8
     [pytest.param("plain", ALONE, 10, id="alone"), pytest.param("torch", TOGETHER, 10, id="in a ring of torch")],
 )
 def test_kills(local, tmp_path, framework, cell, kills):
-    """Whenever ranks are killed, the weights are, bit by bit, those of a run that was left alone, dropout and all, and
+    """Whenever ranks are killed, the weights equal those of an undisturbed run bit by bit, even with dropout, and
     each rank has read each of its rows once in each epoch."""
     draw = np.random.default_rng(0)
     columns = {"x": list(draw.random((ROWS, 4), np.float32)), "y": draw.random(ROWS, np.float32), "id": np.arange(ROWS)}
@@ -346,7 +346,7 @@ def test_kills(local, tmp_path, framework, cell, kills):
     chance, killed = random.Random(0), 0
 
     def kill(record) -> None:
-        """A moment after a checkpoint that moved it on, whichever moment that is."""
+        """Kill a random rank at some moment after the attempt's first checkpoints."""
         nonlocal killed
         saved = [each for each in record.checkpoints if each.attempt == len(record.attempts)]
         ready = len(saved) >= chance.randint(1, 3) and all(rank.state == "running" for rank in record.ranks)

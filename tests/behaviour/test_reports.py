@@ -21,7 +21,7 @@ hvd.size(), history.history["loss"]
 
 @pytest.mark.standalone("what the executors' Python reports is read by the driver's")
 def test_metrics_arrive(ring):
-    """What log() reports is in the record, by rank, with its step, epoch and totals."""
+    """Metrics that log() reports are in the record, by rank, with their step, epoch and totals."""
     record = ring.run("""
         from sparkring import log
         for step in (1, 2):
@@ -36,7 +36,7 @@ def test_metrics_arrive(ring):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
-    """A 0-d array or a tensor is taken as the number that it holds; torch has nothing to say of a loss's gradient."""
+    """A 0-d array or tensor is taken as the number that it holds; torch prints no warning about a loss's gradient."""
     record = ring.run("import numpy as np, torch\nfrom sparkring import log\n"
                       "loss = torch.tensor(4.0, requires_grad=True)\n"
                       "log(a=np.float32(0.5), b=np.array(2), c=torch.tensor(3.0), d=float('nan'), e=loss)"
@@ -49,7 +49,7 @@ def test_arrays_of_one_number_are_numbers(ring):
 
 @pytest.mark.any_launcher
 def test_a_metric_that_is_no_number(ring):
-    """It is a TypeError on the rank, at the line of the cell, that names the metric."""
+    """The rank raises a TypeError at the cell's line that names the metric."""
     with pytest.raises(RunFailed, match=r"TypeError: log\(accuracy=…\): str is not a number") as caught:
         ring.run("from sparkring import log\nlog(loss=1, accuracy='high')")
     assert "cell line 3" in str(caught.value)
@@ -65,7 +65,7 @@ def test_messages(ring):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_keras_fit_reports_by_itself(ring):
-    """Keras under Horovod: each epoch and the running values are in the record without a change to the cell."""
+    """With Keras under Horovod, each epoch and the running values are in the record, without a change to the cell."""
     result = ring.run(FIT, framework="horovod")
     assert [size for size, _ in result.values] == [2, 2]
     for rank, (_, losses) in enumerate(result.values):
@@ -79,5 +79,5 @@ def test_keras_fit_reports_by_itself(ring):
 
 @pytest.mark.slow
 def test_autolog_can_be_left_out(local):
-    """With --no-autolog Keras' fit is as it was."""
+    """With --no-autolog, Keras' fit() reports nothing."""
     assert local.run(FIT, n=1, framework="horovod", autolog=False).record.metrics == ()

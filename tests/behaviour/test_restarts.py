@@ -1,4 +1,4 @@
-"""Ranks that are lost, and started again."""
+"""Restarts after ranks are lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attempt():
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_is_killed_is_started_again(ring, tmp_path):
-    """All ranks are, in the same cell; the record says what ended the first attempt."""
+    """All ranks are restarted with the same cell; the record says what ended each attempt."""
     result = ring.run(
         DIES
         + """
@@ -54,15 +54,15 @@ number
 
 @pytest.mark.any_launcher
 def test_restarts_are_used_up(ring):
-    """The error is that of the last attempt, and says how many there were."""
+    """The error is that of the last attempt, and says which attempt it was."""
     with pytest.raises(RunFailed, match=r"(?s)killed by SIGKILL.*attempt 2: all restarts are used up") as caught:
         ring.run("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", max_restarts=1)
     assert len(caught.value.record.attempts) == 2
 
 
 def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path):
-    """By the type of the error, which says so. Neither it nor the log leads into sparkring, where there is nothing for
-    the user to find.
+    """An error of a type that would be raised again ends the run. Neither the error nor the log shows frames of
+    sparkring, where there is nothing for the user to find.
     """
     why = "The run was not restarted: another attempt would raise the same CheckpointError"
     with pytest.raises(RunFailed, match=why) as caught:
@@ -81,7 +81,7 @@ def test_what_cannot_heal_ends_the_run_at_once(local, tmp_path):
 
 
 def test_stop_between_attempts(driver):
-    """An interrupt in the pause ends the run."""
+    """An interrupt in the pause between two attempts ends the run."""
     script = driver("""
         from sparkring.engine import restarts
         restarts.PAUSE_S = 600.0

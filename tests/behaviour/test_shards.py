@@ -1,4 +1,4 @@
-"""shards() in a cell: each rank its own rows, on local processes and on Spark, and what the notebook hears of it."""
+"""shards() in a cell: each rank reads its own rows, locally and on Spark, and the record says what was read."""
 
 import decimal
 import time
@@ -16,7 +16,7 @@ from sparkring.history import reading, run_store
 
 @pytest.fixture
 def numbered(tmp_path):
-    """1,000 rows in 2 files and row groups of 90; one more than the ranks can share out evenly."""
+    """1,001 rows in 2 files and row groups of 90; one row more than 2 ranks can share evenly."""
     folder = tmp_path / "numbered"
     folder.mkdir()
     for number, x in enumerate(np.array_split(np.arange(1001), 2)):
@@ -26,7 +26,7 @@ def numbered(tmp_path):
 
 @pytest.mark.standalone("the plan is made where the data are not")
 def test_data_that_was_made_in_the_notebook_is_shared_out_on_the_ranks(ring, numbered):
-    """Its shard is the rank's own where it is used; every row is read once."""
+    """Each rank reads its own shard of the notebook's data; every row is read once per epoch."""
     data = shards(numbered, 50, remainder="join")
     result = ring.run("""
         epochs = [[x for batch in data.as_numpy("x") for x in batch.tolist()] for _ in range(2)]
@@ -43,7 +43,7 @@ def test_data_that_was_made_in_the_notebook_is_shared_out_on_the_ranks(ring, num
 
 @pytest.mark.any_launcher
 def test_data_that_is_made_in_the_cell(ring, numbered):
-    """The same, for a path that only the cell knows."""
+    """The rows are shared out in the same way if shards() is called in the cell."""
     result = ring.run("""
         from sparkring import shards
         sorted(x for batch in shards(path, 10, columns=["x"], where="y < 400").as_numpy("x") for x in batch.tolist())
@@ -53,7 +53,7 @@ def test_data_that_is_made_in_the_cell(ring, numbered):
 
 @pytest.mark.any_launcher
 def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
-    """Path, columns, filter, version and counts, and each rank's rows, also in a run that is read again."""
+    """The live and the saved record have path, columns, filter, version, counts, and how many rows each rank read."""
     data = shards(numbered, 50, columns=["x"], where="x < 1000")
     result = ring.run("""
         for _ in range(2):
@@ -78,7 +78,7 @@ def test_the_record_tells_what_was_read_and_how_far(ring, numbered):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
-    """The plan of the epoch that it is in, also where that goes on from its middle, and in a run that is read again."""
+    """The live and the saved record have the plan of the current epoch, even if it was resumed in its middle."""
     data = shards(numbered, 50, columns=["x"], shuffle=100)
     cell = """
         read = [x for batch in data.as_numpy("x") for x in batch.tolist()]
@@ -111,7 +111,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
 @pytest.mark.slow
 @pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
-    """Equal steps: an allreduce in every one of them, and no rank waits for another at the end."""
+    """Ranks have equally many steps, each with an allreduce, so that no rank waits for another at the end."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
     result = ring.run("""
         import horovod.tensorflow.keras as hvd
@@ -129,7 +129,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
 @pytest.mark.slow
 @pytest.mark.standalone("the shards are read on the executors")
 def test_torch_trains_on_shards(ring, numbered):
-    """With gradients that are averaged by hand, as many times on each rank."""
+    """Each rank takes part in equally many collectives that the cell calls itself."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")
     result = ring.run("""
         import torch, torch.distributed as dist
@@ -148,7 +148,7 @@ def test_torch_trains_on_shards(ring, numbered):
 
 @pytest.mark.slow
 def test_torchs_workers_read_on_ranks(ring, numbered):
-    """Processes of the rank's own: all rows of its shard, told by the rank, and none is left."""
+    """A rank's worker processes read all rows of its shard, the rank reports them, and no process is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")
     result = ring.run("""
         sorted(x for batch in data.as_torch("x", workers=2) for x in batch.tolist())
@@ -159,7 +159,7 @@ def test_torchs_workers_read_on_ranks(ring, numbered):
 
 
 def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered, limit):
-    """A rank that has no more data is why the others wait."""
+    """The message says which rank has read all its data, as the others may wait for that rank."""
 
     def seen(record):
         return any(map(reading.notes, reading.data_sets(record, time.time())))
@@ -178,14 +178,17 @@ def test_a_timeout_says_who_has_read_all_and_who_has_not(local, numbered, limit)
 
 @pytest.mark.any_launcher
 def test_a_data_error_on_a_rank_is_one_sentence(ring, numbered):
-    """It names the rank, and shows the line of the cell; a row group that is broken is named."""
+    """The error names the path, and shows the line of the cell."""
     with pytest.raises(RunFailed, match=r"DataError: .*/nowhere does not exist") as caught:
         ring.run("from sparkring import shards\nshards(path + '/nowhere')", namespace={"path": numbered})
     assert "cell line 3" in str(caught.value)
 
 
 def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, local, tmp_path):
-    """Too few rows for them, a transform that gives too few, what is no tensor; a transform's own error is not."""
+    """Too few rows, a transform that returns too few, or a column that is no tensor are errors before the ranks start.
+
+    An exception that the transform itself raises in the driver is not.
+    """
     few = shards(numbered, 500)
     ragged = shards(numbered, 5, transform=lambda batch: {"x": batch["x"][:1]})
 
@@ -231,9 +234,9 @@ COLUMNS = """
 
 
 def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_path):
-    """With the same dtype in every batch of every rank and epoch, though one of the two files has no `late` rows.
+    """Dtypes are equal in every batch of every rank and epoch, though only one of the two files has `late` rows.
 
-    Arrays of a shape are the exception: vectors and lists are rows of an array, and times datetime64 as stored.
+    Some columns differ from toPandas(): vectors and lists are rows of an array, and times are datetime64 as stored.
     """
     from pyspark.ml.functions import array_to_vector
 

@@ -1,4 +1,4 @@
-"""A ring that loses slots for good goes on with fewer ranks, and with all when they are back."""
+"""A ring that loses slots continues with fewer ranks, and with all of them when the slots are back."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ size, step, state["sum"]
 
 @pytest.mark.slow
 def test_a_worker_is_killed_and_another_one_comes(driver, brittle_cluster, tmp_path):
-    """Four ranks on two workers; one worker is killed with -9: two ranks go on from the last checkpoint. When a worker
-    comes, four ranks go on from the next one, and nothing is lost or done twice."""
+    """Four ranks run on two workers. When one worker is killed, two ranks continue from the last checkpoint. When a
+    new worker starts, four ranks continue from a later one. No step is lost or done twice."""
     script = driver(f"""
         import os
         os.environ["PYSPARK_PYTHON"] = {brittle_cluster.python!r}

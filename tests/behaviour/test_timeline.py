@@ -1,4 +1,4 @@
-"""--timeline: Horovod's own record of a real ring comes home, however its rank ended."""
+"""--timeline: Horovod's timeline of a real ring is saved with the run, however its rank ended."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ for step in range(10):
 
 
 def kept(record, name: str = "timeline.json") -> list[dict]:
-    """What is in the run's file."""
+    """The events in the run's timeline file."""
     return json.loads((Path(record.log_folder) / name).read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.standalone("the timeline's files are the executors'")
 def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
-    """The file is valid, its summary is in the record, live and saved, and says whom the others waited for."""
+    """The file is valid. The live and the saved record have its summary, which says for whom the others waited."""
     record = ring.run(STEPS, n=3, framework="horovod", timeline=True).record
     (saved,) = record.timelines
     assert saved.late[0].rank == 1
@@ -49,7 +49,7 @@ def test_the_rank_that_sleeps_comes_out_as_the_slowest(ring):
 
 @pytest.mark.slow
 def test_each_attempt_has_one_although_its_rank_was_killed(local):
-    """SIGKILL leaves a file without an end: it comes home, is made valid, and a restart has one of its own."""
+    """SIGKILL leaves an unfinished file, which is saved and made valid. A restart has a file of its own."""
     with pytest.raises(RunFailed) as failed:
         local.run(
             f"{STEPS}\ntime.sleep(0.3)\nif rank == 0: os.kill(os.getpid(), 9)\nhvd.allreduce(torch.ones(1))",
@@ -66,7 +66,7 @@ def test_each_attempt_has_one_although_its_rank_was_killed(local):
 
 @pytest.mark.slow
 def test_a_time_limit_keeps_it(local, limit):
-    """Ranks that do not come back are ended by force, and the timeline is kept all the same."""
+    """The timeline is saved even if ranks do not respond and are killed."""
     with pytest.raises(RunFailed) as failed:
         local.run(
             f"{STEPS}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)",
@@ -79,7 +79,7 @@ def test_a_time_limit_keeps_it(local, limit):
 
 
 def test_a_cell_without_horovod_is_told_that_there_is_none(local):
-    """There is no file, and a notice says when there is one."""
+    """No file is saved, and a notice says what a timeline needs."""
     record = local.run("rank", framework="horovod", timeline=True).record
     assert record.timelines == ()
     assert not (Path(record.log_folder) / "timeline.json").exists()
@@ -87,7 +87,7 @@ def test_a_cell_without_horovod_is_told_that_there_is_none(local):
 
 
 def test_without_the_option_nothing_is_recorded(local):
-    """The cache of responses stays on, and no file is named."""
+    """Horovod's response cache stays on, and no timeline file is set."""
     found = local.run(
         "import os\n[name for name in os.environ if name in ('HOROVOD_TIMELINE', 'HOROVOD_CACHE_CAPACITY')]",
         framework="horovod",
@@ -97,7 +97,7 @@ def test_without_the_option_nothing_is_recorded(local):
 
 
 def test_a_member_that_is_killed_leaves_no_file(local, wait_until):
-    """The rank's file goes with the launcher, when the process that would have removed it is gone."""
+    """The launcher removes the rank's file if the member that would have removed it was killed."""
     with pytest.raises(RunFailed, match="lost"):
         local.run("import os, time\nif rank == 0: os.kill(os.getppid(), 9)\ntime.sleep(1000)",
                   framework="horovod", timeline=True)  # fmt: skip

@@ -56,9 +56,9 @@ net = Net()
 
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_distributed_data_parallel(ring, notebook_cell):
-    """Ranks agree on the weights that they trained on different data, and an all_reduce sees every rank.
+    """Ranks that train on different data end with equal weights, and an all_reduce includes every rank.
 
-    A model of the notebook's class can be gathered, saved, loaded and compiled there.
+    A model whose class the notebook defined can be gathered, saved, loaded and compiled on the ranks.
     """
     first, second = ring.run(DDP, framework="torch", namespace=notebook_cell(NET)).values
     assert first[0] == second[0] == 1.0
@@ -97,7 +97,7 @@ def test_two_groups_one_after_another(local, tmp_path):
 
 @pytest.mark.slow
 def test_fully_sharded(local):
-    """FSDP shares the parameters out among the ranks, and trains one model on data that differ."""
+    """FSDP shards the parameters among the ranks, and trains one model on different data."""
     first, second = local.run(
         """
         import torch, torch.distributed as dist
@@ -132,7 +132,7 @@ def test_fully_sharded(local):
 
 
 def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
-    """What pyspark's documentation has as an example, but on the CPU."""
+    """The example of pyspark's documentation, but on the CPU."""
     import torch
     import torch.distributed
 
@@ -150,7 +150,7 @@ def train(learning_rate: float, *, steps: int) -> tuple[Any, ...]:
 
 @pytest.mark.slow
 def test_torch_distributor_with_a_function(local):
-    """The arguments are the function's, by position and by name, and rank 0's value comes back, a model too."""
+    """The function gets the positional and keyword arguments, and rank 0's value is returned, even a model."""
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)
     rank, size, model = distributor.run(train, 1e-3, steps=2)
     assert (rank, size) == (0, 2)
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 
 @pytest.mark.standalone("the script goes to the executors")
 def test_torch_distributor_with_a_script(tasks, tmp_path):
-    """The script travels to Spark's executors, and has its arguments in sys.argv."""
+    """The script is sent to Spark's executors, and has its arguments in sys.argv."""
     script, out = tmp_path / "train.py", tmp_path / "out.json"
     script.write_text(SCRIPT)
     distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)

@@ -1,4 +1,4 @@
-"""What goes into the ranks and what comes back, on every launcher."""
+"""Values that are sent to the ranks and values that come back, on every launcher."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sparkring.history import events, run_store
 
 
 def notebook(source: str) -> dict[str, Any]:
-    """A notebook's namespace after a cell with `source`."""
+    """Return a notebook's namespace after a cell with `source`."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     exec(source, namespace)
     return namespace
 
 
 def test_values_come_in_rank_order(ring):
-    """Each rank's last expression comes back at its own place."""
+    """The value of each rank's last expression is at the rank's index."""
     result = ring.run("rank * 10 + size", n=3)
     assert result.values == [3, 13, 23]
     assert result.value == 3
@@ -39,7 +39,7 @@ def test_a_cell_without_an_expression_gives_none(ring):
 
 
 def test_place_is_injected(ring):
-    """rank, size and local_rank are there, and agree with sparkring.world()."""
+    """rank, size and local_rank are defined, and agree with sparkring.world()."""
     result = ring.run("""
         from sparkring import world
         (rank, size, local_rank), (world().rank, world().size, world().local_rank)
@@ -49,13 +49,13 @@ def test_place_is_injected(ring):
 
 @pytest.mark.any_launcher
 def test_the_notebook_comes_before_what_is_injected(ring):
-    """A notebook's own `rank` is what the cell reads."""
+    """If the notebook has a variable `rank`, the cell reads that."""
     assert ring.run("rank, size", namespace={"rank": "mine"}).values == [("mine", 2)] * 2
 
 
 @pytest.mark.standalone("the notebook's modules are not on the executors")
 def test_functions_classes_modules_and_data_are_captured(ring):
-    """What the cell reads travels: code by value with what it reads in turn, modules by reference."""
+    """What the cell reads is sent: code by value, with what it reads in turn, and modules by reference."""
     namespace = notebook("""
 import math as m
 import numpy as np
@@ -71,7 +71,7 @@ data = np.arange(1000.0)
 
 @pytest.mark.any_launcher
 def test_what_values_are_made_of_is_found_by_name(ring, notebook_cell):
-    """pickle finds the notebook's classes, inspect their lines; submodules and names in strings are there."""
+    """pickle finds the notebook's classes, and inspect finds their lines; submodules and names in strings are sent."""
     namespace = notebook_cell("""
         import logging.handlers
         class Point:
@@ -97,7 +97,7 @@ def test_what_values_are_made_of_is_found_by_name(ring, notebook_cell):
 
 @pytest.mark.any_launcher
 def test_a_class_of_the_cell_comes_back(ring):
-    """An object whose class exists only in the cell is rebuilt here."""
+    """An object whose class only the cell defines is rebuilt in the notebook."""
     assert ring.run("class Pair:\n    left = 7\nPair()").value.left == 7
 
 
@@ -109,7 +109,7 @@ def test_pull_brings_names_of_rank_0(ring):
 
 @pytest.mark.any_launcher
 def test_pulling_a_missing_name_keeps_the_rest(ring):
-    """A name to pull that does not exist is named, and the values that came are not lost."""
+    """The error names the missing variable, and has the values that came."""
     with pytest.raises(ResultError, match="`absent`") as caught:
         ring.run("best = 5\nrank", pull=("best", "absent"))
     assert caught.value.values == {0: 0, 1: 1}
@@ -118,7 +118,7 @@ def test_pulling_a_missing_name_keeps_the_rest(ring):
 
 @pytest.mark.any_launcher
 def test_a_result_that_cannot_be_pickled(ring):
-    """The type and the rank are named, and the other ranks' values are kept."""
+    """The error names the type and the rank, and has the other ranks' values."""
     with pytest.raises(ResultError, match=r"rank 1 is a _thread\.lock") as caught:
         ring.run("import threading\nthreading.Lock() if rank else 5")
     assert caught.value.values == {0: 5}
@@ -128,7 +128,7 @@ def test_a_result_that_cannot_be_pickled(ring):
 
 @pytest.mark.slow
 def test_a_large_result_arrives_bit_for_bit(ring):
-    """An array of 500 MB comes back as it was."""
+    """An array of 500 MB comes back unchanged."""
     cell = "np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8)"
     result = ring.run(f"import numpy as np\n{cell}", n=1)
     assert np.array_equal(result.value, np.random.default_rng(1).integers(0, 256, 500_000_000, dtype=np.uint8))
@@ -136,7 +136,7 @@ def test_a_large_result_arrives_bit_for_bit(ring):
 
 @pytest.mark.standalone("the value goes through the master's files")
 def test_a_large_value_travels_to_the_ranks(ring):
-    """An array of 50 MB reaches every rank as it was."""
+    """An array of 50 MB reaches every rank unchanged."""
     data = np.random.default_rng(2).random(6_250_000)
     assert ring.run("float(data.sum())", namespace={"data": data}).values == [float(data.sum())] * 2
 
@@ -157,7 +157,7 @@ def test_await_works_at_the_top_level(ring):
 
 @pytest.mark.any_launcher
 def test_shell_lines(ring):
-    """What IPython makes of `!command` and `x = !command` runs on the ranks, variables put in."""
+    """The calls that IPython makes of `!command` and `x = !command` run on the ranks, and variables are expanded."""
     result = ring.run("""
         get_ipython().system('echo from the shell of {rank}')
         found = get_ipython().getoutput('echo a; echo $rank')
@@ -169,7 +169,7 @@ def test_shell_lines(ring):
 
 @pytest.mark.standalone("executors have an environment of their own")
 def test_environment_variables(ring):
-    """The env option is the ranks' environment, before anything else runs there."""
+    """The env option sets variables of the ranks' environment before anything else runs there."""
     result = ring.run("import os\nos.environ['COLOUR'], os.environ['EMPTY']", env=(("COLOUR", "a=b c"), ("EMPTY", "")))
     assert result.values == [("a=b c", "")] * 2
 
@@ -218,13 +218,13 @@ def test_ranks_run_the_sparkring_that_was_shipped(ring, request):
 
 
 def test_many_ranks(local):
-    """32 ranks on one machine come up and end."""
+    """32 ranks on one machine start and end."""
     assert local.run("rank", n=32).values == list(range(32))
 
 
 @pytest.mark.any_launcher
 def test_the_saved_run_equals_the_live_one(ring):
-    """What is read back from the run's folder is what the view was shown."""
+    """The record that is loaded from the run's folder equals the one that the view was shown."""
     from pathlib import Path
 
     from sparkring.history import run_store
@@ -236,7 +236,7 @@ def test_the_saved_run_equals_the_live_one(ring):
 
 @pytest.mark.any_launcher
 def test_a_failed_run_is_saved_as_well(ring):
-    """The record of a failed run, failure and all, is read back as it was."""
+    """The record of a failed run is loaded unchanged, with the failure."""
     from pathlib import Path
 
     from sparkring.history import run_store
@@ -246,12 +246,12 @@ def test_a_failed_run_is_saved_as_well(ring):
     assert run_store.load(Path(caught.value.record.log_folder)) == caught.value.record
 
 
-# ── What is told of it ────────────────────────────────────────────────────────
+# ── What the record has of it ─────────────────────────────────────────────────────
 
 
 @pytest.mark.any_launcher
 def test_the_record_says_what_went_along(ring):
-    """Names with their types and sizes, and the versions at the driver; the saved run says the same."""
+    """The record has names with types and sizes, and the driver's package versions; so does the saved run."""
     namespace = notebook("import math\nnumbers = list(range(1000))\ndef double(x): return 2 * x")
     record = ring.run("double(len(numbers)) + math.floor(0.5)", namespace=namespace).record
     told = {name.name: (name.type_name, name.travels) for name in record.captured}
@@ -268,7 +268,7 @@ def test_the_record_says_what_went_along(ring):
 
 @pytest.mark.any_launcher
 def test_the_record_says_with_what_a_function_was_called(ring):
-    """The function, and its arguments by name."""
+    """The record has the function, and its arguments by name."""
     train = notebook("def train(train, rate): return rate")["train"]
     record = sparkring.run(train, np=ring.np(1), framework="plain", train=[1, 2], rate=0.5).record
     told = [(name.name, name.type_name, name.travels) for name in record.captured]
@@ -279,7 +279,7 @@ def test_the_record_says_with_what_a_function_was_called(ring):
 
 @pytest.mark.any_launcher
 def test_of_very_many_names_the_first_are_told(ring):
-    """The line of a run's record stays short; all of them travel."""
+    """The event in the run's file stays short, but all names are sent."""
     namespace = notebook("\n".join(f"name{n} = {n}" for n in range(300)))
     result = ring.run("sum([" + ", ".join(f"name{n}" for n in range(300)) + "])", namespace=namespace, n=1)
     assert result.value == sum(range(300))

@@ -1,4 +1,4 @@
-"""Warm gangs: what their ranks keep from cell to cell, and how cells and gangs end, on every launcher."""
+"""Warm gangs: what their ranks keep between cells, and how cells and gangs end, on every launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def failed(gang, cell: str, *ranks: int, **options) -> RunFailed:
 
 
 def interrupt_when(gang, holds) -> None:
-    """Have the next cell interrupted once `holds(record)`; each cell has a view of its own."""
+    """Interrupt the next cell once `holds(record)` is true; each cell has a view of its own."""
     sent = []
 
     def look(record) -> None:
@@ -50,7 +50,7 @@ def printed(record, text: str) -> int:
 
 
 def interrupted(gang, cell: str, *ranks: int, **options) -> str:
-    """What the KeyboardInterrupt says, and the record, with which a cell ends when every rank has printed `ready`."""
+    """Interrupt a cell when every rank has printed `ready`, and return the KeyboardInterrupt's message."""
     count = len(ranks) or gang.gang.gang.size
     interrupt_when(gang, lambda record: printed(record, "ready") == count)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -60,7 +60,7 @@ def interrupted(gang, cell: str, *ranks: int, **options) -> str:
 
 
 def interrupt_after(delay_s: float, action: Callable[[], object]) -> str:
-    """What the KeyboardInterrupt says with which `action` must end when an interrupt comes after so long."""
+    """Interrupt `action` after `delay_s`, and return the message of the KeyboardInterrupt with which it must end."""
     # As in a kernel; pyspark's own handler would cancel every job.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     stop = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
@@ -89,13 +89,13 @@ def freeze(pid: int) -> None:
 
 @pytest.mark.standalone("the gang holds the executors' slots from cell to cell")
 def test_variables_persist(shared_gang):
-    """What a cell binds is there for the next one, in the same processes; so are functions and their globals."""
+    """The next cell has the variables of the one before, in the same processes, and functions with their globals."""
     first = shared_gang.values("import os\ncount = rank\ndef more():\n    global count\n    count += 1\nos.getpid()")
     assert shared_gang.values("more()\n[count, os.getpid()]") == [[rank + 1, pid] for rank, pid in enumerate(first)]
 
 
 def test_some_ranks(shared_gang):
-    """A cell on some ranks leaves the others alone; what it binds is there, and nowhere else."""
+    """A cell on some ranks leaves the others alone; only those ranks have the names that it binds."""
     assert shared_gang.values("only = rank * 10\nonly", 0, 2) == [0, 20]
     assert [rank.state for rank in shared_gang.view.record.ranks] == ["finished", "idle", "finished"]
     assert shared_gang.values("only", 2) == [20]
@@ -107,7 +107,7 @@ def test_some_ranks(shared_gang):
 
 @pytest.mark.any_launcher
 def test_trained_state_survives(shared_gang):
-    """An object that a cell has changed on the ranks is not replaced by the notebook's, which has stayed the same."""
+    """An object that a cell has changed on the ranks is kept while the notebook's own object is unchanged."""
     shared_gang.define("class Model:\n    def __init__(self): self.steps = 0\nmodel, rate = Model(), 0.25")
     assert shared_gang.values("model.steps += 3\nmodel.steps * rate") == [0.75] * 3
     assert shared_gang.values("model.steps += 1\nmodel.steps * rate") == [1.0] * 3
@@ -119,7 +119,7 @@ def test_trained_state_survives(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_gang):
-    """It is sent, and finds the ranks' own state, not the notebook's of before."""
+    """The new function is sent, and uses the ranks' own state, not the notebook's older one."""
     shared_gang.define("class Model:\n    steps = 0\nmodel = Model()\ndef train():\n    model.steps += 1")
     assert shared_gang.values("train()\ntrain()\nmodel.steps") == [2] * 3
     shared_gang.define("def train():\n    model.steps += 10\n    return model.steps")
@@ -130,7 +130,7 @@ def test_a_function_that_is_defined_anew_leaves_what_it_reads_as_it_is(shared_ga
 
 @pytest.mark.any_launcher
 def test_globals_of_a_held_function_that_change(shared_gang):
-    """They are sent, though neither the function nor the cell has changed."""
+    """The changed globals are sent, though neither the function nor the cell has changed."""
     shared_gang.define("rates = [0.5]\ndef rate(): return rates[-1]")
     assert shared_gang.values("rate()") == [0.5] * 3
     shared_gang.define("rates.append(0.75)")
@@ -139,7 +139,7 @@ def test_globals_of_a_held_function_that_change(shared_gang):
 
 @pytest.mark.any_launcher
 def test_the_class_of_what_is_sent(shared_gang):
-    """It has its name on the ranks, one object for all its instances, until the notebook or a cell defines it anew."""
+    """The class is sent under its name. Its instances share it until the notebook or a cell redefines it."""
     gang = shared_gang
     gang.define("class Thing:\n    version = 1\nfirst, second = Thing(), Thing()")
     by_name = "import pickle\ntype(pickle.loads(pickle.dumps({0}))) is type({0}), {0}.version"
@@ -154,7 +154,7 @@ def test_the_class_of_what_is_sent(shared_gang):
 
 @pytest.mark.standalone("values go to executors and back")
 def test_push_and_pull(shared_gang):
-    """Push sends the notebook's value though the ranks' is newer; pull brings rank 0's, or the first's that run."""
+    """Push sends the notebook's value even if the ranks' is newer; pull returns that of the first rank that ran."""
     shared_gang.define("x = [1]")
     assert shared_gang.values("x.append(rank)\nx", pull=("x",)) == [[1, 0], [1, 1], [1, 2]]
     assert shared_gang.notebook["x"] == [1, 0]
@@ -168,7 +168,7 @@ def test_push_and_pull(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
-    """Looking where the ranks stand makes no value of the notebook an old one."""
+    """Asking for the ranks' stacks does not make a changed value of the notebook count as sent."""
     shared_gang.cell("chosen = 1")
     shared_gang.define("chosen = 2")
     shared_gang.gang.stacks()
@@ -177,7 +177,7 @@ def test_a_notebook_change_counts_whatever_was_asked_in_between(shared_gang):
 
 @pytest.mark.any_launcher
 def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
-    """What a rank has not taken in does not count as held."""
+    """A value that a rank could not load does not count as held by it."""
     shared_gang.define("""
         import os
         class Picky:
@@ -196,7 +196,7 @@ def test_a_value_that_could_not_be_loaded_is_sent_again(shared_gang):
 
 @pytest.mark.any_launcher
 def test_values_show_once_for_equal_ranks(shared_gang):
-    """What the notebook shows of the ranks' values."""
+    """The notebook shows equal values of several ranks once."""
     from IPython.lib.pretty import pretty
 
     assert pretty(shared_gang.cell("7")) == "ranks 0–2: 7"
@@ -208,7 +208,7 @@ def test_values_show_once_for_equal_ranks(shared_gang):
 
 @pytest.mark.any_launcher
 def test_an_exception_ends_the_cell_alone(shared_gang):
-    """The others are interrupted, the error is told with its line, and all that was bound is still there."""
+    """The other ranks are interrupted, the error shows its line, and all variables are kept."""
     pids = shared_gang.values("import os, time\nkept = rank\nos.getpid()")
     error = failed(shared_gang, "if rank == 1:\n    raise ValueError('bad shape')\ntime.sleep(600)")
     assert error.record.failed_rank == 1
@@ -219,7 +219,7 @@ def test_an_exception_ends_the_cell_alone(shared_gang):
 
 @pytest.mark.any_launcher
 def test_an_error_in_a_function_of_an_earlier_cell(shared_gang):
-    """The place is told as an earlier cell, and where the current one called it with its own line."""
+    """The error says that the place is in an earlier cell, and which line of the current cell called it."""
     shared_gang.cell("\n\n\ndef divide(x):\n    return 1 / x")
     text = str(failed(shared_gang, "a = 0\ndivide(a)"))
     assert "an earlier cell" in text
@@ -244,7 +244,7 @@ def test_exits_that_are_exceptions(shared_gang):
         assert [rank.state for rank in result.record.ranks] == ["finished"] * 3
     assert "called sys.exit(2)" in str(failed(shared_gang, "import sys\nsys.exit(2)"))
     assert shared_gang.values("import sys\nreached, sys.stdin.read()") == [(rank, "") for rank in range(3)]
-    # A process that the cell forks ends with the code that it gives.
+    # A process that the cell forks ends with the code that it passes to sys.exit().
     forked = """
 import os, sys
 child = os.fork()
@@ -257,7 +257,7 @@ os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 @pytest.mark.standalone("ranks are interrupted on executors")
 def test_interrupt_keeps_the_gang(shared_gang):
-    """Stop ends the cell; the ranks keep what they have, half-way values included."""
+    """Stop ends the cell; the ranks keep their variables with the values of that moment."""
     shared_gang.cell("import time\nsteps = 0")
     said = interrupted(shared_gang, "steps += 1\nprint('ready')\nwhile True:\n    steps += 1\n    time.sleep(0.01)")
     assert "3 ranks stopped" in said
@@ -272,7 +272,7 @@ def test_interrupt_of_some_ranks(shared_gang):
 
 
 def test_interrupt_at_any_time(shared_gang):
-    """However far the cell has come, Stop ends it at once or it was over; the gang stays in every case."""
+    """However far the cell has come, Stop ends it at once, and the gang stays up."""
     pids = shared_gang.pids()
     for step in range(12):
         interrupt_after(0.002 * step, lambda: shared_gang.cell(FOREVER))
@@ -280,7 +280,7 @@ def test_interrupt_at_any_time(shared_gang):
 
 
 def test_timeout_keeps_the_gang(shared_gang, limit):
-    """The time limit says where each rank was, and the gang goes on."""
+    """The error of a time limit says where each rank was, and the gang stays up."""
     cell = f"import threading, time; {READY}\nif rank == 0:\n    time.sleep(600)\nelse:\n    time.sleep(601)"
     with pytest.raises(RunTimeout) as caught:
         shared_gang.cell(cell, timeout_s=limit(shared_gang, ready(3)))
@@ -315,11 +315,11 @@ LONELY = {
 @pytest.mark.parametrize("framework", LONELY)
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_collective_in_every_cell(shared_gang, framework):
-    """Ranks make a ring in each of several cells, and leave a collective that one will never join when told to."""
+    """Ranks form a ring in each of several cells. An interrupt frees them from a collective that one never joins."""
     make, wait, leave = LONELY[framework]
     for _ in range(2):
         assert shared_gang.values(f"{make}\n{leave}\nsums", framework=framework) == [[3.0]] * 3
-    if framework == "horovod":  # once more, without an end in between
+    if framework == "horovod":  # once more, without a shutdown in between
         assert shared_gang.values(f"{make}\nsums", framework=framework) == [[3.0]] * 3
     else:
         shared_gang.cell(make, framework=framework)
@@ -332,7 +332,7 @@ def test_a_collective_in_every_cell(shared_gang, framework):
 
 
 def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
-    """The exception is told, not what it causes in the others."""
+    """The error is the exception, not the failures that it causes on the others."""
     shared_gang.cell(STEP, framework="horovod")
     cell = "if rank == 1:\n    raise ValueError('bad shape')\nhvd.allreduce(torch.ones(3), name='lonely')"
     error = failed(shared_gang, cell, framework="horovod")
@@ -346,7 +346,7 @@ def test_one_that_fails_lets_the_others_out_of_a_collective(shared_gang):
 
 @pytest.mark.standalone("the stacks are read on the executors")
 def test_stacks_between_cells(shared_gang, wait_until):
-    """Ranks without a cell are idle, even where a thread of an earlier cell goes on."""
+    """Ranks without a cell are idle, even if a thread of an earlier cell still runs."""
     shared_gang.cell(
         "import threading\nover = threading.Event()\nif rank == 0:\n    threading.Thread(target=over.wait).start()"
     )
@@ -354,13 +354,13 @@ def test_stacks_between_cells(shared_gang, wait_until):
     def states():
         return [row[2:4] for row in describe.stacks_table(shared_gang.gang.stacks())]
 
-    # A rank may not have returned yet from sending what the cell's end was known by.
+    # A rank may still be in the call that sent the end of the cell.
     wait_until(lambda: states() == [("idle", "")] * 3, "all ranks are idle")
     assert shared_gang.values("goes_on = threading.active_count() > 2\nover.set()\ngoes_on", 0) == [True]
 
 
 def test_a_stall_is_told(shared_gang):
-    """When one has finished and the others are silent, a notice says who waits where; line numbers are this cell's."""
+    """When one rank has finished and the others are silent, a notice says at which lines of this cell they wait."""
     shared_gang.cell("\n\n\nimport time\ndef wait():\n    time.sleep(600)")
     interrupt_when(shared_gang, lambda record: any("silent for" in notice.text for notice in record.notices))
     with pytest.raises(KeyboardInterrupt):
@@ -372,7 +372,7 @@ def test_a_stall_is_told(shared_gang):
 
 @pytest.mark.slow
 def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(local_gang):
-    """As in Keras' fit, which is one line; and an interrupt that TensorFlow swallows there is one all the same."""
+    """Keras' fit(), for example, is one line. An interrupt that TensorFlow swallows there still ends the cell."""
     local_gang.start(2).cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
     interrupt_when(local_gang, lambda record: bool(record.notices))
     with pytest.raises(KeyboardInterrupt):
@@ -385,7 +385,7 @@ def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(local_
 
 
 def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
-    """Silence alone is no reason for a notice."""
+    """Silence alone does not cause a notice."""
     local_gang.start(2)
     with pytest.raises(RunTimeout):
         local_gang.cell("import time\ntime.sleep(60)", stall_s=0.5, timeout_s=3)
@@ -397,7 +397,7 @@ def test_ranks_that_all_work_at_one_place_are_no_stall(local_gang):
 
 @pytest.mark.any_launcher
 def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_path):
-    """What a thread prints while no cell runs is shown by the next one, also when the ranks' places are asked."""
+    """Output of a thread while no cell runs is shown by the next cell, even if stacks were requested in between."""
     shared_gang.notebook["folder"] = tmp_path
     shared_gang.cell("""
         import threading, time
@@ -421,7 +421,7 @@ def test_output_between_cells_comes_with_the_next(shared_gang, wait_until, tmp_p
 
 @pytest.mark.any_launcher
 def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
-    """Of megabytes the end is kept, and a notice says that the beginning is not."""
+    """The end of the output is kept, and a notice says that its beginning is not."""
     shared_gang.cell("""
         import threading, time
         def flood():
@@ -446,7 +446,7 @@ def test_a_flood_between_cells_is_bounded(shared_gang, wait_until):
 
 @pytest.mark.standalone("the executor says that its worker has died")
 def test_a_rank_that_dies_in_a_cell(new_gang):
-    """It is named, the gang is gone; the next cell gets a fresh one and says so, and a lost name is explained."""
+    """The error names the rank; the gang ends. The next cell says that its gang is new; lost names are explained."""
     new_gang.start()
     new_gang.cell("import os, signal, time\nweights = 1")
     error = failed(new_gang, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
@@ -474,7 +474,7 @@ def test_ranks_killed_between_cells(new_gang, wait_until):
 
 
 def test_a_rank_that_dies_after_it_has_finished(new_gang):
-    """While others still run the cell, the death of one that is through with it ends it all the same."""
+    """The death of a rank that has finished ends the cell while others still run it."""
     new_gang.start()
     killed = []
 
@@ -492,7 +492,7 @@ def test_a_rank_that_dies_after_it_has_finished(new_gang):
 
 @pytest.mark.slow
 def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
-    """Whichever rank is killed, whenever, is the one that is named, and the next cell works."""
+    """The error names the rank that was killed, whichever it is and whenever it is killed; the next cell works."""
     new_gang.start()
     chance = random.Random(11)
     for _ in range(20 if new_gang.where == "local" else 4):
@@ -514,7 +514,7 @@ def test_any_rank_killed_at_any_time_of_a_cell(new_gang):
 
 STUBBORN = {
     "swallows every interrupt": (
-        # Within the try from the first line on: an interrupt may come as soon as the last rank is ready.
+        # `ready` is printed within the try: an interrupt may come as soon as the last rank is ready.
         "import time\nsaid = False\nwhile True:\n    try:\n        said = said or print('ready') is None\n"
         "        time.sleep(1)\n    except KeyboardInterrupt:\n        pass",
         "ranks 0–2 did not respond",
@@ -530,7 +530,7 @@ STUBBORN = {
 
 @pytest.mark.parametrize("what", STUBBORN)
 def test_a_rank_that_does_not_come_back_takes_the_gang_with_it(local_gang, what):
-    """After the grace the gang is ended, which the interrupt says, with the ranks at fault."""
+    """After the grace period, the gang is ended. The KeyboardInterrupt says so, and names the ranks at fault."""
     local_gang.start(3)
     cell, why = STUBBORN[what]
     said = interrupted(local_gang, cell)
@@ -562,7 +562,7 @@ def test_an_interrupt_waits_for_the_end_of_an_import(local_gang, tmp_path):
 
 
 def test_a_frozen_rank_is_named(local_gang, monkeypatch):
-    """The notice about a stall and the table of places both say it; so does a time limit with much to send."""
+    """The notice about a stall and the table of stacks both name the rank. A time limit works with much to send."""
     local_gang.start(2)
     freeze(local_gang.pids()[1])
     record = local_gang.gang.stacks()
@@ -581,7 +581,7 @@ def test_a_frozen_rank_is_named(local_gang, monkeypatch):
 
 @pytest.mark.standalone("the executors' slots are free again")
 def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
-    """After each of them every process has ended; that nothing else stays is seen to after every test."""
+    """After each of them, every process has ended; after every test, a fixture checks that nothing else is left."""
     new_gang.start()
     pids = new_gang.pids()
     (stopped,) = warm_gang.stop(new_gang.place)
@@ -594,18 +594,18 @@ def test_stop_and_the_idle_limit_leave_nothing(new_gang, wait_until):
 
 
 def test_an_interrupt_while_a_gang_starts_or_stops(local_gang):
-    """However far it has come, nothing stays of a start; a stop goes on to its end."""
+    """However far a start has come, nothing of it is left; a stop continues to its end."""
     for step in range(6):
         interrupt_after(0.05 * step, lambda: (local_gang.start(2), time.sleep(60)))
         warm_gang.stop("local")
     local_gang.start(2)
-    freeze(local_gang.pids()[1])  # so that it takes its time
+    freeze(local_gang.pids()[1])  # so that stopping takes some time
     assert "after the gang was stopped" in interrupt_after(0.5, lambda: warm_gang.stop("local"))
     assert not warm_gang.every()
 
 
 def test_two_gangs_at_once(spark_gang, local_gang):
-    """One here and one on Spark, each with its own variables."""
+    """A local gang and one on Spark each have their own variables."""
     for gang in (spark_gang, local_gang):
         gang.start(2)
         gang.cell(f"where = {gang.where!r}, rank")
@@ -618,14 +618,14 @@ def test_two_gangs_at_once(spark_gang, local_gang):
 
 @pytest.mark.standalone("the slots are counted on the cluster")
 def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark, wait_until):
-    """A job that waits behind the gang is told of by itself, once; it ends when the gang does."""
+    """The notebook is told once that a job waits for the gang's slots. The job runs when the gang has ended."""
     spark_gang.start(4)
     wait_until(lambda: "warm gang of 4: 4" in slots_table()[-1][-1], "Spark has counted the tasks")
     counted: list[int] = []
     job = threading.Thread(target=lambda: counted.append(spark.range(10).count()), name="the user's job")
     job.start()
 
-    def starving() -> list[str]:  # beside it there may be a word on a start that takes long
+    def starving() -> list[str]:  # there may also be a message about a slow start
         return [text for text in spark_gang.told if "waits for task slots" in text]
 
     wait_until(starving, "the starving job is noticed")
@@ -638,9 +638,9 @@ def test_held_slots_are_shown_and_a_starving_job_is_explained(spark_gang, spark,
 
 
 def test_a_session_of_our_own_and_one_that_ends(driver):
-    """The notebook's jobs run beside a gang for which the session was made.
+    """The notebook's jobs run beside a gang for which sparkring made the session.
 
-    A gang on a session that is stopped is gone, which is told, and nothing waits; a later start says why not.
+    When a session is stopped, its gang ends, which is said, and nothing waits; a later cell's error gives the reason.
     """
     text = driver("""
         import threading
@@ -689,7 +689,7 @@ HOW = {"kill": "os.kill(os.getpid(), signal.SIGKILL)", "exit": "sys.exit()"}
 
 @pytest.mark.parametrize(("how", "where"), [("kill", "local"), ("kill", "spark"), ("exit", "local")])
 def test_a_driver_that_ends_takes_its_gang_with_it(driver, wait_until, how, where):
-    """Whether it exits or is killed: no rank lives on, nor what a rank has started."""
+    """Whether the driver exits or is killed, no rank survives, nor any process that a rank has started."""
     found = driver(f"""{WARM}
 if {where == "spark"}:
     session = spark("local[2]")
@@ -707,7 +707,7 @@ print("PIDS", *[gang.gang.place_of(rank)[2] for rank in range(2)], *cell("away.p
 
 @pytest.mark.slow
 def test_hundreds_of_cells_leave_nothing(driver):
-    """Descriptors and threads are as before on both sides, and neither the driver nor a rank has grown by 20 MB."""
+    """Descriptors and threads are as before on both sides; the driver and the ranks have grown by less than 20 MB."""
     text = driver(f"""{WARM}
 import gc, json, threading, psutil
 gang = warm.start(GangOptions(-2, "plain", 3600.0, ()), print, print)
@@ -741,7 +741,7 @@ print("STATES", json.dumps([before, states()]))
 
 @pytest.mark.slow
 def test_tensorflow_in_a_later_cell(local_gang):
-    """Its multi-worker strategy can be made after other cells, and again."""
+    """TensorFlow's multi-worker strategy can be made after other cells, and again."""
     local_gang.start(2, framework="tensorflow")
     assert local_gang.values("rank", framework="plain") == [0, 1]
     for _ in range(2):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-sys.path.append(str(Path(__file__).parent))  # lab.py and others, for those that import them
+sys.path.append(str(Path(__file__).parent))  # for tests that import lab.py and others
 
 import lab as labs
 
@@ -22,7 +22,7 @@ expect.set_options(timeout=1000 * labs.DEADLINE_S)
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser's path. Where there is none, these tests say so; in CI they must run."""
+    """The browser's path. Without a browser, these tests are skipped; in CI they fail."""
     found = labs.chromium()
     if found:
         return found
@@ -52,7 +52,7 @@ def lab(
 
 @pytest.fixture(scope="module")
 def browser(chromium: str, lasting_processes: list[psutil.Process]) -> Iterator[Browser]:
-    """The browser; not for longer than a module, since Playwright's event loop would be in the way of others'."""
+    """The browser; for one module only, since Playwright's event loop would interfere with others."""
     me = psutil.Process()
     before = {child.pid for child in me.children()}
     with labs.browser(chromium) as found:
@@ -79,7 +79,7 @@ def shoot(pictures: Path) -> Callable[..., None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Of a test that has failed the pages are kept as pictures."""
+    """Save screenshots of the pages of a test that has failed."""
     report = yield
     opened = getattr(item, "funcargs", {}).get("opened")
     if report.failed and opened is not None:

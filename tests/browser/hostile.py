@@ -1,10 +1,10 @@
-"""Texts that ranks may print and that want to be more than text: 200 of them, each with a number of its own."""
+"""Hostile texts that ranks may print, which try to be more than text: 200 of them, each with its own number."""
 
 from __future__ import annotations
 
-SENTINEL = "sr-hostile"  # in each address that they want to have loaded
+SENTINEL = "sr-hostile"  # in each address that they try to load
 
-# `{at}` is the number, `{url}` an address that no page may ask for.
+# `{at}` is the number, `{url}` an address that no page may request.
 _MARKUP = [
     "",
     "<script>alert({at})</script>",
@@ -241,12 +241,12 @@ def _numbered() -> list[str]:
         each.replace("{at}", str(at)).replace("{url}", f"{address}{at}").replace("{{", "{").replace("}}", "}")
         for at, each in enumerate(said)
     ]
-    # A text of its own in front, so that no two are folded into one and each can be looked for.
+    # Each begins with its number, so that no two are folded into one and each can be found.
     return [f"§{at}§ {each}" for at, each in enumerate(found)]
 
 
 PAYLOADS = _numbered()
-# Python's own streams refuse these: as bytes they can come all the same.
+# Python's text streams refuse these, but they can be printed as bytes.
 RAW = [
     b"half of a pair: \xed\xa0\x80 <b>",
     b"not UTF-8: \xff\xfe <img src=x onerror=alert(1)>",

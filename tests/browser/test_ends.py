@@ -1,4 +1,4 @@
-"""How runs end, as the page shows it: stopped, failed, killed, or so quick that there is nothing to show."""
+"""How the page shows the ends of runs: stopped, failed, killed, or so quick that there is nothing to show."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def notebook(opened: Opened) -> Notebook:
 
 @pytest.fixture(autouse=True)
 def nothing_goes_on(notebook: Notebook) -> Iterator[None]:
-    """A test that fails leaves no cell running, which others would wait for."""
+    """Interrupts the cell that a failed test has left running, for which other tests would wait."""
     yield
     if notebook.prompt(AT_ENDLESS).inner_text() == "[*]:":
         notebook.command("notebook:interrupt-kernel")
@@ -91,7 +91,7 @@ def tile(panel: Locator, rank: int) -> Locator:
 
 
 def running(notebook: Notebook) -> Locator:
-    """The panel of the endless cell, which has just been started."""
+    """Run the endless cell, and return its panel."""
     notebook.run(AT_ENDLESS)
     panel = notebook.panel(AT_ENDLESS)
     expect(state(panel)).to_have_text("running")
@@ -153,7 +153,7 @@ def test_each_run_has_a_panel_of_its_own(notebook: Notebook) -> None:
 
 
 def test_a_run_in_the_background(notebook: Notebook) -> None:
-    """Its cell is done, another runs, and the panel goes on; its Stop works."""
+    """The cell has ended and another has run, but the run's panel is still updated; its Stop button works."""
     notebook.run(AT_BACKGROUND, wait=True)
     panel = notebook.panel(AT_BACKGROUND)
     expect(state(panel)).to_have_text("running")
@@ -167,7 +167,7 @@ def test_a_run_in_the_background(notebook: Notebook) -> None:
 
 def test_quick_cells_on_a_warm_gang_leave_no_panel(notebook: Notebook) -> None:
     notebook.run(AT_GANG, wait=True)
-    for at in (AT_QUICK, AT_QUICK, AT_SILENT):  # the first one on a new gang may take its time
+    for at in (AT_QUICK, AT_QUICK, AT_SILENT):  # the first cell on a new gang may be slow
         notebook.run(at, wait=True)
     notebook.page.wait_for_timeout(300)
     expect(notebook.panel(AT_QUICK)).to_have_count(0)
@@ -187,7 +187,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     shoot(notebook, "thousand", notebook.cell(AT_MANY))
     panel.locator(".sr-lines").evaluate("(box) => { box.scrollTop = 0; }")
     everywhere = panel.locator(".sr-row").filter(has_text="the same everywhere")
-    expect(everywhere.locator(".sr-tag")).to_have_text(re.compile(r"^\d+–1023$"))  # of the first ranks there is a gap
+    expect(everywhere.locator(".sr-tag")).to_have_text(re.compile(r"^\d+–1023$"))  # the first ranks' lines are gone
     tile(panel, 700).click()
     expect(panel.locator(".sr-row .sr-tag", has_text="7")).to_have_text(["700", "700"])
     expect(panel.locator(".sr-row").filter(has_text="rank 700 of 1024")).to_be_visible()
@@ -197,7 +197,7 @@ def test_a_thousand_ranks(notebook: Notebook, shoot: Callable[..., None]) -> Non
     expect(tile(panel, 700)).to_have_class("x")
     tile(panel, 700).scroll_into_view_if_needed()
     shoot(notebook, "thousand-failed", panel)
-    expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the change of themes
+    expect(panel.locator(".sr-row")).to_have_count(22)  # the box is full again after the theme has changed
 
 
 def ended_with_its_kernel(panel: Locator) -> None:
@@ -207,11 +207,11 @@ def ended_with_its_kernel(panel: Locator) -> None:
     expect(panel.get_by_role("button", name="■ Stop")).to_be_hidden()
     for rank in (0, 1):
         expect(tile(panel, rank)).to_have_class("s")
-    expect(panel.locator(".sr-row").first).to_be_visible()  # and what the page has can be read
+    expect(panel.locator(".sr-row").first).to_be_visible()  # the lines that the page has can still be read
 
 
 def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook, shoot: Callable[..., None]) -> None:
-    """A run in the background is shown again by its name and by its object, and has ended with its kernel."""
+    """A background run is shown again by its name and by its object. It ends with its kernel."""
     notebook.run(AT_BACKGROUND, wait=True)
     expect(state(notebook.panel(AT_BACKGROUND))).to_have_text("running")
     notebook.cell(AT_BACKGROUND).locator(".jp-InputArea .cm-content").click()
@@ -223,7 +223,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
         expect(state(panel)).to_have_text("running")
         expect(panel.locator(".sr-row").first).to_be_visible()
         expect(tile(panel, 0)).to_have_class("r")
-    # Not by command(), which would wait for the answer to the dialog.
+    # command() would wait for the answer to the dialog.
     notebook.page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart') }")
     notebook.page.get_by_role("dialog").get_by_role("button", name="Confirm Kernel Restart").click()
     ended_with_its_kernel(panel)
@@ -236,7 +236,7 @@ def test_outputs_that_were_cleared_and_a_kernel_that_restarts(notebook: Notebook
 def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opened, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     static = notebook.static(AT_ENDLESS)
-    expect(static).to_have_count(1)  # it comes after some seconds
+    expect(static).to_have_count(1)  # it appears after some seconds
     notebook.save()
     kernel = notebook.lab.kernel(notebook.name)
     ranks = kernel.children(recursive=True)
@@ -251,7 +251,7 @@ def test_a_kernel_that_is_killed_in_the_middle(notebook: Notebook, opened: Opene
     expect(static).to_contain_text(re.compile(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"))
     expect(static).to_contain_text(re.compile(r"line \d+"))
     expect(static.locator(".sr-ranks span")).to_have_count(2)
-    # Those that had ended are as they were.
+    # Runs that had ended are shown as before.
     expect(again.static(AT_FAILING)).to_contain_text("ValueError: shapes (3, 4) and (5,) do not match")
     assert "Error displaying widget" not in again.page.content()
     shoot(again, "after-a-kill", again.cell(AT_ENDLESS))

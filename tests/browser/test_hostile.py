@@ -1,6 +1,6 @@
-"""What ranks print, measure and are called is text, whatever it says: in the panel, and in all that stays of it.
+"""Ranks' output, metrics and names are shown as text, whatever they contain, in the panel and in all saved views.
 
-What they display is HTML, of which all is gone that could do anything.
+What ranks display is HTML, from which everything active is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ plt.plot([1, 2])
 plt.show()
 """
 DISPLAYED = 20
-# And a run has them everywhere else that somebody's text can get to.
+# A run that has them in every other field into which a user's text can get.
 EVERYWHERE = """from sparkring.history.events import *
 from sparkring.history.record import RunRecord, replay
 from sparkring.views import open_view
@@ -86,7 +86,7 @@ FOREIGN = """(root) => [...root.querySelectorAll('*')].filter((element) =>
        each.name === 'style' || each.name === 'href' || each.name === 'src' ? each.value : ''))
 ).map((element) => element.outerHTML.slice(0, 200))"""
 
-# The front end itself has links opened in another tab.
+# `target` is allowed: the front end itself makes links open in another tab.
 HARMFUL = """(root) => [...root.querySelectorAll('*')].filter((element) =>
   ['SCRIPT', 'STYLE', 'IFRAME', 'OBJECT', 'EMBED', 'FORM', 'INPUT', 'BUTTON', 'LINK', 'META', 'BASE', 'svg', 'math']
     .includes(element.tagName)
@@ -116,13 +116,13 @@ def test_printed_by_a_rank(notebook: Notebook) -> None:
     assert len(seen) == len(PAYLOADS) + len(RAW) + DISPLAYED + 1
     assert panel.evaluate(FOREIGN) == []
     displays = notebook.page.locator("[data-sparkring-displays]")
-    expect(displays).to_be_visible()  # though the static view is not, beside a panel that is alive
+    expect(displays).to_be_visible()  # though the static view is hidden while the panel is live
     expect(displays.get_by_alt_text("<Figure size 640x480 with 1 Axes>")).to_be_visible()
     assert displays.evaluate(HARMFUL) == []
 
 
 def all_rows(panel: Locator) -> list[str]:
-    """The text of each line; while the box is scrolled from its top to its end, no line is anything but text."""
+    """The text of each line, collected while the box is scrolled to its end; a line with other elements is marked."""
     found: dict[int, str] = panel.evaluate(
         """async (panel) => {
           const box = panel.querySelector('.sr-lines'), found = {};
@@ -166,7 +166,7 @@ def test_everywhere_else(notebook: Notebook) -> None:
 def test_what_stays(notebook: Notebook, opened: Opened) -> None:
     notebook.run(AT_CLOSED, wait=True)
     kept = notebook.save()
-    # What is shown by the cell that closes them stands below the one that has opened them, or below it.
+    # The closing cell's views are shown below the cell that opened them, or below the closing cell.
     statics = notebook.page.locator("[data-sparkring-static]")
     assert statics.count() > len(PAYLOADS) // TOGETHER
     for static in statics.all():
@@ -193,7 +193,7 @@ def test_what_stays(notebook: Notebook, opened: Opened) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_happened(opened: Opened) -> Iterator[Any]:
-    """None of them has opened a dialog, or asked for anything."""
+    """None of the texts has opened a dialog or made a request."""
     yield
     assert opened.errors == []
     assert [url for url in opened.requests if SENTINEL in url] == []

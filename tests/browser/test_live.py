@@ -1,4 +1,4 @@
-"""The panel while its cell runs, and after: one run that is watched from its first line to the saved notebook."""
+"""The panel during and after a run: one run is watched from its first line to the saved notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, expect
 SETUP = """%load_ext sparkring
 FOLDER = {folder!r}
 """
-# Like the quickstart's, but that it goes on until it is told to end; the file `hold` lets it hold its breath.
+# Like the quickstart's, but it runs until the file `end` exists, and pauses while the file `hold` exists.
 TRAINING = """%%horovod -n -3 --name "a small quickstart"
 import os
 import sys
@@ -43,7 +43,7 @@ print("the last line of", rank)
 
 
 class Watched:
-    """A notebook with a cell that runs."""
+    """A notebook with a running cell."""
 
     AT = 1  # the cell
 
@@ -54,7 +54,7 @@ class Watched:
         self.folder = folder
 
     def hold(self, on: bool) -> None:
-        """Let the ranks wait, so that nothing moves but what is looked at."""
+        """Pause the ranks or let them continue, so that a test can look at a panel that does not change."""
         if on:
             (self.folder / "hold").touch()
             self.still()
@@ -62,7 +62,7 @@ class Watched:
             (self.folder / "hold").unlink(missing_ok=True)
 
     def still(self) -> None:
-        """Until no new lines come."""
+        """Wait until no new lines come."""
         seen, self_same = "", 0
         while self_same < 3:
             self.page.wait_for_timeout(150)
@@ -83,11 +83,11 @@ class Watched:
         return rows.filter(has_text=text) if text else rows
 
     def ranks_of_rows(self) -> set[str]:
-        """The ranks that the lines in sight are tagged with."""
+        """The ranks with which the visible lines are tagged."""
         return set(self.panel.locator(".sr-row .sr-tag").all_inner_texts())
 
     def until_ranks(self, *wanted: str) -> None:
-        """Until the lines in sight are those of these ranks, each with some."""
+        """Wait until the visible lines are those of exactly these ranks."""
         self.page.wait_for_function(
             """([at, wanted]) => {
               const panel = document.querySelectorAll('.jp-Notebook-cell')[at].querySelector('.sr-panel');
@@ -114,7 +114,7 @@ class Watched:
         return int(re.findall(r"\d+", locator.inner_text())[-1])
 
     def reset(self) -> None:
-        """As it was when it appeared."""
+        """Reset the panel to its initial state."""
         self.hold(False)
         self.tab("Logs").click()
         chip = self.panel.locator(".sr-chip")
@@ -131,7 +131,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def started(opened: Opened, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A run that goes on until the module's last tests want to see its end."""
+    """A run that goes on until the module's last tests end it."""
     folder = tmp_path_factory.mktemp("told")
     notebook = opened("live", SETUP.format(folder=str(folder)), TRAINING)
     notebook.run(0, wait=True)
@@ -146,11 +146,11 @@ def started(opened: Opened, lab: Lab, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def live(started: Watched) -> Iterator[Watched]:
-    """That run while it goes on, with a panel as it is at first."""
+    """The same run, still running, with the panel in its initial state."""
     started.reset()
     yield started
     expect(started.page.locator("#jp-main-statusbar")).to_contain_text("| Busy")
-    expect(started.panel.locator(".sr-state")).to_have_text("running")  # all of that was to happen meanwhile
+    expect(started.panel.locator(".sr-state")).to_have_text("running")  # it must run for the whole test
     expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
 
 
@@ -223,14 +223,14 @@ def test_search(live: Watched, shoot: Callable[..., None]) -> None:
     live.rows().first.dblclick()
     expect(search).to_have_value("")
     expect(live.rows("Needle")).to_be_visible()
-    expect(live.rows("the same everywhere")).to_be_visible()  # it stands among its neighbours
+    expect(live.rows("the same everywhere")).to_be_visible()  # the neighbouring lines are shown again
     expect(live.button("follow")).to_have_attribute("aria-pressed", "false")
 
 
 def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -> None:
     live.to_the_top()
     expect(live.button("follow")).to_have_attribute("aria-pressed", "false")
-    # Equal lines of several ranks are one.
+    # Equal lines of several ranks are folded into one.
     expect(live.rows("the same everywhere")).to_have_count(1)
     tag = live.rows("the same everywhere").locator(".sr-tag")
     expect(tag).to_have_text("0–2")
@@ -242,13 +242,13 @@ def test_what_is_shown_of_the_lines(live: Watched, shoot: Callable[..., None]) -
     live.to_the_top()
     expect(live.rows("the same everywhere")).to_have_count(3)
     live.button("fold equal").click()
-    # What TensorFlow greets everybody with is out of the way.
+    # TensorFlow's start-up messages are hidden.
     expect(live.rows("oneDNN")).to_have_count(0)
     live.button("start-up").click()
     live.to_the_top()
     expect(live.rows("oneDNN").first).to_be_visible()
     live.button("start-up").click()
-    # Colours are colours.
+    # ANSI colours are shown as colours.
     live.to_the_top()
     green = live.rows("green").first.get_by_text("green", exact=True)
     expect(green).to_have_css("color", re.compile(r"^color\(srgb 0\.\d+ 0\.[3-7]"))
@@ -268,7 +268,7 @@ def test_lines_can_be_taken_along(live: Watched) -> None:
     live.tile(1).click()
     live.panel.get_by_label("Search the lines").fill("needle")
     expect(live.rows()).to_have_count(1)
-    # VS Code saves what a link in its page offers when the click on it has come up to the page's body.
+    # VS Code saves a download when the click on its link has bubbled up to the page's body.
     live.page.evaluate(
         """() => document.body.addEventListener('click', (event) => {
           window.offered ??= event.target.closest('a[download]')?.href;
@@ -301,7 +301,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     expect(charts).to_have_count(2)
     loss, reset = charts.first, live.button("reset zoom")
     expect(loss).to_have_attribute("aria-label", re.compile("^loss by step: from "))
-    # The cursor reads every rank; keys move it, from one point to the next.
+    # At the cursor, the values of every rank are shown; keys move it from one point to the next.
     inside, reading = loss.locator(".u-over"), loss.locator(".sr-reading")
     expect(reading).to_be_hidden()
     inside.hover()
@@ -312,7 +312,7 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
         loss.press(key)
         steps.append(int(re.findall(r"^step (\d+)loss", reading.text_content() or "")[0]))
     assert steps[2] < steps[3] < steps[1] < steps[0]
-    # What is zoomed in on stays, while other steps come.
+    # The zoom stays while new steps arrive.
     box = inside.bounding_box()
     assert box is not None
     live.page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
@@ -333,10 +333,10 @@ def test_charts(live: Watched, shoot: Callable[..., None]) -> None:
     log.click()
 
 
-# In command mode each of them does something, some of them twice; with Ctrl they select, merge, move and undo.
+# In command mode, each of these keys does something, some when pressed twice; with Ctrl they select, merge, move, undo.
 NOTEBOOK_KEYS = [*"dd00iixzZabmrM", "ArrowDown", "Shift+ArrowUp", "Escape", "Delete", "Control+a", "Control+Backspace",
                  "Control+Shift+M", "Control+Shift+ArrowUp", "Control+z", "Alt+Enter"]  # fmt: skip
-# Where VS Code listens.
+# Notes the keys that reach the window, where VS Code listens.
 LISTEN_AT_WINDOW = "() => { reached = []; addEventListener('keydown', (event) => reached.push(event.key)); }"
 FOCUSED = "() => document.activeElement.matches('.sr-panel, .sr-panel *')"
 
@@ -360,9 +360,9 @@ def test_keys_that_move_within_the_panel(live: Watched) -> None:
 
 
 def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> None:
-    """Whatever has the focus after a click: were JupyterLab to hear `D D`, the cell that runs would be gone.
+    """No key has an effect, whatever a click has focused: if JupyterLab got `D D`, it would delete the running cell.
 
-    At the window, where VS Code listens, only keys with Ctrl arrive.
+    Only keys with Ctrl reach the window, where VS Code listens.
     """
     live.tile(1).click()
     live.until_ranks("1")
@@ -393,7 +393,7 @@ def test_keys_typed_in_the_panel_do_nothing_to_the_notebook(live: Watched) -> No
 
 
 def test_keys_that_stay_the_notebook_s(live: Watched, wait_until: Callable[..., Any]) -> None:
-    """It can be saved from within the panel, with the static view as soon as there is one."""
+    """The notebook can be saved from within the panel, with the static view as soon as there is one."""
     live.panel.locator(".sr-lines").focus()
 
     def is_saved() -> bool:
@@ -440,7 +440,7 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
     expect(live.rows("the same everywhere")).to_be_visible()
     unnamed = live.panel.get_by_role("button", name=re.compile("^$"))
     assert unnamed.count() == 0
-    assert live.panel.locator("button:not([type='button'])").count() == 0  # none sends a form
+    assert live.panel.locator("button:not([type='button'])").count() == 0  # none would submit a form
     assert live.panel.get_by_role("tablist").get_by_role("tab", selected=True).count() == 1
     expect(live.panel).to_have_attribute("aria-label", re.compile("."))
     for tab in live.panel.get_by_role("tab").all():
@@ -454,7 +454,7 @@ def test_everybody_can_use_it(live: Watched, look: str) -> None:
 
 
 def test_a_page_that_is_loaded_again(started: Watched) -> None:
-    """What has been saved is there at once; the panel when the kernel, which is busy, says what widgets there are."""
+    """The saved view is shown at once, and the panel when the busy kernel has sent the state of its widgets."""
     started.notebook.save()
     started.notebook.reload()
     expect(started.notebook.cell(Watched.AT)).to_contain_text("running")
@@ -464,7 +464,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
     expect(started.notebook.prompt(Watched.AT)).not_to_have_text(re.compile(r"\d"))
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
-    # Once each. Of a run that was long the first lines are only in its files by now.
+    # Each last line is shown once. The first lines of a long run are by now only in its files.
     for rank in range(3):
         expect(started.rows(f"the last line of {rank}")).to_have_count(1)
 
@@ -474,7 +474,7 @@ def test_a_page_that_is_loaded_again(started: Watched) -> None:
 
 @pytest.fixture(scope="module")
 def over(started: Watched) -> Watched:
-    """The same cell, run again to its end: of the first run a page that was loaded again has missed the last words."""
+    """The same cell, run again to its end, since the reloaded page has missed the end of the first run."""
     (started.folder / "end").touch()
     expect(started.panel.locator(".sr-state")).to_have_text("finished")
     started.notebook.run(started.AT, wait=True)
@@ -501,11 +501,11 @@ def test_an_ended_run_after_a_reload(over: Watched) -> None:
 
 def test_the_saved_notebook_without_a_kernel(over: Watched, opened: Opened, shoot: Callable[..., None]) -> None:
     kept = over.notebook.save()
-    kept.metadata.clear()  # JupyterLab asks which kernel it is to have
+    kept.metadata.clear()  # so that JupyterLab asks which kernel to use
     nbformat.write(kept, over.notebook.path.with_stem("reopened"))
     found = opened("reopened", kernel=False)
     expect(found.panel(over.AT)).to_have_count(0)
-    # JupyterLab does not know this file: it has taken all styles away, and it reads well all the same.
+    # JupyterLab does not trust this file and has removed all styles, but the view is still readable.
     shown = found.cell(over.AT).locator(".jp-Cell-outputArea")
     expect(shown).to_contain_text("finished")
     expect(shown).to_contain_text("0 ✓ 1 ✓ 2 ✓")

@@ -1,4 +1,4 @@
-"""The quickstart, run from its first cell to its last in JupyterLab, as somebody does who has just opened it."""
+"""The quickstart, run from its first cell to its last in JupyterLab, as a new user does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from playwright.sync_api import expect
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 ALL_CELLS_MS = 400_000  # TensorFlow, Spark and torch are started one after another
-FAILS_ON_PURPOSE = "failure"  # the cell's id
+FAILS_ON_PURPOSE = "failure"  # id of a cell
 TRAINING = {"minus-one": 1, "minus-two": 2, "two": 2, "torch-run": 2}  # id → ranks
 
 
 class Running:
-    """The notebook in its page, all of its cells being run."""
+    """The notebook in its page while all of its cells run."""
 
     def __init__(self, opened: Opened) -> None:
         made = nbformat.read(QUICKSTART, as_version=4)
@@ -41,14 +41,14 @@ class Running:
         self.notebook.run_all()
 
     def until_done(self) -> None:
-        """Until the last cell has ended."""
+        """Wait until the last cell has ended."""
         self.notebook.show(self._last)
         self.notebook.until_done(self._last, timeout=ALL_CELLS_MS)
 
 
 @dataclass
 class Executed:
-    """The notebook as it was saved after its run, the page that it makes, and the figures that it reached."""
+    """The notebook as saved after its run, its HTML page, and the results that it wrote."""
 
     notebook: nbformat.NotebookNode
     page: str
@@ -71,7 +71,7 @@ def running(opened: Opened) -> Running:
 
 @pytest.fixture(scope="module")
 def executed(running: Running, lab: Lab, run_demo: Any, tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    """The notebook once it has run, which is done once for all tests; `make demo` keeps it the same way."""
+    """The notebook after its run, which all tests share. It is saved in the same way as by `make demo`."""
     running.until_done()
     notebook = running.notebook.save()
     for cell in notebook.cells:
@@ -82,7 +82,7 @@ def executed(running: Running, lab: Lab, run_demo: Any, tmp_path_factory: pytest
 
 
 def shown(page: str) -> str:
-    """What a reader of HTML sees, with single spaces."""
+    """The text that a reader of the HTML sees, with single spaces."""
     return " ".join(html.unescape(re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", page)).split())
 
 
@@ -100,12 +100,12 @@ def test_a_panel_moves_while_its_cell_runs(running: Running, shoot: Callable[...
     expect(ring.locator(".sr-state")).to_have_text("running", timeout=ALL_CELLS_MS)
     ring.get_by_role("tab", name="Metrics").click()
     expect(ring.locator(".sr-tab-metrics")).to_contain_text("val_accuracy")
-    expect(found.prompt(running.at["minus-two"])).to_have_text("[*]:")  # all that while the cell was still running
+    expect(found.prompt(running.at["minus-two"])).to_have_text("[*]:")  # the cell was still running all that time
 
     running.until_done()
     for number in running.launches:
         found.show(number)
-        wanted = "failed" if number == running.launches[-1] else "finished"  # the last one shows what a mistake is like
+        wanted = "failed" if number == running.launches[-1] else "finished"  # the last one shows an error
         expect(found.panel(number).locator(".sr-state")).to_have_text(wanted)
     found.show(running.at["minus-two"])
     shoot(found, "quickstart", ring)
@@ -144,7 +144,7 @@ def test_only_the_cell_that_is_meant_to_fails(executed: Executed) -> None:
 
 
 def test_nothing_but_the_notebook_speaks(executed: Executed) -> None:
-    """No warnings of TensorFlow, Spark or the JVM on the driver's stderr; of ours there is nothing to warn of."""
+    """There are no warnings on stderr: not from TensorFlow, Spark or the JVM, and not from sparkring."""
     assert not [(cell, output.text) for cell, output in executed.every_output() if output.get("name") == "stderr"]
 
 
@@ -169,7 +169,7 @@ def test_spark_says_that_it_made_a_session(executed: Executed) -> None:
 
 
 def test_nothing_outlives_the_kernel(executed: Executed, lab: Lab, wait_until: Callable[..., Any]) -> None:
-    """Processes inherit the environment of their kernel, in which the server has named the notebook."""
+    """Processes inherit the environment of their kernel, in which the server has set the notebook's name."""
     name = lab.kernel("quickstart").environ()["JPY_SESSION_NAME"]
     assert name.endswith("quickstart.ipynb")
 

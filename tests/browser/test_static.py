@@ -1,4 +1,4 @@
-"""What a notebook keeps of a run: usable by everybody, and readable where styles and drawings are taken away."""
+"""The view of a run that a notebook saves is accessible, and readable where styles and drawings are removed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page_of(browser: Browser, body: str, look: str = "light") -> Page:
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_axe_finds_nothing(browser: Browser, pictures: Path, look: str) -> None:
-    """With all folds open; then with every box as long as what is in it, so that all colours can be seen."""
+    """axe checks the page with all folds open, then with every box at full height, so that all colours are visible."""
     folded = "".join(static(name) for name in RECORDS)
     page = page_of(browser, folded.replace("<details", "<details open"), look)
     assert axe(page, "main") == []
@@ -54,7 +54,7 @@ def test_axe_finds_nothing(browser: Browser, pictures: Path, look: str) -> None:
 
 
 def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
-    """As on GitHub, which leaves neither <style>, <svg> nor style attributes."""
+    """GitHub, for example, removes <style>, <svg> and style attributes."""
     body = {name: bleach.clean(static(name), tags=UNTAGGED, attributes=[], strip=True) for name in RECORDS}
     page = page_of(browser, "".join(f'<section id="{name}">{each}</section>' for name, each in body.items()))
     told = {name: page.locator(f"#{name}").inner_text() for name in RECORDS}
@@ -69,7 +69,9 @@ def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
 
 
 def test_the_committed_notebooks_in_a_jupyterlab_that_does_not_trust_them(opened: Opened) -> None:
-    """Their runs as its sanitiser leaves them, a cell for each notebook. `make notebooks` writes them anew."""
+    """JupyterLab's sanitizer leaves their runs readable; the test has a cell for each notebook. `make notebooks`
+    writes them again.
+    """
     cells, counts = [], {}
     for name in NAMES:
         made = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)

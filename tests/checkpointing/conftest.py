@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: runs with a --checkpoint-dir, ranks, and what is told of it all."""
+"""Fixtures for the tests of checkpoints: runs with a --checkpoint-dir, ranks, and messages to the driver."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparkring.checkpointing import background
 from sparkring.runtime import report, resume_point, world
 from sparkring.wire import messages
 
-sys.path.append(str(Path(__file__).parent))  # faulty.py, for those that import it
+sys.path.append(str(Path(__file__).parent))  # for tests that import faulty.py
 
 
 class Told(list[messages.Message]):
-    """Messages, as the driver receives them."""
+    """A list of messages, as the driver receives them."""
 
     def of(self, kind: type[messages.Message]) -> list[Any]:
         return [message for message in self if type(message) is kind]
@@ -28,7 +28,7 @@ class Told(list[messages.Message]):
 
 @pytest.fixture
 def told(monkeypatch):
-    """As on a rank: what is told of checkpoints is heard."""
+    """The messages about checkpoints that this process sends, as if it were a rank."""
     found = Told()
     monkeypatch.setattr(report, "_tell", lambda message: found.append(received(message)))
     return found
@@ -52,7 +52,7 @@ def seat(monkeypatch):
 def run(monkeypatch):
     """`run(directory, stamp=…, resume=…, …)`: this process is in a run with --checkpoint-dir from now on.
 
-    The driver has seen what is in the directory now.
+    The driver has seen what is in the directory at that time.
     """
 
     def enter(directory, stamp=2_000_000_000_000, **found):
@@ -65,7 +65,7 @@ def run(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_on_its_way():
-    """What a test leaves on its way would fail the next one."""
+    """Fails a test that leaves an unfinished save, which would otherwise fail the next one."""
     yield
     left = list(background._on_their_way)
     for flight in left:

@@ -1,7 +1,7 @@
-"""Disks whose power is cut, and mounts that refuse and lag: below what sparkring calls, not in its place.
+"""Disks whose power is cut, and mounts that refuse operations or lag, simulated below sparkring's own code.
 
-Python's own functions that open, change and list files are replaced for all that lies below one folder, so what is
-tried is the code that is shipped, down to the system call.
+Python's functions that open, change and list files are replaced for everything below one folder, so the tests run the
+code that is shipped, down to the system call.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
-CUT = "cut"  # the power is gone: no later operation is done either
-LOSSY = "lossy"  # the same, and what was not synced may be lost
-ONCE = "once"  # this one operation fails, later ones are done
+CUT = "cut"  # the power is off: all later operations fail too
+LOSSY = "lossy"  # the same, and data that was not synced may be lost
+ONCE = "once"  # only this operation fails
 
 
 class PowerCut(OSError):
-    """What an operation says that is not done, or not wholly."""
+    """Raised by an operation that is not done, or only in part."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the power is cut")
 
 
 class _Below:
-    """Python's functions on files, led through this object for what lies below `root`."""
+    """Python's functions on files, which call this object's methods for everything below `root`."""
 
     _NAMES = (
         "open",
@@ -80,7 +80,7 @@ class _Below:
         return self._open_file(below, path, mode)
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Where it lies below root; None if it does not."""
+        """The path relative to `root`; None if it is not below `root`."""
         if isinstance(path, int):
             full = os.readlink(f"/proc/self/fd/{path}")
         else:
@@ -125,10 +125,10 @@ class _Below:
 
 
 class Disk(_Below):
-    """The disk below `root`, which fails at operation `at` (from 0) as `how` says.
+    """The disk below `root`, whose operation number `at` (from 0) fails as `how` says.
 
     Operations are: opening, each write that the kernel sees, closing, syncing, making and removing. The one that fails
-    is done in part, wholly, or not at all, as chance has it. `done` names those that were asked for before that.
+    is done in part, wholly, or not at all, at random. `done` lists the operations that were requested until then.
     """
 
     def __init__(self, root: Path, at: int | None, how: str, seed: int = 0) -> None:
@@ -138,13 +138,13 @@ class Disk(_Below):
         self.failed = False
         self.done: list[str] = []
         self.random = random.Random(f"{seed} {at}")
-        # What is on the disk whatever happens: the bytes of files, and the names in folders.
+        # What is certainly on the disk: the bytes of files, and the names in folders.
         self._bytes: dict[str, bytes] = {}
         self._names: set[str] = set()
-        self._removed: dict[str, bytes | None] = {}  # … and what a removal may not have reached; None for a folder
+        self._removed: dict[str, bytes | None] = {}  # removed, but perhaps still on the disk; None for a folder
 
     def turn(self, what: str) -> bool:
-        """Is this the operation that fails? PowerCut after it."""
+        """Whether this is the operation that fails. Later operations raise PowerCut, unless only one fails."""
         with self._lock:
             if self.failed and self.how != ONCE:
                 raise PowerCut
@@ -153,7 +153,7 @@ class Disk(_Below):
             return self.failed and len(self.done) == (self.at or 0) + 1
 
     def after(self, folder: Path) -> Path:
-        """What is found when the power is back, in `folder`."""
+        """Write to `folder` what is found when the power is back."""
         rng = self.random
         live = {str(path.relative_to(self.root)): path for path in Path(self.root).rglob("*")}
         kept = {"."}
@@ -175,7 +175,7 @@ class Disk(_Below):
         return folder
 
     def _left_of(self, live: bytes, synced: bytes) -> bytes:
-        """What is left of a file of which `synced` is on the disk: the rest is there in part, or zeros, or not."""
+        """What is left of a file with `synced` on the disk: the rest is there in part, zeroed, or missing."""
         if self.how != LOSSY or live == synced:
             return live
         there = self.random.randint(len(synced) if live.startswith(synced) else 0, len(live))
@@ -184,7 +184,7 @@ class Disk(_Below):
     # ── operations ────────────────────────────────────────────────────────────
 
     def _half(self, what: str, do: Any) -> Any:
-        """Something that is done or is not."""
+        """Do an operation that, if it fails, is done wholly or not at all."""
         if not self.turn(what):
             return do()
         if self.random.random() < 0.5:
@@ -266,9 +266,9 @@ class _Written(io.FileIO):
 class Mount(_Below):
     """An object store that looks like a folder, as DBFS does at /dbfs.
 
-    A file is written once, from its beginning, up to `limit_bytes`, and is there when it is closed. Nothing is renamed
-    or linked. What a listing shows is what was there `lag` changes ago; by name, all is as it is. `syncs`: may fsync be
-    called?
+    A file is written once, from its beginning, up to `limit_bytes`, and exists when it is closed. Nothing can be
+    renamed or linked. Listings lag `lag` changes behind; access by name does not. `syncs` says whether fsync may be
+    called.
     """
 
     def __init__(self, root: Path, lag: int = 0, limit_bytes: int = 2**31, syncs: bool = True) -> None:
@@ -276,7 +276,7 @@ class Mount(_Below):
         self.lag = lag
         self.limit_bytes = limit_bytes
         self.syncs = syncs
-        self.changes: list[tuple[str, bool, bool]] = []  # name, is it there now, is it a folder
+        self.changes: list[tuple[str, bool, bool]] = []  # name, whether it was added, whether it is a folder
         self.refused: list[str] = []
         self._uploads = tempfile.mkdtemp()
 
@@ -285,7 +285,7 @@ class Mount(_Below):
         shutil.rmtree(self._uploads)
 
     def there(self) -> list[str]:
-        """The files that there are, whatever a listing shows."""
+        """The files that exist, whatever a listing shows."""
         found, folders = [], [""]
         while folders:
             below = folders.pop()
@@ -295,7 +295,7 @@ class Mount(_Below):
         return sorted(found)
 
     def settle(self) -> None:
-        """Time passes: listings show what is there."""
+        """Let time pass, so that listings are up to date."""
         self.changes.clear()
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
@@ -382,7 +382,7 @@ class _Uploaded(io.FileIO):
 
 
 class Ghost(os.PathLike):  # type: ignore[type-arg]
-    """What a stale listing shows in place of what is gone."""
+    """An entry in a stale listing for something that has been removed."""
 
     def __init__(self, path: str, is_folder: bool) -> None:
         self.path = path
@@ -406,7 +406,7 @@ class Ghost(os.PathLike):  # type: ignore[type-arg]
 
 
 class _Listing(list[Any]):
-    """What os.scandir() gives."""
+    """A stand-in for what os.scandir() returns."""
 
     def __enter__(self) -> _Listing:
         return self

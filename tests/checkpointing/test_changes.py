@@ -16,14 +16,14 @@ def entry(code: str = CELL, data: dict[str, str] | None = None, age_s: float = 0
 
 
 def test_what_does_not_matter():
-    """Options, comments, empty lines, and quotes are not what a training is."""
+    """Options, comments and whitespace do not count as changes."""
     for same in (CELL, "%%horovod -n -4 --fresh\nlr = 0.1\ntrain( lr )", CELL.replace("# as ever", "")):
         assert changes(entry(), same, {}) == "", same
     assert changes(entry(code=""), CELL, {}) == "", "saved outside a cell"
 
 
 def test_a_changed_line_is_shown():
-    """Both versions of it, as in a diff."""
+    """Both versions of the line are shown, as in a diff."""
     assert changes(entry(), CELL.replace("0.1", "0.5"), {}) == (
         "the cell has changed since then:\n    -lr = 0.1\n    +lr = 0.5"
     )
@@ -37,21 +37,21 @@ def test_a_cell_that_is_not_python_alone():
 
 
 def test_a_long_difference_is_cut():
-    """An output is no place for a whole cell."""
+    """The output does not show a whole cell."""
     found = changes(entry(), "%%x\n" + "\n".join(f"a{n} = 1" for n in range(100)), {})
     assert len(found.splitlines()) < 20
     assert found.endswith("…")
 
 
 def test_changed_data():
-    """Only those that both know are compared."""
+    """Only data sets that both the checkpoint and the run know are compared."""
     saved = entry(data={"flights": "a1", "gone": "x"})
     assert changes(saved, CELL, {"flights": "a1", "new": "y"}) == ""
     assert changes(saved, CELL, {"flights": "b2"}) == "the data of flights has changed since then."
 
 
 def test_age_in_words():
-    """As people say it."""
+    """The age is given in one rounded unit."""
     ages = {
         0: "saved just now",
         5: "saved 5 s ago",
@@ -64,7 +64,7 @@ def test_age_in_words():
 
 
 def test_stamps_grow():
-    """Also where the clock of the kernel before was ahead."""
+    """Stamps grow even if an earlier kernel's clock was ahead."""
     now = int(time.time() * 1000)
     assert now <= stamp_after([]) <= now + 60_000
     assert stamp_after([1, now + 10_000_000]) == now + 10_000_001

@@ -1,4 +1,4 @@
-"""Directories of checkpoints: what counts as one, what is damaged, and what goes."""
+"""Directories of checkpoints: what counts as a checkpoint, what is damaged, and what is removed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def commit_of(file=None, **changes):
 
 
 def saved(directory, called, data=b"abc", **changes):
-    """A checkpoint with a file of these bytes."""
+    """Save a checkpoint with a file of these bytes, and return its commit."""
     from sparkring.checkpointing.digests import digest_of
     from sparkring.checkpointing.entries import File
 
@@ -53,7 +53,7 @@ def states(directory):
 
 
 def test_commits_come_back(directory):
-    """A commit says what it was given, also what JSON has no words for."""
+    """A commit is read as it was written, even values that JSON cannot represent."""
     commit = saved(directory, name(3), metrics={"loss": float("inf"), "ä": -0.0}, code='"\n\\')
     assert folder.read_commit(directory, name(3)) == commit
     assert folder.listing(directory) == [Entry(name(3), "committed", commit)]
@@ -63,7 +63,7 @@ def test_commits_come_back(directory):
 
 
 def test_newest_first(directory):
-    """By the time at which they were saved, whatever their step; others' things are passed over."""
+    """Checkpoints are ordered by the time at which they were saved, whatever their step; other files are ignored."""
     order = [name(9, 1_700_000_000_000), name(5, 1_800_000_000_000, 2), name(7, 1_800_000_000_000, 10)]
     for each in order:
         saved(directory, each)
@@ -76,7 +76,7 @@ def test_newest_first(directory):
 
 
 def test_nothing_there(tmp_path, directory):
-    """A directory that is empty, or not there, holds no checkpoint."""
+    """A directory that is empty or does not exist has no checkpoint."""
     assert folder.listing(directory) == []
     assert folder.listing(directory / "no") == []
     assert folder.look(directory, name(1)) is None
@@ -96,7 +96,7 @@ def test_begun_only(directory):
 
 
 def test_sizes(directory):
-    """A file that is missing or of another size is told by the listing, also in a process that has seen it whole."""
+    """The listing notices a missing file or a wrong size, even in a process that has listed it undamaged."""
     commit = saved(directory, name(1))
     saved(directory, name(2))
     assert {state for state, _ in states(directory).values()} == {"committed"}
@@ -107,13 +107,13 @@ def test_sizes(directory):
         name(2): ("corrupt", "rank-0.safetensors is missing"),
     }
     found = {entry.name: entry for entry in folder.listing(directory)}
-    assert found[name(1)].commit == commit  # whose it is remains known
+    assert found[name(1)].commit == commit  # its commit can still be read
     assert folder.look(directory, name(1)).reason == found[name(1)].reason
     assert folder.check(directory, found[name(2)]) == "rank-0.safetensors is missing"
 
 
 def test_commits_cut_anywhere(directory):
-    """A commit that was cut, at whichever byte, makes no checkpoint."""
+    """A commit that was cut off at any byte is damage."""
     saved(directory, name(1))
     path = (directory / name(1) / COMMIT).path
     data = directory.fs.cat_file(path)
@@ -130,7 +130,7 @@ def test_commits_cut_anywhere(directory):
 
 
 def test_one_bit_of_a_commit(directory):
-    """Nor does one of which a single bit is not as it was."""
+    """A commit with a single changed bit is damage."""
     saved(directory, name(1), code="é E 1e5")
     path = (directory / name(1) / COMMIT).path
     data = directory.fs.cat_file(path)
@@ -147,7 +147,7 @@ def test_one_bit_of_a_commit(directory):
     [{}, {"layout": 99}, {"layout": 1}, {"layout": 1, "files": 3}, {"layout": 1, "files": [["../x", 1, "xxh3_128:"]]}],
 )
 def test_commits_of_others(directory, content):
-    """A commit that is whole and says what this version does not know is damage, told in words."""
+    """A complete commit with content that this version does not know is damage."""
     place = directory / name(1)
     place.fs.makedirs(place.path)
     folder._write_sealed(place / COMMIT, content)
@@ -155,7 +155,7 @@ def test_commits_of_others(directory, content):
 
 
 def test_every_byte(directory):
-    """What the listing cannot see, the check reads: one bit of a file, over several pieces of it."""
+    """check() reads every byte, and notices one changed bit in any part of a file, which the listing cannot see."""
     data = os.urandom(2 * tensors.CHUNK_BYTES + 5)
     saved(directory, name(1), data)
     (entry,) = folder.listing(directory)
@@ -171,7 +171,7 @@ def test_every_byte(directory):
 
 
 def test_removed(directory):
-    """A checkpoint goes with all that is in it, and one that is gone already is none to complain of."""
+    """A checkpoint is removed with all its files. It is no error if it has been removed already."""
     saved(directory, name(1))
     saved(directory, name(2))
     entry = folder.listing(directory)[1]
@@ -182,7 +182,7 @@ def test_removed(directory):
 
 
 class Watched(LocalFileSystem):
-    """Local files, in an order that is noted; `before` is called ahead of each."""
+    """Local files; notes the order of operations, and calls `before` ahead of each."""
 
     protocol = ("watched", "file")
     cachable = False
@@ -214,7 +214,7 @@ def watched(tmp_path):
 
 
 def test_the_commit_goes_first(watched):
-    """A removal that is cut off leaves something that is no checkpoint."""
+    """A removal that is cut off leaves no commit, and so no checkpoint."""
     saved(watched, name(1))
     folder.remove(watched, Entry(name(1), "committed"))
     assert watched.fs.asked[0] == ("remove", COMMIT)
@@ -222,7 +222,7 @@ def test_the_commit_goes_first(watched):
 
 
 def test_commits_are_read_once(watched):
-    """Hundreds of checkpoints are listed without reading their commits again and again."""
+    """Hundreds of checkpoints are listed again without reading their commits again."""
     for step in range(200):
         saved(watched, name(step))
     assert len(folder.listing(watched)) == 200
@@ -234,7 +234,7 @@ def test_commits_are_read_once(watched):
 
 
 def test_removed_while_listed(watched):
-    """A folder that another process removes in the midst of a listing is simply not there any more."""
+    """A folder that another process removes during a listing is left out."""
     for step in range(3):
         saved(watched, name(step))
     watched.fs.before = lambda what, path: what == "read" and name(1) in path and shutil.rmtree(os.path.dirname(path))
@@ -242,7 +242,7 @@ def test_removed_while_listed(watched):
 
 
 def test_what_may_not_be_read(watched, monkeypatch):
-    """A directory that cannot be read is told with its path, and is not taken for an empty one."""
+    """A directory that cannot be read is an error with its path, and is not taken for an empty one."""
 
     def refuse(path, **options):
         raise PermissionError(13, "Permission denied", path)
@@ -256,7 +256,7 @@ def test_what_may_not_be_read(watched, monkeypatch):
 
 
 def test_listings_that_fsspec_remembers(tmp_path):
-    """What another process has added since is found: fsspec's own memory of listings is not trusted."""
+    """Checkpoints that another process has added since are found: fsspec's cached listings are not used."""
 
     class Remembering(LocalFileSystem):
         protocol = ("remembering", "file")
@@ -280,7 +280,7 @@ def test_listings_that_fsspec_remembers(tmp_path):
 
 
 def test_parts(directory):
-    """A rank's part is there when it is whole, and not before."""
+    """A rank's part can be read only when it is complete."""
     from sparkring.checkpointing.entries import File
 
     place = directory / name(1)
@@ -297,6 +297,6 @@ def test_parts(directory):
 
 
 def test_fsspec_has_what_is_asked(directory):
-    """Other file systems than these two are known by what fsspec's base class has."""
+    """All methods that are used exist in fsspec's base class, and so in other file systems."""
     for method in ("find", "ls", "cat_file", "exists", "size", "rm_file", "rm", "makedirs", "open", "invalidate_cache"):
         assert hasattr(fsspec.AbstractFileSystem, method)

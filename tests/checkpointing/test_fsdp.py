@@ -1,4 +1,4 @@
-"""Models that are spread over the ranks by torch's fully_shard(): each rank keeps its piece, and goes back to it."""
+"""Models that torch's fully_shard() shards over the ranks: each rank saves its piece and restores it."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ begun, found, pieces(calm)
 
 
 def test_a_lost_rank(local, tmp_path):
-    """Weights and Adam's moments of each rank are, bit by bit, those of a training in one go."""
+    """Weights and Adam's moments of each rank equal, bit by bit, those of an uninterrupted training."""
 
     def run(n):
         return local.run(TRAIN, n, framework="torch", checkpoint_dir=str(tmp_path), max_restarts=1)
@@ -101,7 +101,7 @@ def sit():
 
 
 def training(mesh=(2,), steps=0, kind="Adam"):
-    """A state of a model, 5 → 3, spread over a mesh, or over one of some shape, or None; and of its optimizer."""
+    """A state with a model, 5 → 3, and its optimizer; sharded over a mesh, a mesh of a shape, or (None) not at all."""
     model = torch.nn.Linear(5, 3)
     if isinstance(mesh, tuple):
         mesh = init_device_mesh("cpu", mesh, mesh_dim_names=("replicas", "pieces")[-len(mesh) :])
@@ -116,7 +116,7 @@ def training(mesh=(2,), steps=0, kind="Adam"):
 
 
 def kept(state):
-    """What comes back from a file."""
+    """Return what would be read back from a file."""
     skeleton, leaves = tree.flatten(tree_of(state))
     return tree.rebuild(json.loads(json.dumps(skeleton)), copy.deepcopy(leaves))
 
@@ -137,7 +137,7 @@ def spread(*placements, shape=(2,), value=1.0, rows=3):
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])
 @pytest.mark.parametrize("shape", [(2,), (1, 2)])
 def test_before_the_first_step(sit, kind, shape):
-    """An optimizer that has no moments yet gets them, spread as its parameters, and goes on with them."""
+    """An optimizer that has no moments yet gets them, sharded like its parameters, and continues with them."""
     sit(1)
     state = training(shape, steps=2, kind=kind)
     found, fresh = kept(state), training(shape, kind=kind)
@@ -153,7 +153,7 @@ def test_before_the_first_step(sit, kind, shape):
 
 @pytest.mark.parametrize("which", ["model", "optimizer"])
 def test_another_spread(sit, which):
-    """What was and what is are told: another mesh, another seat in it, or none at all; so too by the optimizer."""
+    """For a model or an optimizer, the error tells both shardings: another mesh, another place in it, or none."""
     sit(1)
     found = {which: kept(training(steps=1))[which]}
     told = r"^state\['{}'\]\[.* saved as a tensor of shape \[3, 5\] spread over a mesh of 2 ranks as S\(0\), with the "
@@ -171,7 +171,7 @@ def test_another_spread(sit, which):
 
 
 def test_tensors_by_themselves(sit):
-    """In place, where they are spread alike; load() gives this rank's piece."""
+    """Tensors with the same sharding are restored in place; load() returns this rank's piece."""
     sit(0)
     found = kept({"x": spread(Shard(0)), "list": [spread(Replicate())]})
     assert torch.equal(plain(found)["x"], torch.ones(3, 4))
@@ -190,7 +190,7 @@ def test_tensors_by_themselves(sit):
 
 
 def test_moments_of_another_kind(sit):
-    """What could not be put back later is refused when it is saved."""
+    """A state that could not be restored later is refused when it is saved."""
     sit(0)
     state = training(steps=1)
     state["optimizer"].state[state["model"].weight]["rows"] = spread(Replicate())
@@ -199,7 +199,7 @@ def test_moments_of_another_kind(sit):
 
 
 def test_the_older_kind(sit):
-    """FullyShardedDataParallel, whose state no rank has by itself, is refused, and so is its optimizer."""
+    """FullyShardedDataParallel, whose state no rank can take alone, is refused, and so is its optimizer."""
     sit(0)
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -211,7 +211,7 @@ def test_the_older_kind(sit):
 
 
 def test_through_a_store(sit, tmp_path):
-    """One rank alone can keep its piece, too."""
+    """A single rank can save and restore its piece, too."""
     sit(0, 1)
     state, fresh = training((1,), steps=2), training((1,))
     store = checkpoints(tmp_path, sharded=True)
@@ -222,7 +222,7 @@ def test_through_a_store(sit, tmp_path):
 
 
 def test_not_by_rank_0_alone(sit, tmp_path):
-    """Without sharded=True it is refused, and both ways out are named."""
+    """Without sharded=True, a sharded model is refused, and the error names both alternatives."""
     sit(0)
     store = checkpoints(tmp_path)
     both = r".* is sharded over the ranks .*checkpoints\(sharded=True\).*get_model_state_dict"

@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, on a real file system and in one that only fsspec knows."""
+"""The inventory of a directory of checkpoints, on a real file system and on one that only fsspec knows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparkring.runtime.storage import Location, locate
 
 
 def put(where: Location, step: int, *, data: bytes = b"x" * 1000, commit: bool = True, **fields) -> str:
-    """A checkpoint as it is written, of one small file."""
+    """Write a checkpoint of one small file, and return its name."""
     name = str(Name(step, 1_795_294_802_123, step))
     where.fs.makedirs((where / name).path, exist_ok=True)
     where.fs.pipe_file((where / name / "rank-0.safetensors").path, data)
@@ -29,7 +29,7 @@ def put(where: Location, step: int, *, data: bytes = b"x" * 1000, commit: bool =
 
 @pytest.fixture(params=["local", "memory"])
 def where(request, tmp_path):
-    """A directory that is not there yet."""
+    """A directory that does not exist yet."""
     if request.param == "local":
         yield locate(tmp_path / "run1")
         return
@@ -40,7 +40,7 @@ def where(request, tmp_path):
 
 
 def test_ours_and_others(where):
-    """Each in its own list, and nothing inside of ours is taken for others'."""
+    """sparkring's and others' checkpoints are listed separately; a file inside one of ours is in neither list."""
     put(where, 100, metrics={"loss": 0.1})
     name = put(where, 200, metrics={"loss": 0.2})
     put(where, 300, commit=False)
@@ -61,7 +61,7 @@ def test_ours_and_others(where):
 
 
 def test_nothing_there(where):
-    """A missing directory is not an empty one."""
+    """A missing directory is told apart from an empty one."""
     assert not inventory(where).exists
     where.fs.makedirs(where.path)
     found = inventory(where)
@@ -69,7 +69,7 @@ def test_nothing_there(where):
 
 
 def test_a_check_reads_every_byte(where):
-    """A byte that has changed shows only then; and it says how far it is."""
+    """Only a check notices a changed byte. It reports its progress."""
     put(where, 100)
     name = put(where, 200)
     where.fs.pipe_file((where / name / "rank-0.safetensors").path, b"x" * 500 + b"y" + b"x" * 499)
@@ -83,7 +83,7 @@ def test_a_check_reads_every_byte(where):
 
 
 def test_what_a_run_removes_while_it_is_checked_is_left_out(where):
-    """It is not damaged: it is not there any more."""
+    """A checkpoint that is removed during the check is not reported as damaged."""
     put(where, 100)
     name = put(where, 200)
 
@@ -96,7 +96,7 @@ def test_what_a_run_removes_while_it_is_checked_is_left_out(where):
 
 
 def test_a_directory_with_much_else_is_listed_in_a_moment(where, monkeypatch):
-    """Folders of others' are looked into three deep, and not all of them."""
+    """Other folders are searched three levels deep, and only a limited number of them."""
     for number in range(30):
         deep = where / f"a{number:02d}" / "b" / "c" / "d"
         where.fs.makedirs(deep.path)
@@ -108,7 +108,7 @@ def test_a_directory_with_much_else_is_listed_in_a_moment(where, monkeypatch):
 
 
 def test_a_dead_link_is_no_obstacle(tmp_path: Path):
-    """Nor a file of no size."""
+    """A dead link does not keep other files from being listed, not even an empty one."""
     (tmp_path / "x.pt").symlink_to(tmp_path / "gone.pt")
     (tmp_path / "y.pt").write_bytes(b"")
     assert {each.name for each in inventory(Location(fsspec.filesystem("file"), str(tmp_path), "d")).others} >= {"y.pt"}

@@ -1,4 +1,4 @@
-"""Keras 3's objects in a state: what is restored goes on with the same numbers, to the bit; and what fit() tells."""
+"""Keras 3's objects in a state continue with bit-equal numbers once restored; fit()'s own checkpoints are reported."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ Y = X.sum(1)
 
 @pytest.fixture(scope="module")
 def keras():
-    """Imported once; TensorFlow opens files for good."""
+    """Keras, imported once, as TensorFlow opens files and never closes them."""
     import keras
 
     keras.ops.ones(1)
@@ -50,7 +50,7 @@ def numbers(owner):
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["adam", "loss scale"])
 def test_a_restored_model_goes_on_with_the_same_numbers(keras, tmp_path, scaled):
-    """Weights, averages, the optimizer with its learning rate, and what dropout draws."""
+    """Weights, averages, the optimizer with its learning rate, and dropout's random numbers are restored."""
 
     def optimizer():
         inner = keras.optimizers.Adam(0.05)
@@ -78,7 +78,7 @@ def test_a_restored_model_goes_on_with_the_same_numbers(keras, tmp_path, scaled)
 
 
 def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
-    """An optimizer is saved apart from a model, too; without objects, a checkpoint gives arrays by name."""
+    """An optimizer can be saved without its model; without objects, a checkpoint gives arrays by name."""
     model = make(keras)
     fit(model)
     store = checkpoints(tmp_path)
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_said(keras, tmp_path):
 
 
 def test_seeds_of_other_ranks_stay_their_own(keras):
-    """A rank that takes rank 1's state draws as many numbers, but others."""
+    """A rank that restores rank 1's state keeps its own seeds, but takes over how many numbers were drawn."""
     model, other = make(keras, seed=1), make(keras, seed=2)
     fit(model)
     tree = {**keras_3_state.take_layer(model, "model"), "rank": 1}
@@ -183,7 +183,7 @@ def test_epochs_after_the_rest_of_one_are_whole(keras, numbered):
 
 
 def test_what_keras_writes_is_told(keras, tmp_path, monkeypatch):
-    """Of ModelCheckpoint what is written, and of BackupAndRestore the last; these are attributes of Keras 3.15."""
+    """What ModelCheckpoint and BackupAndRestore write is reported. The patched attributes are those of Keras 3.15."""
     from keras.src import callbacks
 
     found = []

@@ -1,4 +1,4 @@
-"""A process that saves all the time is killed 200 times: what it was told is saved is there."""
+"""A process that saves all the time is killed 200 times: each checkpoint that it reported as saved exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sparkring
 
 KILLS = 200
 
-# A process that has imported all there is to import, and forks each one that is to be killed.
+# A process that has imported everything, and forks the processes that are to be killed.
 NURSERY = '''
 import json, os, random, signal, sys, time
 import numpy as np
@@ -101,7 +101,7 @@ print(json.dumps(found))
 
 
 def test_nothing_is_lost_whenever_it_is_killed(tmp_path, capsys):
-    """What comes back is a state that was saved, and none older than the last one that was told to be."""
+    """The restored state is one that was saved, and not older than the last one that was reported as saved."""
     done = subprocess.run(
         [sys.executable, "-c", NURSERY, str(tmp_path / "run1"), str(KILLS)],
         env={**os.environ, "PYTHONPATH": str(Path(sparkring.__file__).parents[1])},

@@ -1,4 +1,4 @@
-"""Checkpoints of others are recognised by their names, as Keras, TensorFlow and torch write them."""
+"""Checkpoints that Keras, TensorFlow and torch write are recognised by their names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def kinds(*paths: str) -> dict[str, str]:
 
 
 def test_files():
-    """By their endings, in folders as well; anything else is passed over."""
+    """Files are recognised by their endings, also in folders; others are ignored."""
     found = kinds(
         "a.keras", "w/b.weights.h5", "c.h5", "D.HDF5", "e.pt", "f.pth", "g.pth.tar", "notes.txt", "data.index"
     )
@@ -21,7 +21,7 @@ def test_files():
 
 
 def test_a_prefix_of_tensorflows_is_one_checkpoint():
-    """Its index and shards together; what lacks is said."""
+    """An index and its shards are one checkpoint; a note says what is missing."""
     whole = [Seen("t/ckpt.index", 2, 5.0), *(Seen(f"t/ckpt.data-0000{n}-of-00002", 10, 6.0 + n) for n in (0, 1))]
     assert recognised([*whole, Seen("t/checkpoint", 9)]) == [Other("TensorFlow", "t/ckpt", 22, 7.0)]
     assert recognised(whole[:2])[0].note == "1 of 2 .data files are missing"
@@ -37,13 +37,13 @@ def test_backup_and_restore():
 
 
 def test_a_saved_model_is_one_with_what_lies_in_it():
-    """Its variables are no checkpoint of their own."""
+    """The files in a SavedModel do not count as checkpoints of their own."""
     inside = ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001", "assets/x.h5")
     assert kinds(*(f"export/{each}" for each in inside), "b.pt") == {"export/": "SavedModel", "b.pt": "torch"}
     assert kinds(*inside) == {"./": "SavedModel"}
 
 
 def test_newest_first():
-    """Those whose time is not known last."""
+    """Checkpoints whose time is unknown come last."""
     files = [Seen("a.pt", 1), Seen("b.pt", 1, 5.0), Seen("c.pt", 1, 9.0)]
     assert [each.name for each in recognised(files)] == ["c.pt", "b.pt", "a.pt"]

@@ -1,4 +1,4 @@
-"""The objects in a state: what is kept of them, and that it goes back. TensorFlow's are in test_keras.py."""
+"""How the objects in a state are saved and restored. TensorFlow's are in test_keras.py."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def framework():
 
 
 def kept(state):
-    """What comes back from a file: through JSON, with arrays of their own that may not be written to."""
+    """Return what would be read back from a file: through JSON, with copies of the arrays that are read-only."""
     skeleton, leaves = tree.flatten(tree_of(state))
     skeleton, leaves = json.loads(json.dumps(skeleton)), copy.deepcopy(leaves)
     for leaf in leaves.values():
@@ -60,7 +60,7 @@ def all_tensors(model):
     ],
 )
 def test_a_torch_training_goes_on_bit_equal(kind):
-    """Module, optimizer, scheduler, and the random states."""
+    """Module, optimizer, scheduler and random states are restored."""
     torch.manual_seed(1)
 
     def make():
@@ -87,7 +87,7 @@ def test_a_torch_training_goes_on_bit_equal(kind):
 
 
 def test_what_is_taken_of_tensors_is_their_own_memory():
-    """So that a save copies once: arrays and CPU tensors, also those in modules, optimizers and lists."""
+    """Arrays and CPU tensors, also those in modules and lists, are not copied here, so that a save copies once."""
     model, array, tensor = network(), np.arange(3.0), torch.arange(3.0)
     _, leaves = tree.flatten(tree_of({"model": model, "list": [array, {"deep": tensor}]}))
     with torch.no_grad():
@@ -115,7 +115,7 @@ TENSORS = [
 
 @pytest.mark.parametrize("make", TENSORS)
 def test_tensors_of_all_kinds(make):
-    """Dtype, shape and bits; copied into the tensor that is there if it fits, else in its place."""
+    """Dtype, shape and bits are kept. The values are copied into a tensor that fits; another tensor is replaced."""
 
     def same(one, other):
         a, b = one.resolve_conj().contiguous().reshape(-1), other.resolve_conj().contiguous().reshape(-1)
@@ -138,7 +138,7 @@ def test_tensors_of_all_kinds(make):
 
 
 def test_a_parameter_that_does_not_fit():
-    """It is another model's, and is named."""
+    """A parameter of another shape belongs to another model. The error names it."""
     found = kept({"w": [torch.nn.Parameter(torch.zeros(2))]})
     with pytest.raises(CheckpointError, match=r"state\['w'\]\[0\]: .* shape \[2\] .* shape \[3\]"):
         put_back({"w": [torch.nn.Parameter(torch.zeros(3))]}, found)
@@ -150,13 +150,13 @@ def test_a_parameter_that_does_not_fit():
 
 @pytest.mark.parametrize("make", [lambda: torch.zeros(2).to_sparse(), lambda: torch.zeros(2, device="meta")])
 def test_tensors_that_cannot_be_kept(make):
-    """With the path and a way out."""
+    """The error has the path in the state, and the kind of the tensor."""
     with pytest.raises(CheckpointError, match=r"state\['a'\]\['b'\] is a tensor of a kind .*(sparse_coo|meta)"):
         tree_of({"a": {"b": make()}})
 
 
 def test_a_module_that_is_another_one():
-    """The path, what torch has to say, and what to do."""
+    """The error has the path, torch's message, and what to do."""
     found = kept({"model": network()})
     with pytest.raises(CheckpointError, match=r"^state\['model'\]: .*Linear.*Missing key.*start over\.$") as caught:
         put_back({"model": torch.nn.Linear(3, 4)}, found)
@@ -168,10 +168,10 @@ def test_a_module_that_is_another_one():
 
 
 def test_hooks_and_versions_of_modules():
-    """Hooks run, the extra state comes back, and a module is told the version that it was saved by."""
+    """Hooks run, the extra state is restored, and a module gets the version with which it was saved."""
 
     class Noted(torch.nn.Module):
-        """A module with state of its own, which looks at the version that it was saved by."""
+        """A module with extra state, which notes the version with which it was saved."""
 
         _version = 3
 
@@ -202,7 +202,7 @@ def test_hooks_and_versions_of_modules():
 
 
 class Mine:
-    """Anything with the two methods."""
+    """An object with state_dict() and load_state_dict()."""
 
     def __init__(self, held):
         self.held = held
@@ -217,7 +217,7 @@ class Mine:
 
 
 def test_anything_with_a_state_dict():
-    """Of one's own, torch's scaler; a class with such methods is no such object."""
+    """A user's object and torch's scaler are saved; a class with such methods is not such an object."""
     mine = Mine({1: (2, {"x": np.arange(3)}), "model": torch.nn.Linear(1, 1)})
     there = Mine(None)
     put_back([there], kept([mine]))
@@ -237,7 +237,7 @@ Pair = namedtuple("Pair", "a b")
 
 
 def test_plain_values_take_the_place_of_what_is_there():
-    """In the same containers; keys that are new come, those that are gone go."""
+    """The containers stay the same objects; new keys are added, and keys that were not saved are removed."""
     saved = {
         "step": 7,
         "none": None,
@@ -267,7 +267,7 @@ def test_plain_values_take_the_place_of_what_is_there():
 
 
 def test_arrays_are_copied_into():
-    """If they are alike and can be written to; else the saved one comes in their place."""
+    """Values are copied into arrays that are alike and writable; other arrays are replaced by the saved ones."""
     same, other, fixed = np.zeros(3), np.zeros(3, "f4"), np.zeros(3)
     fixed.flags.writeable = False
     state = {"same": same, "other": other, "list": [fixed, same]}
@@ -292,7 +292,7 @@ def test_containers_of_objects_have_to_be_alike():
 
 @pytest.mark.parametrize("mine", [{MARK: "torch", "value": 3}, {MARK: MARK, 1: {MARK: None}}, [{MARK: "state_dict"}]])
 def test_a_users_own_key_that_is_the_mark(mine):
-    """It comes back as any other."""
+    """The key is restored like any other."""
     assert plain(kept({"x": mine})) == {"x": mine}
     assert put_back({"x": None}, kept({"x": mine})) == {"x": mine}
     live = copy.deepcopy(mine)
@@ -301,7 +301,7 @@ def test_a_users_own_key_that_is_the_mark(mine):
 
 
 def test_a_kind_of_a_later_version():
-    """It is named, not passed on as if it were a dict."""
+    """The error names the kind; the value is not passed on as a dict."""
     with pytest.raises(CheckpointError, match="`later`, which this version of sparkring does not know"):
         plain({"x": [{MARK: "later"}]})
 
@@ -313,9 +313,9 @@ def seed(number):
 
 
 def test_random_states_come_back():
-    """Of the generators that all share, and of those in a state."""
+    """The states of the global generators and of generators in a state are restored."""
     seed(1)
-    random.gauss(0, 1)  # half of a pair, as NumPy's
+    random.gauss(0, 1)  # half of a pair, as for NumPy's below
     np.random.standard_normal()
     own = [random.Random(4), np.random.default_rng(5), np.random.RandomState(6), torch.Generator().manual_seed(7)]
 
@@ -349,7 +349,7 @@ def numbered(tmp_path):
 
 
 def test_data_goes_on_where_it_was(numbered):
-    """In the same order, in the same epoch, and with its version known by name."""
+    """Reading continues in the same order and epoch; the data's version is known by name."""
     data = shards(numbered, 10, columns=["x"])
     whole = [batch.tolist() for _ in range(2) for batch in list(data.as_numpy("x"))]
     data = shards(numbered, 10, columns=["x"])
@@ -371,7 +371,7 @@ def test_data_goes_on_where_it_was(numbered):
 
 
 def test_data_that_has_changed(numbered):
-    """The position means nothing in it, and its name is told."""
+    """A position means nothing in changed data. The error names the data."""
     found = kept({"data": shards(numbered, 10, columns=["x"])})
     pq.write_table(pa.table({"x": range(50)}), numbered / "b.parquet")
     with pytest.raises(
@@ -382,10 +382,10 @@ def test_data_that_has_changed(numbered):
 
 
 def test_a_process_group_is_not_waited_for(monkeypatch):
-    """A module that lies in parts on the ranks is refused: one that asks for its state waits for the others."""
+    """A module that is sharded over the ranks is refused: a rank that asked for its state would wait for the others."""
 
     class Wrapped(torch.nn.Linear):
-        """As FSDP's own, which needs a process group to be made."""
+        """A stand-in for FSDP's own class, which needs a process group."""
 
     monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapped)
     with pytest.raises(CheckpointError, match=r"state\['m'\] is sharded .*get_model_state_dict"):

@@ -1,4 +1,4 @@
-"""Which checkpoints may go."""
+"""Which checkpoints may be removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ entries = st.lists(
 
 @given(entries, st.integers(1, 4), st.sampled_from(["min", "max"]), st.integers(0, 14), st.randoms())
 def test_what_stays(found, keep, mode, resumed, shuffled):
-    """Others' trainings, the newest of ours, our best, and the one that ranks go back to until two newer are there."""
+    """Other trainings' checkpoints stay; so do our newest, our best, and the resume point until there are two newer."""
     ours = [each for each in found if each.commit.lineage == "ours"]
     whole = [each for each in ours if each.state == "committed"]
     resume = str(Name(resumed, STAMP, resumed)) if resumed < 12 else ""
@@ -52,27 +52,27 @@ def test_what_stays(found, keep, mode, resumed, shuffled):
         assert any(each.commit.metrics.get("loss") == best for each in whole if each in left)
     if resume and sum(each.parsed.number > resumed for each in whole) < 2:
         assert resume not in {each.name for each in gone}
-    # … and nothing more than that
+    # … and no others
     assert sum(each in left for each in whole) <= keep + 1 + bool(resume)
     assert not superfluous(left, rules)
 
 
 def test_all_of_them():
-    """keep=None removes none."""
+    """keep=None removes no checkpoint."""
     assert superfluous([entry(number) for number in range(9)], policy(keep=None)) == []
 
 
 def test_damaged_ones():
-    """Damaged ones go once newer ones are there, and do not count among these; a torn commit is nobody's."""
+    """Damaged checkpoints are removed once there are enough good newer ones; one with a torn commit is not ours."""
     found = [entry(1, state="corrupt"), entry(2), entry(3, state="corrupt"), entry(4), entry(5, state="corrupt")]
     assert superfluous(found, policy()) == [found[0]]
     torn = Entry(str(Name(0, STAMP, 0)), "corrupt", None, "torn")
     assert superfluous([torn, entry(1), entry(2), entry(3)], policy()) == [entry(1)]
-    assert superfluous(found[:1], policy()) == []  # there is no good one
+    assert superfluous(found[:1], policy()) == []  # there is no good checkpoint
 
 
 def test_unfinished():
-    """What an earlier attempt has not finished goes at once where nobody else writes, elsewhere after an hour."""
+    """An earlier attempt's unfinished checkpoint is removed at once if nobody else writes, otherwise after an hour."""
     earlier, own, later = (str(Name(1, stamp, 0)) for stamp in (STAMP - 1, STAMP, STAMP + 1))
     now = 1e9
     assert abandoned({earlier: now, own: now, later: now}, policy(), now) == [earlier]

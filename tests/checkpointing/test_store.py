@@ -1,4 +1,4 @@
-"""Stores of checkpoints: what is saved comes back, or it is said why not."""
+"""Stores of checkpoints: what is saved can be restored, or an error says why not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state(step=0, scale=1.0):
 
 
 def saved(found, step, scale=1.0, metrics=None):
-    """One save, and its end."""
+    """Save once, and wait until the save has ended."""
     found.save(step, state(step, scale), metrics)
     found.wait()
 
@@ -48,7 +48,7 @@ def files(tmp_path, step):
 
 
 def damage(tmp_path, step):
-    """One bit of the arrays of a checkpoint, which no listing sees."""
+    """Change one bit of a checkpoint's arrays, which no listing notices."""
     path = files(tmp_path, step) / "rank-0.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -70,7 +70,7 @@ def not_complained():
 
 @pytest.mark.parametrize("background", [True, False])
 def test_there_and_back(directory, background):
-    """A state comes back in place, in another store, to the last bit; and so do the random states."""
+    """Another store restores a state in place and bit by bit, and the random states."""
     found = checkpoints(directory, background=background)
     random.seed(5)
     saved(found, 7, 2.5)
@@ -87,7 +87,7 @@ def test_there_and_back(directory, background):
 
 
 def test_nothing_yet(directory):
-    """Without a checkpoint a state stays as it is, and the step is 0."""
+    """Without a checkpoint, a state stays as it is, and the step is 0."""
     found, live = checkpoints(directory, best="loss"), state(3)
     assert found.restore(live) == found.restore(live, "best") == 0
     assert live["step"] == 3
@@ -97,7 +97,7 @@ def test_nothing_yet(directory):
 
 
 def test_which(directory):
-    """The latest, the best, a step, a name, an entry; and what is not there is told with what is."""
+    """restore() takes "latest", "best", a step, a name or an entry; the error for another lists what there is."""
     found = checkpoints(directory, keep=None, best="acc", mode="max")
     for step, acc in ((1, 0.5), (2, 0.9), (3, 0.9), (4, 0.1), (2, 0.2)):
         saved(found, step, step + acc, {"acc": acc})
@@ -122,7 +122,7 @@ def test_which(directory):
 
 
 def test_what_a_commit_says(directory, run, told, seat):
-    """The run, its code and lineage, the ranks and the metrics."""
+    """A commit has the run, its code and lineage, the ranks and the metrics."""
     seat(0, 3)
     run(directory)
     found = checkpoints()
@@ -140,7 +140,7 @@ def test_what_a_commit_says(directory, run, told, seat):
 
 
 def test_history(directory):
-    """Metrics of all saves come back with a checkpoint, as far as that one knows them; the oldest go."""
+    """A checkpoint restores the metrics of all saves up to its own."""
     found = checkpoints(directory, keep=None)
     assert found.history == []
     for step in (1, 2, 3):
@@ -156,7 +156,7 @@ def test_history(directory):
 
 
 def test_bounded_history(directory, monkeypatch):
-    """It does not grow without end."""
+    """The history keeps a limited number of saves."""
     monkeypatch.setattr(store, "HISTORY", 3)
     found = checkpoints(directory)
     for step in range(5):
@@ -166,7 +166,7 @@ def test_bounded_history(directory, monkeypatch):
 
 
 def test_arrays_that_share_memory(tmp_path):
-    """Restoring one of them would overwrite the other, unless the same was saved of both."""
+    """Arrays that share memory are refused, as one would overwrite the other, unless their saved values are equal."""
     found = checkpoints(str(tmp_path))
     found.save(1, {"w": np.ones(4), "m": np.zeros(4), "same": np.ones(4)})
     found.wait()
@@ -183,7 +183,7 @@ def test_arrays_that_share_memory(tmp_path):
 
 
 def test_a_copy_is_saved(directory):
-    """What training does to the arrays after save() is not in the checkpoint, also the second time."""
+    """Changes that training makes after save() are not in the checkpoint, nor in later ones."""
     found, live = checkpoints(directory), state()
     arena = None
     for step in (1, 2, 3):
@@ -200,7 +200,7 @@ def test_a_copy_is_saved(directory):
 
 
 def test_two_stores(directory):
-    """Two stores of one directory, at the same moment, write checkpoints of their own."""
+    """Two stores of one directory write separate checkpoints, even at the same moment."""
     one, other = checkpoints(directory), checkpoints(directory)
     other._stamp = one._stamp
     for found in (one, other):
@@ -213,7 +213,7 @@ def test_two_stores(directory):
 
 
 def test_travelling(directory):
-    """A store of the notebook goes to the ranks, without what belongs to the notebook's process."""
+    """The notebook's store can be sent to the ranks, without what belongs to the notebook's process."""
     found = checkpoints(directory, keep=5, best="loss")
     saved(found, 1, metrics={"loss": 1})
     other = pickle.loads(pickle.dumps(found))
@@ -223,7 +223,7 @@ def test_travelling(directory):
 
 
 def test_where():
-    """Without a directory and a run, or with a mistaken one, it says what to write."""
+    """Without a directory and a run, or with a wrong path, the error says what to write."""
     with pytest.raises(CheckpointError, match=r"needs a directory.*--checkpoint-dir"):
         checkpoints()
     with pytest.raises(PathError, match="Write dbfs:/x"):
@@ -240,7 +240,7 @@ def test_where():
     ],
 )
 def test_options(tmp_path, options, told):
-    """What an option can be is said where it is given."""
+    """A wrong option is an error in checkpoints() itself."""
     with pytest.raises(CheckpointError, match=told):
         checkpoints(tmp_path, **options)
 
@@ -258,14 +258,14 @@ def test_options(tmp_path, options, told):
     ],
 )
 def test_arguments(tmp_path, arguments, told):
-    """What cannot be saved is told at once, and nothing is written."""
+    """Something that cannot be saved is an error at once, and nothing is written."""
     with pytest.raises(CheckpointError, match=told):
         checkpoints(tmp_path).save(*arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_metric_is_missing(tmp_path, seat):
-    """A store that keeps the best one has to be told what is good, on each rank."""
+    """A store that keeps the best checkpoint needs its metric in every save(), on each rank."""
     found = checkpoints(tmp_path, best="val_loss")
     with pytest.raises(CheckpointError, match=r"best='val_loss', but save.. was given no metrics"):
         found.save(1, {})
@@ -321,7 +321,7 @@ def fails(error):
 
 @pytest.mark.parametrize("background", [True, False])
 def test_the_commit_comes_last(moody, background):
-    """Whoever is killed on the way leaves no commit for files that are not whole."""
+    """A process that is killed during a save leaves no commit for incomplete files."""
     seen = []
 
     def look(path):
@@ -338,7 +338,7 @@ def test_the_commit_comes_last(moody, background):
 
 
 def test_training_goes_on(moody, wait_until):
-    """save() returns while the file is written; the next one waits for that, and both become checkpoints."""
+    """save() returns while the file is being written. The next save() waits for the first, and both succeed."""
     go, writing_now, over = threading.Event(), threading.Event(), threading.Event()
 
     def wait(path):
@@ -357,7 +357,7 @@ def test_training_goes_on(moody, wait_until):
 
     thread = threading.Thread(target=second)
     thread.start()
-    assert not over.wait(0.2)  # it cannot be over, however slow this machine is
+    assert not over.wait(0.2)  # it cannot have ended, however slow this machine is
     go.set()
     thread.join(60)
     background.finish()
@@ -375,7 +375,7 @@ def test_training_goes_on(moody, wait_until):
     ],
 )
 def test_failures(moody, error, words, capsys, told):
-    """What fails later is told at once, raised by the next call, once, and leaves no half of a checkpoint."""
+    """A failure in the background is reported at once, raised once, by the next call, and leaves nothing partial."""
     moody.on(write=fails(error))
     found = checkpoints(moody.directory)
     found.save(12_000, state())
@@ -387,14 +387,14 @@ def test_failures(moody, error, words, capsys, told):
     (event,) = told.of(messages.CheckpointFailed)
     assert (event.step, event.folder) == (12_000, moody.directory)
     assert event.reason.startswith(words)
-    assert "sparkring" not in capsys.readouterr().err  # the driver says it
+    assert "sparkring" not in capsys.readouterr().err  # the driver reports it
     moody.on(write=lambda path: None)
     saved(found, 3)
     assert steps(found) == [3]
 
 
 def test_failures_without_a_driver(moody, capsys):
-    """Where there is no driver, stderr says it; without the background it is raised by save() itself."""
+    """Without a driver, the failure is printed to stderr; with background=False, save() itself raises it."""
     moody.on(write=fails(OSError(errno.ENOSPC, "No space left on device")))
     found = checkpoints(moody.directory)
     found.save(1, state())
@@ -406,7 +406,7 @@ def test_failures_without_a_driver(moody, capsys):
 
 
 def test_at_the_end_of_a_cell(moody, directory):
-    """finish() waits for all stores, raises the first error that nobody was told, and that once."""
+    """finish() waits for all stores, and raises the first error that has not been raised yet, once."""
     moody.on(write=fails(OSError(5, "Input/output error")))
     one, two, three = checkpoints(moody.directory), checkpoints(directory), checkpoints(moody.directory)
     for step, found in enumerate((one, two, three)):
@@ -419,7 +419,7 @@ def test_at_the_end_of_a_cell(moody, directory):
 
 
 def test_a_commit_fails(moody):
-    """Data without a commit is no checkpoint, and is taken away again."""
+    """Data without a commit is no checkpoint, and is removed again."""
     moody.on(write=lambda path: path.endswith("commit.json") and fails(OSError(5, "Input/output error"))(path))
     found = checkpoints(moody.directory)
     with pytest.raises(CheckpointError, match="Input/output"):
@@ -428,7 +428,7 @@ def test_a_commit_fails(moody):
 
 
 def test_real_directories(tmp_path):
-    """A file where the directory should be, and one that may not be written: in words, with the path."""
+    """A file where the directory should be is an error that has the path."""
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match=f"could not be saved in {path}: "):
@@ -436,7 +436,7 @@ def test_real_directories(tmp_path):
 
 
 def test_after_a_fork(moody, tmp_path):
-    """A process that the training forks has nothing on its way, nor any error of its parent's to raise."""
+    """A forked process does not wait for its parent's saves, and does not raise their errors."""
     (tmp_path / "file").touch()
     failed = checkpoints(tmp_path / "file")
     failed.save(1, state())
@@ -464,7 +464,7 @@ def test_after_a_fork(moody, tmp_path):
 
 
 def test_at_exit(tmp_path):
-    """A script that ends right after a save has saved."""
+    """A script that ends right after save() completes the checkpoint."""
     program = f"""
 import sys
 sys.path.insert(0, {str(os.path.dirname(os.path.dirname(sparkring.__file__)))!r})
@@ -480,7 +480,7 @@ checkpoints({str(tmp_path)!r}).save(1, {{"w": np.zeros(5_000_000)}})
 
 
 def test_the_one_before(tmp_path, capsys, told):
-    """Damaged checkpoints are passed over and said to be; the newest good one is taken."""
+    """Damaged checkpoints are skipped with a message; the newest good one is restored."""
     found = checkpoints(tmp_path, keep=None)
     for step in range(1, 6):
         saved(found, step)
@@ -501,7 +501,7 @@ def test_the_one_before(tmp_path, capsys, told):
 
 
 def test_all_damaged(tmp_path):
-    """Where there were checkpoints and none is left, training does not quietly begin anew."""
+    """If all checkpoints are damaged, training does not silently start from the beginning."""
     found = checkpoints(tmp_path)
     for step in (1, 2):
         saved(found, step)
@@ -511,7 +511,7 @@ def test_all_damaged(tmp_path):
 
 
 def test_never_whole(tmp_path):
-    """A first save that was cut off at its commit is none: training begins."""
+    """If the only save was cut off at its commit, training starts from the beginning."""
     found = checkpoints(tmp_path)
     saved(found, 1)
     commit = files(tmp_path, 1) / "commit.json"
@@ -520,7 +520,7 @@ def test_never_whole(tmp_path):
 
 
 def test_the_next_best(tmp_path):
-    """A damaged best one is passed over, too."""
+    """If the best checkpoint is damaged, the next best is restored."""
     found = checkpoints(tmp_path, keep=None, best="loss")
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
         saved(found, step, metrics={"loss": loss})
@@ -529,7 +529,7 @@ def test_the_next_best(tmp_path):
 
 
 def test_any_bit(tmp_path):
-    """One bit anywhere in a checkpoint, its commit included, and it is not used."""
+    """A checkpoint with one changed bit anywhere, even in its commit, is not used."""
     found = checkpoints(tmp_path)
     saved(found, 1, metrics={"loss": 1.0})
     (entry,) = found.list()
@@ -554,7 +554,7 @@ def test_any_bit(tmp_path):
 
 
 def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
-    """All ranks go back to what the driver has chosen, without a listing; or to nothing if it says so."""
+    """All ranks restore the checkpoint that the driver has chosen, or none, without listing the directory."""
     outside = checkpoints(tmp_path, keep=None)
     for step in (1, 2):
         saved(outside, step)
@@ -566,12 +566,12 @@ def test_the_drivers_choice(tmp_path, run, told, monkeypatch):
     assert told.of(messages.CheckpointRestored)[0].name == name
     run(tmp_path, resume="")
     assert checkpoints().restore(state()) == 0
-    assert checkpoints(f"{tmp_path}/../{tmp_path.name}").restore(state()) == 0  # the same one
-    assert checkpoints().load()["step"] == 2  # what is there can be looked at
+    assert checkpoints(f"{tmp_path}/../{tmp_path.name}").restore(state()) == 0  # the same directory
+    assert checkpoints().load()["step"] == 2  # existing checkpoints can still be loaded
 
 
 def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
-    """Whenever they ask: what the driver has seen, and what this attempt saves for steps that this rank saves, too."""
+    """Whenever a rank asks, it sees what the driver saw, and this attempt's checkpoints of steps that it saved, too."""
     outside = checkpoints(tmp_path, keep=None, best="loss")
     for step in (1, 2):
         saved(outside, step, metrics={"loss": step})
@@ -585,7 +585,7 @@ def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
     assert (late.latest(), late.best().step) == (chosen, 1)
     assert [entry.step for entry in late.list()] == [2, 1]
     with monkeypatch.context() as patched:
-        patched.setattr(folder, "folders", lambda directory: {})  # a listing that is stale
+        patched.setattr(folder, "folders", lambda directory: {})  # a stale listing
         assert (late.latest(), [entry.step for entry in late.list()]) == (chosen, [2, 1])
     saved(late, 3, metrics={"loss": 0.5})
     assert (late.latest().step, late.best().step) == (3, 3)
@@ -595,7 +595,7 @@ def test_all_ranks_get_one_answer(tmp_path, run, seat, monkeypatch):
 
 
 def test_arrays_are_read_into_their_place(tmp_path):
-    """What a state holds of memory is used again, and nothing of it is touched where a file is damaged."""
+    """A state's arrays are reused, and are not changed if a file is damaged."""
     found = checkpoints(tmp_path)
     saved(found, 1)
     there = state()
@@ -612,7 +612,7 @@ def test_arrays_are_read_into_their_place(tmp_path):
 
 
 def test_damage_in_a_run(tmp_path, run, told):
-    """Then it is for the driver to take another one: each rank alone might take another."""
+    """Damage is an error, so that the driver chooses another checkpoint: ranks alone might choose different ones."""
     outside = checkpoints(tmp_path)
     for step in (1, 2):
         saved(outside, step)
@@ -628,7 +628,7 @@ def test_damage_in_a_run(tmp_path, run, told):
 
 
 def test_other_directories(tmp_path, run):
-    """Another directory than the run's is nobody's choice: its newest is taken."""
+    """In a directory other than the run's, the driver has chosen nothing: the newest checkpoint is restored."""
     other = checkpoints(tmp_path / "other")
     saved(other, 4)
     run(tmp_path / "own", resume="")
@@ -636,7 +636,7 @@ def test_other_directories(tmp_path, run):
 
 
 def test_only_rank_0_writes(tmp_path, run, seat, told):
-    """Other ranks call save(), and go back to what rank 0 wrote, each with random numbers of its own."""
+    """Other ranks call save(), and restore what rank 0 wrote, each with random numbers of its own."""
     seat(0, 2)
     run(tmp_path)
     random.seed(1)
@@ -660,7 +660,7 @@ def test_only_rank_0_writes(tmp_path, run, seat, told):
 
 
 def test_the_best_is_told(directory, run, told):
-    """Each save says whether it is the best of its training; a better one of another training does not count."""
+    """Each save reports whether it is the best of its training; better ones of other trainings do not count."""
     saved(checkpoints(directory, best="loss"), 9, metrics={"loss": -5})
     run(directory)
     found = checkpoints(best="loss")
@@ -675,7 +675,7 @@ def test_the_best_is_told(directory, run, told):
 
 
 def sharded(tmp_path, run, seat, size=3, step=6):
-    """A sharded checkpoint; rank 0 begins, and waits for the others."""
+    """Save a sharded checkpoint; rank 0 begins, and waits for the others."""
     run(tmp_path)
     stores = []
     for rank in range(size):
@@ -690,7 +690,7 @@ def sharded(tmp_path, run, seat, size=3, step=6):
 
 
 def test_each_rank_its_own(tmp_path, run, seat, told):
-    """Every rank's state and random numbers come back to it; the checkpoint is there when all have written."""
+    """Each rank restores its own state and random numbers; the checkpoint is committed when all have written."""
     (found, *_) = sharded(tmp_path, run, seat)
     (entry,) = found.list()
     assert [file.name for file in entry.commit.files] == [f"rank-{rank}.safetensors" for rank in range(3)]
@@ -709,7 +709,7 @@ def test_each_rank_its_own(tmp_path, run, seat, told):
 
 
 def test_another_number_of_ranks(tmp_path, run, seat):
-    """What was sharded among three cannot be put back by two."""
+    """Two ranks cannot restore what three ranks have sharded."""
     sharded(tmp_path, run, seat)
     (name,) = os.listdir(tmp_path)
     run(tmp_path, resume=name)
@@ -719,7 +719,7 @@ def test_another_number_of_ranks(tmp_path, run, seat):
 
 
 def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
-    """Rank 0 does not wait for ever, and names those that are missing."""
+    """Rank 0 does not wait forever, and names the ranks that are missing."""
     monkeypatch.setattr(writing, "OTHERS_LIMIT_S", 0.3)
     run(tmp_path)
     for rank in (1, 0):
@@ -730,11 +730,11 @@ def test_ranks_that_do_not_save(tmp_path, run, seat, monkeypatch, told):
     with pytest.raises(CheckpointError, match=r"from ranks 2, 3 within .* every rank must call save"):
         found.save(1, state())
     assert steps(found) == []
-    assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may be writing yet
+    assert (files(tmp_path, 1) / "rank-1.safetensors").exists()  # others may still be writing
 
 
 def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
-    """A rank whose file is damaged says so."""
+    """A rank whose file is damaged raises an error."""
     (found, *_) = sharded(tmp_path, run, seat, size=2)
     path = files(tmp_path, 6) / "rank-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
@@ -746,7 +746,7 @@ def test_a_rank_s_file_is_damaged(tmp_path, run, seat, told):
 
 
 def test_a_rank_does_not_choose_alone(tmp_path, run, seat, told):
-    """Where the driver has not chosen, a rank whose own file is damaged takes none that the others do not."""
+    """If the driver has not chosen, a rank whose own file is damaged does not restore another checkpoint by itself."""
     sharded(tmp_path / "one", run, seat, size=2, step=5)
     sharded(tmp_path / "one", run, seat, size=2, step=6)
     path = files(tmp_path / "one", 6) / "rank-1.safetensors"
@@ -778,7 +778,7 @@ def test_sharded_without_a_run(tmp_path, seat):
     st.integers(1, 3),
 )
 def test_kept(told, saves, keep):
-    """After any number of saves: the newest and the best, and all that went was told."""
+    """After any number of saves, the newest and the best are kept, and each removal is reported."""
     told.clear()
     found = checkpoints(f"memory://{uuid.uuid4().hex}", keep=keep, best="loss")
     for step, loss in saves:
@@ -787,14 +787,14 @@ def test_kept(told, saves, keep):
     expected = set(range(max(0, len(saves) - keep), len(saves)))
     numbers = [(loss, -number) for number, (_, loss) in enumerate(saves) if loss == loss]
     if numbers:
-        # the best of those that were there at each moment is the best of all
+        # the best is never removed, so the best of those that are left is the best of all
         expected.add(-min(numbers)[1])
     assert set(left) == expected
     assert len(told.of(messages.CheckpointRemoved)) == len(saves) - len(expected)
 
 
 def test_others_are_left_alone(tmp_path):
-    """A new training in the same directory removes none of an earlier one's; one that goes on with it does."""
+    """A new training in the same directory removes no checkpoint of an earlier one; one that continues it does."""
     earlier = checkpoints(tmp_path, keep=2)
     for step in (1, 2):
         saved(earlier, step)
@@ -811,7 +811,7 @@ def test_others_are_left_alone(tmp_path):
 
 
 def test_what_ranks_go_back_to(tmp_path, run, told):
-    """The checkpoint that this attempt goes on from stays until two newer ones are there."""
+    """The checkpoint from which this attempt continues is kept until there are two newer ones."""
     run(tmp_path)
     saved(checkpoints(keep=1), 1)
     (name,) = os.listdir(tmp_path)
@@ -825,12 +825,12 @@ def test_what_ranks_go_back_to(tmp_path, run, told):
 
 
 def test_unfinished_ones(tmp_path, run):
-    """What an earlier attempt left unfinished goes with the first save of the next; a later one's does not."""
+    """An earlier attempt's unfinished checkpoint is removed by the next attempt's first save; a later one's is not."""
     earlier, later = (str(Name(1, 2_000_000_000_000 + shift, 0)) for shift in (-1, 1))
     for name in (earlier, later):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rank-0.safetensors").write_bytes(b"half")
-    saved(checkpoints(tmp_path), 2)  # without a run others may be writing: they are young
+    saved(checkpoints(tmp_path), 2)  # without a run, others may be writing: these folders are new
     assert (tmp_path / earlier).exists()
     run(tmp_path)
     saved(checkpoints(), 3)
@@ -852,7 +852,7 @@ def test_a_listing_that_lacks_a_commit(tmp_path, run, monkeypatch):
 
 
 def test_removing_fails(moody, capsys):
-    """Then the save is none the worse, and it is said once."""
+    """If old checkpoints cannot be removed, saves still succeed, and one message says so."""
     moody.on(remove=fails(PermissionError(13, "Permission denied")))
     found = checkpoints(moody.directory, keep=1)
     for step in range(4):
@@ -864,7 +864,7 @@ def test_removing_fails(moody, capsys):
 
 
 def test_the_memory_it_takes(tmp_path):
-    """A state that grows is saved as it is; one that shrinks leaves no trace of what was larger."""
+    """States that grow or shrink are saved correctly; a smaller state's file has nothing of a larger one."""
     found = checkpoints(tmp_path, keep=None)
     for step, length in ((1, 10), (2, 100_000), (3, 5)):
         found.save(step, {"w": np.full(length, step)})
@@ -876,12 +876,12 @@ def test_the_memory_it_takes(tmp_path):
 
 
 def test_what_blocks_is_told(moody, told):
-    """Waiting for the save before counts as time that the training was held up; the writing itself does not."""
+    """Waiting for the previous save counts as blocked time; the writing itself does not."""
     moody.on(write=lambda path: time.sleep(0.2))
     found = checkpoints(moody.directory)
     found.save(1, state())
     found.save(2, state())
     found.wait()
     first, second = told.of(messages.CheckpointSaved)
-    assert first.took_s >= 0.4  # its file and its commit
-    assert second.blocked_s >= 0.2  # at least the first one's commit
+    assert first.took_s >= 0.4  # for its file and its commit
+    assert second.blocked_s >= 0.2  # at least for the first one's commit

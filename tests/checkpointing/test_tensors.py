@@ -1,4 +1,4 @@
-"""Files of arrays: written in one sequence, read back to the last bit, and told when they are torn."""
+"""Files of arrays: written sequentially, read back bit by bit, and recognized if they are damaged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def equal(one, other):
 
 
 def test_there_and_back(place):
-    """Every dtype and shape comes back to the last bit, each array in memory of its own that can be written to."""
+    """Every dtype and shape is read back bit by bit, each array in its own writable memory."""
     leaves = {**LEAVES, **OTHERS, **RAW}
     metadata = {"tree": [1, {"a": None}], "text": "ä\ud800"}
     file = written(place, leaves, metadata)
@@ -90,7 +90,7 @@ def test_there_and_back(place):
 
 
 def test_from_the_arena(place, tmp_path):
-    """A copy that is made first gives the same file, and what happens to the arrays then does not reach it."""
+    """A copy made first is written as the same file, and later changes to the arrays do not affect it."""
     leaves = {
         name: leaf.copy() if isinstance(leaf, np.ndarray) else leaf for name, leaf in {**LEAVES, **OTHERS}.items()
     }
@@ -106,13 +106,13 @@ def test_from_the_arena(place, tmp_path):
 
 
 def test_nothing_at_all(place):
-    """A state without an array is a file, too."""
+    """A state without an array can be written, too."""
     file = written(place, {}, {"state": 1})
     assert tensors.read(place, file) == ({"state": 1}, {})
 
 
 def test_safetensors_reads_it(place):
-    """The library that the format comes from reads equal arrays, and finds each where its dtype may begin."""
+    """The safetensors library reads equal arrays, each aligned to its dtype."""
     from safetensors import safe_open
     from safetensors.numpy import load_file
 
@@ -131,7 +131,7 @@ def test_safetensors_reads_it(place):
 
 
 def test_what_numpy_lacks(place):
-    """bfloat16 and float8 are what the library takes them for; one of tomorrow's is bytes to it."""
+    """The library reads bfloat16 and float8 as such, and an unknown dtype as bytes."""
     from safetensors import safe_open
 
     written(place, RAW)
@@ -146,7 +146,7 @@ class OnceFile(MemoryFile):
 
 
 class Once(MemoryFileSystem):
-    """Takes no more than a file written from its beginning to its end, and read so; tells what was asked of it."""
+    """Only allows files to be written and read from beginning to end; notes what was opened."""
 
     protocol = "once"
     store: dict = {}  # noqa: RUF012
@@ -179,18 +179,18 @@ def test_one_sequence():
     assert equal(arrays["w"], LEAVES["w"])
 
 
-# ── What is not as it was written ────────────────────────────────────────────
+# ── Damaged files ────────────────────────────────────────────────────────────
 
 
 def test_cut_anywhere(place, tmp_path):
-    """A file that was cut, at whichever byte, is told, and nothing of it is handed out."""
+    """A file that was cut off at any byte raises an error, and nothing of it is returned."""
     file = written(place, LEAVES)
     data = content(place)
     for length in range(len(data)):
         (tmp_path / "rank-0.safetensors").write_bytes(data[:length])
         with pytest.raises(CheckpointDamagedError, match=f"has {length:,} bytes instead of {len(data):,}"):
             tensors.read(place, file)
-        # and where even the size that was noted is a lie
+        # … even if the noted size is wrong, too
         with pytest.raises(CheckpointDamagedError):
             tensors.read(place, file._replace(size_bytes=length))
     (tmp_path / "rank-0.safetensors").write_bytes(data + b"\0")
@@ -202,7 +202,7 @@ def test_cut_anywhere(place, tmp_path):
 
 
 def test_one_bit_anywhere(place, tmp_path):
-    """One bit that is not as it was, in the header or the arrays, is told."""
+    """One changed bit in the header or the arrays is recognized."""
     file = written(place, {**LEAVES, **OTHERS, **RAW}, {"a": [1.5]})
     data = content(place)
     for position in [*range(100), *random.Random(0).sample(range(len(data)), 300)]:
@@ -214,7 +214,7 @@ def test_one_bit_anywhere(place, tmp_path):
 
 
 def lying(place, header, data=b"", length=None):
-    """A file whose digest is right and whose header lies."""
+    """Write a file whose digest is right but whose header is wrong."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     whole = struct.pack("<Q", len(text) if length is None else length) + text + data
     place.fs.pipe_file(place.path, whole)
@@ -266,7 +266,7 @@ def dtyped(text, shape=(1,)):
     ids=str,
 )
 def test_headers_that_lie(place, header):
-    """A header that says what cannot be is told, whatever it says; no memory is taken for it."""
+    """A header with impossible values is damage, and no memory is allocated for it."""
     file = lying(place, header, bytes(8))
     tracemalloc.start()
     try:
@@ -279,7 +279,7 @@ def test_headers_that_lie(place, header):
 
 @pytest.mark.parametrize("length", [1, 2**31, 2**63, 2**64 - 1])
 def test_lengths_that_lie(place, length):
-    """So is a header that says that it is as long as no file."""
+    """A wrong length of the header is damage."""
     with pytest.raises(CheckpointDamagedError):
         tensors.read(place, lying(place, array(), bytes(8), length))
 
@@ -298,7 +298,7 @@ def test_lengths_that_lie(place, length):
     )
 )
 def test_any_header(place, header):
-    """Whatever JSON a header is: it is read, or told to be damaged."""
+    """A header of any JSON is read, or is damage."""
     file = lying(place, header, bytes(8))
     try:
         tensors.read(place, file)
@@ -307,7 +307,7 @@ def test_any_header(place, header):
 
 
 def test_too_many_plain_values(place, monkeypatch):
-    """More plain values than the format's readers take are told, with what to do."""
+    """If there are more plain values than the format's readers accept, the error says what to do."""
     monkeypatch.setattr(tensors, "HEADER_BYTES", 1_000)
     with pytest.raises(CheckpointError, match=r"plain values and names.*NumPy arrays"):
         written(place, {}, {"list": list(range(1_000))})

@@ -1,4 +1,4 @@
-"""Arrow columns as arrays: the types that Spark, pandas and pyarrow write, nulls, and what cannot be an array."""
+"""Arrow columns as arrays: the types that Spark, pandas and pyarrow write, nulls, and columns that cannot be arrays."""
 
 import datetime
 import decimal
@@ -20,7 +20,7 @@ MAP = pa.map_(pa.string(), pa.int64())
 
 
 def converted(values, kind=None, *, fill=None, dtype=None, raw=None, nulls=False, exact=True):
-    """The column as an array; it begins somewhere in the memory that it lies in."""
+    """Return the column as an array; the column does not begin at the start of its memory."""
     array = values if isinstance(values, pa.Array) else pa.array(values, kind)
     array = pa.concat_arrays([array, array]).slice(len(array))
     making = Making(fill or {}, {"c": raw} if raw else {}, frozenset({"c"} if nulls else ()))
@@ -61,20 +61,20 @@ def converted(values, kind=None, *, fill=None, dtype=None, raw=None, nulls=False
     ],
 )
 def test_each_type_becomes_the_array_that_people_expect(values, kind, wanted):
-    """With its dtype and the shape of a row."""
+    """The array has the column's dtype and the shape of a row."""
     found = converted(values, kind)
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
 
 
 def test_tensors_have_their_shape():
-    """Those of Arrow's own extension type."""
+    """Tensors of Arrow's own extension type keep their shape."""
     wanted = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     np.testing.assert_array_equal(converted(pa.FixedShapeTensorArray.from_numpy_ndarray(wanted)), wanted)
 
 
 def test_spark_mls_vectors_become_rows_dense_and_sparse():
-    """Sparse ones are filled up with zeros; a mixture of both is one array."""
+    """Sparse vectors are filled up with zeros; a mixture of both kinds is one array."""
     dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
     sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
     empty = {"type": 0, "size": 3, "indices": [], "values": []}
@@ -92,7 +92,7 @@ def test_spark_mls_vectors_become_rows_dense_and_sparse():
 )
 @settings(max_examples=60, deadline=None)
 def test_vectors_are_the_same_however_they_are_stored(rows, data):
-    """Each row as a dense or a sparse vector, in any mixture."""
+    """Rows stored as dense or sparse vectors, in any mixture, give the same array."""
 
     def stored(row):
         if data.draw(st.booleans()):
@@ -104,14 +104,14 @@ def test_vectors_are_the_same_however_they_are_stored(rows, data):
 
 
 def test_floating_point_columns_become_what_is_asked_for():
-    """And others do not."""
+    """`dtype` applies to floating-point columns, and to no others."""
     assert converted([1.0, 2.0], dtype=np.float32).dtype == np.float32
     assert converted([[1.0], [2.0]], dtype=np.float32).dtype == np.float32
     assert converted([1, 2], dtype=np.float32).dtype == np.int64
 
 
 def test_nulls_change_a_dtype_where_it_was_decided_before():
-    """Not by what a batch happens to have; filled columns keep theirs."""
+    """The dtype does not depend on whether a batch has nulls; filled columns keep their dtype."""
     for values in ([1, None], [1, 2], [None, None]):
         found = converted(values, pa.int16(), nulls=True)
         assert found.dtype == np.float64
@@ -131,7 +131,7 @@ def test_nulls_change_a_dtype_where_it_was_decided_before():
 
 
 def test_decimals_become_floats_where_these_are_asked_for():
-    """By their dtype, or beside other numbers."""
+    """Decimals become floats if a floating-point dtype is requested, or beside other numbers."""
     price = [decimal.Decimal("1.25"), None]
     for more, dtype in (({"dtype": np.float32}, "f4"), ({"exact": False}, "f8")):
         found = converted(price, pa.decimal128(10, 2), **more)
@@ -142,13 +142,13 @@ def test_decimals_become_floats_where_these_are_asked_for():
 
 
 def test_lists_of_rows_are_lists():
-    """Of any length; where there is a null, None."""
+    """Lists of structs may have any length; a null is None."""
     found = converted([[{"a": 1}], [], None, [{"a": 2}, None]])
     assert (found.shape, found.tolist()) == ((4,), [[{"a": 1}], [], None, [{"a": 2}, None]])
 
 
 def test_what_is_no_array_is_told():
-    """Ragged lists, and nulls that an array has no place for."""
+    """Ragged lists, and nulls that the array cannot hold, are errors."""
     with pytest.raises(DataError, match=r"rows of different lengths \(1 and 2\)"):
         converted([[1], [1, 2]])
     with pytest.raises(DataError, match="different lengths"):
@@ -162,14 +162,14 @@ def test_what_is_no_array_is_told():
 
 
 def test_no_rows_are_an_array_of_none():
-    """With the shape that the type tells."""
+    """The empty array has the shape that the column's type gives."""
     assert converted([], pa.float32()).shape == (0,)
     assert converted([], pa.list_(pa.float32(), 3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(24)])
 def test_raw_bytes_become_arrays_of_what_they_are(kind):
-    """Wherever in the column's memory they begin."""
+    """Raw bytes become arrays, wherever in the column's memory they begin."""
     wanted = np.arange(30, dtype="<f4").reshape(5, 3, 2)
     rows = [row.tobytes() for row in wanted]
     np.testing.assert_array_equal(converted(rows, kind, raw=(np.dtype("<f4"), (3, 2))), wanted)
@@ -181,7 +181,7 @@ def test_raw_bytes_become_arrays_of_what_they_are(kind):
 
 
 def test_raw_is_for_bytes():
-    """Of one length, and filled where there are none."""
+    """`raw` needs binary rows of one length; nulls must be filled."""
     with pytest.raises(DataError, match="column `c` is int64, but raw is for binary"):
         converted([1, 2], raw=(np.dtype("u1"), (8,)))
     with pytest.raises(DataError, match="has a row of 1"):

@@ -1,4 +1,4 @@
-"""Data sets as their footers tell them, and what is wrong with them in one sentence."""
+"""Data sets as their footers describe them, and errors of one sentence about what is wrong with them."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ from sparkring.errors import DataError, PathError
 
 
 def write(path, table, **options):
-    """A Parquet file, its folders made."""
+    """Write a Parquet file, and make its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, **options)
     return path
@@ -22,7 +22,7 @@ def write(path, table, **options):
 
 @pytest.fixture
 def flights(tmp_path):
-    """Two files of 3 and 1 row groups; x counts on through them."""
+    """Two files of 3 and 1 row groups; x counts the rows of both."""
     folder = tmp_path / "flights"
     write(folder / "part-0.parquet", pa.table({"x": range(25), "city": ["Ulm"] * 20 + ["Bonn"] * 5}), row_group_size=10)
     write(folder / "part-1.parquet", pa.table({"x": range(25, 30), "city": ["Bonn"] * 5}))
@@ -32,7 +32,7 @@ def flights(tmp_path):
 
 
 def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
-    """And what begins with _ or . is not data."""
+    """Counts and columns come from the footers; files whose names begin with _ or . are not data."""
     found = open_dataset(flights)
     assert [os.path.basename(file.path) for file in found.files] == ["part-0.parquet", "part-1.parquet"]
     assert found.counts() == [[10, 10, 5], [5]]
@@ -44,7 +44,7 @@ def test_the_footers_tell_files_row_groups_rows_and_columns(flights):
 
 
 def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
-    """A copy is the same data, another choice or one more row is not."""
+    """A copy has the same version; another choice of columns or rows, or one more row, has another."""
     found = open_dataset(flights)
     assert open_dataset(flights).version == found.version
     copy = flights.with_name("copy")
@@ -57,7 +57,7 @@ def test_the_version_is_a_digest_of_the_footers_and_of_what_is_read(flights):
 
 
 def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
-    """All forms of a path reach the same files, those of DBFS too."""
+    """All forms of a path lead to the same files, including those of DBFS."""
     whole = open_dataset(flights).counts()
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(flights.parent))
     for path in (
@@ -76,7 +76,7 @@ def test_a_file_a_glob_a_list_and_urls(flights, monkeypatch):
 
 
 def test_a_file_system_that_is_not_this_machines(flights):
-    """Through fsspec, whatever it is."""
+    """Any file system that fsspec knows can be read."""
     memory = fsspec.filesystem("memory")
     try:
         for name in ("part-0.parquet", "part-1.parquet"):
@@ -89,7 +89,7 @@ def test_a_file_system_that_is_not_this_machines(flights):
 
 
 def test_partitions_stand_in_the_path(tmp_path):
-    """Hive's key=value: numbers where all are, text otherwise, and nulls."""
+    """Hive's key=value folders become columns: numbers if all values are numbers, otherwise text, with nulls."""
     for year, city in ((2025, "Ulm"), (2026, "Bad%20Tölz"), (2026, "__HIVE_DEFAULT_PARTITION__")):
         write(tmp_path / f"year={year}" / f"city={city}" / "part.parquet", pa.table({"x": [year]}))
     found = open_dataset(tmp_path)
@@ -124,7 +124,7 @@ def test_partitions_stand_in_the_path(tmp_path):
     ],
 )
 def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
-    """The counts are exact, also where statistics cannot tell."""
+    """The counts are exact, even if statistics do not suffice."""
     if not rows:
         with pytest.raises(DataError, match="no row passes the filter"):
             open_dataset(flights, where=where)
@@ -133,7 +133,7 @@ def test_filters_leave_rows_out_and_are_counted(flights, where, rows):
 
 
 def test_dates_in_a_filter_are_strings(tmp_path):
-    """They become what the column is."""
+    """The strings are converted to the column's type."""
     days = [datetime.datetime(2026, 1, day) for day in range(1, 11)]
     write(
         tmp_path / "a.parquet", pa.table({"t": days, "day": pa.array(days).cast(pa.date32()), "ok": [True, False] * 5})
@@ -164,14 +164,14 @@ def test_dates_in_a_filter_are_strings(tmp_path):
     ],
 )
 def test_a_filter_that_cannot_be_read_is_told(flights, where, told):
-    """In one sentence, with the nearest name where one is near."""
+    """The error is one line, and suggests a similar name if there is one."""
     with pytest.raises(DataError, match=told) as caught:
         open_dataset(flights, where=where)
     assert "\n" not in str(caught.value)
 
 
 def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
-    """Said with what is there under a similar name."""
+    """The error suggests a similar name if there is one."""
     with pytest.raises(DataError, match=r"does not exist; did you mean .*/flights\?"):
         open_dataset(tmp_path / "flihgts")
     with pytest.raises(DataError, match=r"neither does the folder .*nowhere"):
@@ -189,7 +189,7 @@ def test_a_path_that_is_not_there(flights, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("log", "kind"), [("_delta_log", "Delta"), (".hoodie", "Hudi")])
 def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
-    """Rows that were removed from it lie beside the others."""
+    """Such a table is refused, as its files still have rows that were removed from it."""
     (flights / log).mkdir()
     (flights / log / "00000000000000000000.json").write_text("{}")
     with pytest.raises(DataError, match=rf"is a {kind} table.* pass the DataFrame"):
@@ -197,7 +197,7 @@ def test_a_table_with_a_log_is_not_taken_for_its_files(flights, log, kind):
 
 
 def test_an_empty_data_set(tmp_path):
-    """No file, no rows, and files of which one has no rows."""
+    """No file and no rows are errors; one file without rows among others is not."""
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="no Parquet file in"):
         open_dataset(tmp_path / "none")
@@ -210,7 +210,7 @@ def test_an_empty_data_set(tmp_path):
 
 
 def test_files_that_are_broken_are_named(flights):
-    """Cut off, empty, or something else."""
+    """The error names a file that is cut off, empty, or not Parquet."""
     good = (flights / "part-1.parquet").read_bytes()
     for broken in (good[:-20], b"", b"x", b"a,b\n1,2\n" * 100, good[:-8] + b"\xff\xff\xff\x7fPAR1"):
         (flights / "part-1.parquet").write_bytes(broken)
@@ -220,7 +220,7 @@ def test_files_that_are_broken_are_named(flights):
 
 
 def test_files_whose_columns_differ_are_named(flights):
-    """Which file, which column; of columns that are not read it does not matter."""
+    """The error names the files and the column; columns that are not read may differ."""
     write(flights / "part-2.parquet", pa.table({"x": ["1"], "city": ["Ulm"]}))
     with pytest.raises(DataError, match=r"`x` is int64 in part-0\.parquet and string in part-2\.parquet"):
         open_dataset(flights)
@@ -233,7 +233,7 @@ def test_files_whose_columns_differ_are_named(flights):
 
 
 def test_a_column_that_is_not_there(flights):
-    """With the nearest name, or those that there are."""
+    """The error suggests a similar name; a selection without columns is an error, too."""
     with pytest.raises(DataError, match="no column `citty`: did you mean `city`"):
         open_dataset(flights, ["citty"])
     with pytest.raises(DataError, match="selects no column"):
@@ -241,7 +241,7 @@ def test_a_column_that_is_not_there(flights):
 
 
 def test_a_folder_that_may_not_be_read(tmp_path):
-    """Said as the system says it. Root may read everything, so this asks a file system that refuses."""
+    """The error has the system's message. Root may read everything, so the test uses a file system that refuses."""
 
     class Refusing(fsspec.implementations.local.LocalFileSystem):
         protocol = "refusing"

@@ -1,4 +1,4 @@
-"""A DataFrame is written once, found again by whoever needs the same rows, and never mistaken for another."""
+"""A DataFrame is written once; the copy is used again for the same rows, and never for others."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def cache(tmp_path):
 
 @pytest.fixture
 def files(spark, tmp_path):
-    """A DataFrame over Parquet files, made anew each time it is called."""
+    """A function that makes a new DataFrame over the same Parquet files."""
     folder = str(tmp_path / "some rows")
     spark.range(0, 1_000, 1, 4).withColumnRenamed("id", "x").write.parquet(folder)
     return lambda: spark.read.parquet(folder)
 
 
 def kept(cache):
-    """The copies in a cache, and whatever else has the shape of one."""
+    """The copies in a cache, complete or not."""
     return sorted(path for path in cache.glob("*/*"))
 
 
@@ -46,7 +46,7 @@ def rows_of(copy):
 
 
 def test_written_once(files, cache):
-    """The second time the copy is there, also for a DataFrame that was built anew, and its rows are those of Spark."""
+    """The copy is used again, even for a DataFrame that was built again, and its rows are those of Spark."""
     told = []
     build = lambda: files().filter("x >= 10").selectExpr("x", "cast(x AS float) AS y")  # noqa: E731
     first = materialise(build(), cache=cache, name="df", say=told.append)
@@ -56,11 +56,11 @@ def test_written_once(files, cache):
     assert sorted(row["x"] for row in rows_of(first)) == list(range(10, 1_000))
     assert told[0].startswith(f"writing `df` to {cache} once")
     assert told[-1].startswith(f"reused {first.location.written}, written ")
-    assert first.version.startswith("plan-")  # no row was read to find it
+    assert first.version.startswith("plan-")  # no row was read to compute it
 
 
 def test_another_question_is_another_copy(files, cache):
-    """A filter, a column, or the size of row groups: whatever makes a difference to the files."""
+    """Whatever changes the files makes another copy: a filter, or the size of row groups."""
     copies = [
         materialise(files(), cache=cache),
         materialise(files().filter("x > 3"), cache=cache),
@@ -71,7 +71,7 @@ def test_another_question_is_another_copy(files, cache):
 
 
 def test_changed_files(spark, files, cache, tmp_path):
-    """A file that is written over under the same name, with as many rows, counts as other data."""
+    """A file that is overwritten with as many rows counts as other data."""
     source = tmp_path / "one.parquet"
     parquet.write_table(parquet.read_table(tmp_path / "some rows"), source)
     frame = spark.read.parquet(str(source))
@@ -86,7 +86,7 @@ def test_changed_files(spark, files, cache, tmp_path):
 
 
 def test_many_columns_and_long_lists(spark, files):
-    """What Spark leaves out of a plan's text makes a difference all the same."""
+    """What Spark leaves out of a plan's text makes a difference nevertheless."""
     from pyspark.sql import functions
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
@@ -118,7 +118,7 @@ def test_how_files_are_read(spark, tmp_path):
     ],
 )
 def test_rows_of_the_notebook(spark, one, other):
-    """What a plan does not show is told apart by its rows, whatever their order."""
+    """DataFrames that their plans do not tell apart are told apart by their rows, whatever their order."""
     versions = [version_of(spark.sql(f"SELECT * FROM VALUES {rows} AS t(a, b)")) for rows in (one, one, other)]
     assert versions[0] == versions[1] != versions[2]
     assert versions[0].startswith("rows-")
@@ -132,7 +132,7 @@ def test_order_of_rows(spark):
 
 
 def test_functions_of_the_notebook(spark, files, cache):
-    """A Python function of the same name with another body makes other rows."""
+    """A Python function of the same name with another body makes another copy."""
     from pyspark.sql import functions
 
     copies = []
@@ -146,7 +146,7 @@ def test_functions_of_the_notebook(spark, files, cache):
 
 
 def test_what_a_plan_does_not_tell(spark, files):
-    """The time of day, a random order, a subquery, a cached DataFrame: then the rows decide."""
+    """The rows decide if the plan has the current date or a subquery, or the DataFrame is cached."""
     cached = files().filter("x > 7").cache()
     try:
         untold = (cached, files().selectExpr("current_date()"), files().filter("x > (SELECT 3)"))
@@ -195,7 +195,7 @@ def test_vectors_become_arrays(spark, cache):
 
 
 def test_values_are_those_of_to_pandas(spark, cache):
-    """Times are those of the session's zone, and other rows in another one; nulls and rows are there."""
+    """Times are those of the session's time zone, and other data in another zone; nulls and structs are kept."""
     frame = spark.sql("SELECT id, timestamp'2020-01-01 10:00:00' AS at, IF(id < 30, id, NULL) AS x, struct(id) AS r "
                       "FROM range(40)")  # fmt: skip
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
@@ -212,7 +212,7 @@ def test_values_are_those_of_to_pandas(spark, cache):
 
 
 def test_row_groups(spark, cache):
-    """Row groups are about as large as asked for."""
+    """Row groups are about as large as requested."""
     copy = materialise(
         spark.range(0, 200_000, 1, 1).selectExpr("id", "rand(7) AS r"), cache=cache, row_group_bytes=400_000
     )
@@ -221,7 +221,7 @@ def test_row_groups(spark, cache):
 
 
 def test_the_commit_file_tells_all(files, cache):
-    """It names every file with its rows and bytes, and was written last."""
+    """The commit names every file with its rows and bytes, and is written last."""
     copy = materialise(files(), cache=cache)
     folder = cache.joinpath(*copy.location.path.split("/")[-2:])
     told = json.loads((folder / COMMIT).read_text())
@@ -237,7 +237,7 @@ def test_the_commit_file_tells_all(files, cache):
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "no commit", "half a commit"])
 def test_a_damaged_copy(files, cache, damage):
-    """A copy that is not as it was written is not used, and another one is made."""
+    """A damaged copy is not used, and another one is made."""
     first = materialise(files(), cache=cache)
     (folder,) = kept(cache)
     part, commit = sorted(folder.glob("part-*"))[1], folder / COMMIT
@@ -283,7 +283,7 @@ SLOW = """
 def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
     """Stop ends Spark's job and leaves nothing half-written.
 
-    What a killed kernel leaves is removed by the next that writes, but not as long as the kernel lives.
+    An incomplete copy is removed by the next write once its kernel has been killed, but not while the kernel runs.
     """
 
     def unfinished():
@@ -312,7 +312,7 @@ def test_stop_and_a_killed_kernel(driver, files, cache, wait_until):
 
 
 def test_another_hosts_beginnings(files, cache):
-    """What another machine has begun is left alone for a day."""
+    """A copy that another machine has begun is left alone for a day."""
     materialise(files(), cache=cache)
     (folder,) = kept(cache)
     (folder / COMMIT).unlink()
@@ -328,7 +328,7 @@ def test_another_hosts_beginnings(files, cache):
 
 
 def test_clean(files, cache):
-    """Copies that nobody has asked for in a month go; younger ones, and what is not ours, stay."""
+    """Copies that were not used for a month are removed; newer ones, and files that are not ours, stay."""
     old, young = (materialise(files().filter(f"x > {n}"), cache=cache).location.path for n in (1, 2))
     (cache / "mine").mkdir()
     (cache / "mine" / "precious.parquet").write_text("x")
@@ -350,14 +350,14 @@ def test_clean(files, cache):
 
 
 def test_no_rows(files, cache):
-    """An empty DataFrame is said to be empty, and nothing of it is kept."""
+    """An empty DataFrame is an error, and nothing of it is kept."""
     with pytest.raises(DataError, match="`df` has no rows"):
         materialise(files().filter("x < 0"), cache=cache, name="df")
     assert kept(cache) == []
 
 
 def test_what_spark_cannot_compute(files, cache):
-    """The reason in one line: what the Python function raised, and not a page of Java; nothing is kept."""
+    """The error is one line with the Python function's exception, not a page of Java; nothing is kept."""
     from pyspark.sql import functions
 
     def burst(x):
@@ -369,7 +369,7 @@ def test_what_spark_cannot_compute(files, cache):
 
 
 def test_a_full_disk(spark, cache):
-    """Here a limit to the size of files: Spark's reason in a line, what to do, and nothing is left."""
+    """The error has Spark's reason and what to do; nothing is left. The test limits the size of files instead."""
     if not spark.sparkContext.master.startswith("local"):
         pytest.skip("the executors are other processes")
     jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
@@ -384,7 +384,7 @@ def test_a_full_disk(spark, cache):
 
 
 def test_where_spark_cannot_write(spark, files):
-    """A place that Spark does not know: its reason in a line, and nothing is left there."""
+    """The error about a file system that Spark does not know has Spark's reason, and nothing is left there."""
     import fsspec
 
     with pytest.raises(DataError, match='No FileSystem for scheme "memory"'):
@@ -393,14 +393,14 @@ def test_where_spark_cannot_write(spark, files):
 
 
 def test_columns_of_one_name(spark, cache):
-    """Two columns of one name are named before anything is computed."""
+    """Several columns of one name are an error before anything is computed."""
     with pytest.raises(DataError, match="several columns called 'a'"):
         materialise(spark.sql("SELECT 1 AS a, 2 AS A"), cache=cache)
     assert not cache.exists()
 
 
 def test_a_cache_that_cannot_be_written(files, tmp_path):
-    """A file in the way, a folder that is read-only: which, why, and what to set."""
+    """The error names the folder that cannot be used, the reason, and what to set."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/below cannot be used: .*SPARKRING_CACHE"):
         materialise(files(), cache=tmp_path / "file" / "below")
@@ -409,13 +409,13 @@ def test_a_cache_that_cannot_be_written(files, tmp_path):
 
 
 def test_no_usable_frame(files, cache):
-    """Something else than a DataFrame is called what it is."""
+    """The error about something other than a DataFrame names its type."""
     with pytest.raises(DataError, match="`df` is a `list`"):
         materialise([1, 2], cache=cache, name="df")
 
 
 def test_where_copies_are_kept(monkeypatch, tmp_path):
-    """What is named, else SPARKRING_CACHE, else the user's own cache folder; on Databricks one of his own on DBFS."""
+    """The cache is the named folder, else SPARKRING_CACHE, else the user's folder: on Databricks, one on DBFS."""
     from sparkring.data.materialise import cache_folder
 
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What `%shards` foretells: each number against counting by hand, and against what Petastorm really gives a shard."""
+"""What `%shards` predicts, compared with counting by hand, and with what Petastorm really gives a shard."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def layouts(count: int) -> list[tuple[list[list[int]], int, int]]:
 
 
 def by_hand(counts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[int, int]:
-    """Files and row groups with a row between `begin` and `end`, row by row."""
+    """The numbers of files and row groups with a row from `begin` to `end`, counted row by row."""
     places = [
         (file, group) for file, groups in enumerate(counts) for group, rows in enumerate(groups) for _ in range(rows)
     ][begin:end]
@@ -109,7 +109,7 @@ def test_steps_by_what_becomes_of_the_rest(remainder, steps, unread, twice):
 
 
 def test_under_join_one_rank_may_take_a_step_more():
-    """19 rows on two ranks in batches of 3: 9 and 10."""
+    """19 rows on two ranks are 9 and 10, which are 3 and 4 batches of 3."""
     assert sorted(share.steps for share in outlook(laid_out([[19]]), 2, 3, remainder="join").ours) == [3, 4]
 
 
@@ -117,7 +117,7 @@ def test_under_join_one_rank_may_take_a_step_more():
 
 
 def test_two_hundred_thousand_files_and_a_thousand_epochs():
-    """A GET per file and epoch at 0.0004 USD per 1,000 are 80 USD; opening costs eight cents more."""
+    """One GET per file and epoch, at 0.0004 USD per 1,000, costs 80 USD; opening costs eight cents more."""
     requests = outlook(laid_out([[4]] * 200_000, protocol="memory"), 4, 2).requests
     assert requests.per_epoch == 200_000
     assert requests.price_usd(1000) == pytest.approx(80.08)
@@ -125,7 +125,7 @@ def test_two_hundred_thousand_files_and_a_thousand_epochs():
 
 
 def test_the_busiest_folder_is_the_one_that_is_throttled():
-    """Spread over folders, each is asked less often, and the one that is asked most counts."""
+    """Files in several folders mean fewer requests per folder; the folder with the most requests counts."""
     requests = outlook(laid_out([[4]] * 10, folders=3), 2, 2).requests
     assert (requests.busiest, requests.folder) == (4, "/data/0")
 
@@ -140,7 +140,7 @@ def test_columns_that_lie_apart_are_asked_for_apart(written, columns, runs):
 
 
 def test_columns_that_the_path_gives_cost_nothing(tmp_path):
-    """A Hive partition's column is in no file."""
+    """A Hive partition's column is in no file, so it needs no request."""
     for day in (1, 2):
         (tmp_path / f"day={day}").mkdir()
         pq.write_table(pa.table({"a": [1, 2], "b": [1, 2]}), tmp_path / f"day={day}" / "part.parquet")
@@ -175,7 +175,7 @@ def rows_of(folder: Path, shard: int, count: int) -> int:
 
 @has_petastorm
 def test_petastorm_gives_each_shard_what_was_foretold(written):
-    """Real shards of a real, uneven data set; and for more shards than row groups it raises, as the advice says."""
+    """The predictions hold for an uneven data set. For more shards than row groups, Petastorm raises, as predicted."""
     folder = written([[40, 8], [8, 8, 1], [100]])
     data = open_dataset(folder)
     for size in (1, 2, 4, 6):

@@ -1,4 +1,4 @@
-"""Petastorm in a cell: as it is, and under the same names in sparkring.data.petastorm."""
+"""Petastorm in a cell: Petastorm itself, and the functions of the same names in sparkring.data.petastorm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sparkring.engine import warm_gang
 from sparkring.engine.options import GangOptions
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
-QUIET = {"env": (("TF_CPP_MIN_LOG_LEVEL", "2"),)}  # what TensorFlow's C++ says of the processor
+QUIET = {"env": (("TF_CPP_MIN_LOG_LEVEL", "2"),)}  # hides what TensorFlow's C++ code prints about the processor
 ROWS = (100, 90, 10)  # of three files, whose row groups have at most 40
 GROUPS = (40, 40, 20, 40, 40, 10, 10)
 
@@ -43,7 +43,7 @@ def uneven(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, rows: tuple[int, ...], row_group_size: int = 40) -> Path:
-    """Files of so many rows each; `x` counts them all."""
+    """Write files of so many rows each; `x` counts the rows of all of them."""
     folder.mkdir()
     first = 0
     for number, count in enumerate(rows):
@@ -83,7 +83,7 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
 
         url = f"file://{materialized['folder']}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # in the notebook's process Petastorm's noise is its own
+            warnings.simplefilter("ignore")  # Petastorm's warnings in the notebook's process are not ours to silence
             with materialize_dataset(spark, url, schema):
                 rows = spark.sparkContext.parallelize(range(12), 4).map(row)
                 spark.createDataFrame(rows, schema.as_spark_schema()).write.parquet(url)
@@ -92,13 +92,13 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
 
 
 def gang_like(ring: Ring, watch: Watch) -> WarmRing:
-    """The two ranks there that the tests of this module share: TensorFlow and PyTorch take seconds to import."""
+    """The two warm ranks that this module's tests share, as TensorFlow and PyTorch take seconds to import."""
     found = WarmRing(ring.where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
 
         def start() -> None:
             warm_gang.start(GangOptions(found.np(2), "plain", 3600.0, QUIET["env"]), print, print)
-            found.cell("rank", framework="horovod")  # its meeting point lasts as long as the gang
+            found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
 
         watch.except_for(start)
     return found
@@ -120,7 +120,7 @@ def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
 
 
 def test_shards_are_what_petastorm_gives(pair, uneven):
-    """Rows per rank are those that row_group_shard says, for every number of shards that Petastorm takes."""
+    """Rows per rank are those that row_group_shard predicts, for every number of shards that Petastorm accepts."""
     cell = """
         from petastorm import make_batch_reader
         found = []
@@ -140,7 +140,7 @@ def test_shards_are_what_petastorm_gives(pair, uneven):
 
 
 def test_batch_reader_as_it_is(pair, uneven):
-    """make_batch_reader under TensorFlow, PyTorch and in processes of its own, with not a word on standard error."""
+    """make_batch_reader works with TensorFlow, PyTorch and its own processes, and prints nothing to stderr."""
     pair.notebook["url"] = f"file://{uneven}"
     result = pair.cell("""
         import numpy as np
@@ -170,7 +170,7 @@ def test_batch_reader_as_it_is(pair, uneven):
 
 
 def test_reader_as_it_is(pair_of_tasks, things):
-    """make_reader in Spark's tasks: a Unischema and codecs of the notebook's, and a TransformSpec on rows."""
+    """make_reader works in Spark's tasks, with the notebook's Unischema and codecs, and a TransformSpec on rows."""
     pair_of_tasks.notebook["things"] = things
     result = pair_of_tasks.cell("""
         import numpy as np
@@ -229,7 +229,7 @@ def test_converter_as_it_is(spark, pair_of_tasks, tmp_path):
 
 
 def test_a_rank_reads_its_shard(local, uneven):
-    """Without cur_shard every rank reads its own rows; one that is given counts."""
+    """Without cur_shard, each rank reads its own rows; a cur_shard that is given is used."""
     result = local.run("""
         from sparkring.data.petastorm import make_batch_reader
         def read(**options):
@@ -247,7 +247,7 @@ def test_a_rank_reads_its_shard(local, uneven):
 
 
 def test_the_notebook_reads_everything(uneven):
-    """In the notebook's process nothing is shared out, unless it is asked for, and Petastorm's own positions count."""
+    """In the notebook's process, all rows are read unless cur_shard is given. Positional arguments are Petastorm's."""
     with make_batch_reader(uneven, ["x"]) as reader:
         assert sum(len(batch.x) for batch in reader) == 200
         assert reader.schema.fields.keys() == {"x"}
@@ -267,7 +267,7 @@ def test_paths_as_users_type_them(uneven, monkeypatch, form):
 
 
 def test_uneven_steps_are_told(local, uneven):
-    """One warning, of one rank, with both numbers; none where all ranks have as many steps, or never end."""
+    """One rank warns once, with both numbers; none warns if all ranks have equally many steps, or never end."""
     local.run("""
         from sparkring.data.petastorm import make_batch_reader
         for options in ({"batch_size": 16}, {"batch_size": 200}, {"batch_size": 16, "num_epochs": None}, {}):
@@ -301,7 +301,7 @@ def test_too_few_row_groups(local, tmp_path):
     ],
 )
 def test_arguments_that_cannot_be(uneven, options, said):
-    """They are named, and no reader is made."""
+    """The error names the arguments, and no reader is made."""
     with pytest.raises(OptionsError, match=said):
         make_batch_reader(uneven, **options)
 
@@ -310,7 +310,7 @@ def test_arguments_that_cannot_be(uneven, options, said):
 
 
 def test_the_record_knows_what_was_read(pair, uneven):
-    """Data set, columns, epochs, rows and steps as planned, and the place where the last rows came from."""
+    """The record has data set, columns, epochs, rows and steps, and the place where the last rows came from."""
     pair.notebook["folder"] = str(uneven)
     result = pair.cell("""
         from sparkring.data.petastorm import make_batch_reader
@@ -338,7 +338,7 @@ def test_the_record_knows_what_was_read(pair, uneven):
 
 
 def test_steps_and_rows_of_a_converter(pair, uneven):
-    """With a batch size, steps are batches; endless reading counts epochs of so many rows as the shard has."""
+    """With a batch size, steps are batches; in endless reading, an epoch is as many rows as the shard has."""
     pair.notebook["converter"] = SparkDatasetConverter(
         f"file://{uneven}", tuple(f"file://{path}" for path in sorted(uneven.iterdir())), 200
     )
@@ -377,7 +377,7 @@ def test_rows_of_a_petastorm_data_set(pair_of_tasks, things):
 
 
 def test_windows_of_rows(pair_of_tasks, things):
-    """An NGram reads as under Petastorm; how many windows there will be is not known."""
+    """An NGram is read as by Petastorm; how many windows there will be is not known."""
     pair_of_tasks.notebook["url"] = things["url"]
     result = pair_of_tasks.cell("""
         from petastorm.ngram import NGram
@@ -396,7 +396,7 @@ def test_windows_of_rows(pair_of_tasks, things):
 
 
 def test_a_filter_leaves_rows_unplanned(pair, uneven):
-    """With a predicate nobody knows how many rows will come: none are promised, and those that came are told."""
+    """With a predicate, the number of rows is not known: none are planned, and those that came are reported."""
     pair.notebook["folder"] = str(uneven)
     result = pair.cell("""
         from petastorm.predicates import in_lambda
@@ -418,7 +418,7 @@ def test_a_filter_leaves_rows_unplanned(pair, uneven):
 
 
 def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
-    """Made in the notebook with a DBFS path, it serves Spark's tasks; what they leave is for delete() to remove."""
+    """A converter made in the notebook works in Spark's tasks. delete() in the notebook removes its files."""
     from pyspark.ml.linalg import Vectors
 
     monkeypatch.setenv("SPARKRING_DBFS_ROOT", str(tmp_path))
@@ -459,7 +459,7 @@ def test_a_converter_travels(spark, pair_of_tasks, tmp_path, monkeypatch):
 
 
 def test_options_of_a_converter(spark, tmp_path, capfd):
-    """dtype, codec and row group size are Petastorm's; it says nothing of what was asked for."""
+    """dtype, codec and row group size are as in Petastorm; nothing is printed about them."""
     frame = spark.range(10_000).selectExpr("id", "cast(id as double) as y").coalesce(1)
     with Deleted(frame, parent_cache_dir_url=tmp_path) as converter:
         (path,) = converter.file_urls
@@ -475,7 +475,7 @@ def test_options_of_a_converter(spark, tmp_path, capfd):
 
 
 class Deleted:
-    """A converter for the time of a with."""
+    """A converter that is deleted at the end of a `with` block."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.converter = make_spark_converter(*arguments, **options)
@@ -488,7 +488,7 @@ class Deleted:
 
 
 def test_a_converter_without_a_folder(spark):
-    """Without a parent folder, given or set, it says what to write."""
+    """Without a parent folder, as argument or setting, the error says what to write."""
     spark.conf.unset(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF)
     with pytest.raises(OptionsError, match="parent_cache_dir_url='dbfs:/tmp/petastorm'"):
         make_spark_converter(spark.range(3))
@@ -500,7 +500,7 @@ def test_a_converter_without_a_folder(spark):
 
 
 def test_what_a_killed_kernel_leaves(driver, tmp_path):
-    """The next kernel removes the folder of one that was killed, and nobody else's; in neither is there any noise."""
+    """The next kernel removes the folder of one that was killed, and no other; neither prints warnings."""
     script = """
         import sys
         from sparkring.data.petastorm import make_spark_converter
@@ -553,7 +553,7 @@ def missing(folder: Path) -> str:
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
 @pytest.mark.parametrize("spoil", [broken, hollow, bare, missing])
 def test_data_that_cannot_be_read(tmp_path, spoil, make):
-    """One sentence that names the file or folder, before a worker starts."""
+    """The error is one sentence that names the file or folder, before a worker starts."""
     said = spoil(tmp_path / "data")
     threads = set(threading.enumerate())
     with pytest.raises(DataError, match=re.escape(said)):
@@ -562,7 +562,7 @@ def test_data_that_cannot_be_read(tmp_path, spoil, make):
 
 
 def test_paths_that_cannot_be(uneven):
-    """A host that was meant as a folder, what a URL takes for a question, and a data set that is no Petastorm's."""
+    """A host that was meant as a folder, a path with a `?`, and a data set not written by Petastorm are errors."""
     with pytest.raises(PathError, match=r"Write dbfs:/data/x"):
         make_batch_reader("dbfs://data/x")
     with pytest.raises(PathError, match=r"Petastorm ignores the part of a path after a \? or #"):
@@ -613,7 +613,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spec", "said"), WRONG)
 def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
-    """The field, what is declared and what came; the readers look before a worker starts, too."""
+    """The error has the field, what is declared and what came; readers check this before a worker starts, too."""
     with pytest.raises(DataError, match=said):
         check_transform(spec, uneven)
     threads = set(threading.enumerate())
@@ -626,7 +626,7 @@ def test_transforms_that_do_not_keep_their_word(uneven, spec, said):
 
 
 def test_transforms_that_keep_their_word(uneven):
-    """What is declared comes out; rows may be dropped, and Python's numbers have no width."""
+    """The declared fields are returned; a transform may drop rows."""
     spec = TransformSpec(pairs(lambda y: np.array([y, 1], np.float32)), [Y_AS_PAIR], selected_fields=["pair", "x"])
     check_transform(spec, uneven)
     with make_batch_reader(uneven, transform_spec=spec) as reader:
@@ -638,7 +638,7 @@ def test_transforms_that_keep_their_word(uneven):
 
 
 def test_partitions(tmp_path):
-    """Columns that stand in folder names come as Petastorm reads them, for the transform's check as well."""
+    """Columns from folder names are as Petastorm reads them, also when a transform is checked."""
     rows = pa.table({"kind": ["a", "a", "b"], "x": [1, 2, 3]})
     parquet.write_to_dataset(rows, str(tmp_path / "data"), partition_cols=["kind"])
     seen = []
@@ -657,7 +657,7 @@ def test_partitions(tmp_path):
 
 
 def test_a_change_that_is_not_declared(uneven):
-    """Integers that become fractions would be cut under TensorFlow: it is an error there, and to check_transform()."""
+    """Integers that become fractions would be truncated under TensorFlow: an error there, and in check_transform()."""
     spec = TransformSpec(lambda rows: rows.assign(x=rows.x / 255))
     said = r"changes field 'x' from int64 to float64, which its TransformSpec does not declare"
     with pytest.raises(DataError, match=said):
@@ -742,7 +742,7 @@ def test_workers_that_die(local, uneven, death):
 
 
 def test_the_notebooks_process_is_quiet_too(uneven):
-    """Petastorm as it is, after %load_ext: it says nothing of its libraries' age."""
+    """After %load_ext, Petastorm itself prints no warnings about the age of its libraries."""
     code = f"""
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()

@@ -1,4 +1,4 @@
-"""The plan: who reads what, over hundreds of layouts."""
+"""The plan: which rank reads which rows, over hundreds of layouts."""
 
 import random
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparkring.data.plan import Leg, Position, RowRange, Shard, begun, cut, epoch_order, even, plan, shuffled, stretch
 from sparkring.errors import DataError
 
-# Files of row groups: none at all, groups of no rows, one row, many.
+# Files with no row groups, or with row groups of no, one or many rows.
 LAYOUTS = st.lists(st.lists(st.integers(0, 40), max_size=5), min_size=1, max_size=6).filter(
     lambda files: any(rows for file in files for rows in file)
 )
@@ -33,7 +33,7 @@ def all_rows(counts):
 
 
 def read(shard, rank, position, size, window, batch_size, *, rows=None):
-    """The rows that a rank of `size` is handed, in order: its windows shuffled, then what fills up."""
+    """The rows that a rank of `size` is given, in order: its windows shuffled, then the padding."""
     own, out = rows_of(shard.ranges), []
     key = (position.seed, position.epoch, len(begun(position, size, window)[0].legs), rank)
     for number, begin in enumerate(range(0, len(own), window or len(own) or 1)):
@@ -44,7 +44,7 @@ def read(shard, rank, position, size, window, batch_size, *, rows=None):
 
 
 def on(position, size, window, rows):
-    """The position when each of `size` ranks has had so many rows more."""
+    """The position when each of `size` ranks has read `rows` more rows."""
     before, had = begun(position, size, window)
     return before._replace(legs=(*before.legs, Leg(size, had + rows, window)))
 
@@ -52,7 +52,7 @@ def on(position, size, window, rows):
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS, st.integers(0, 3), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, batch_size, window, seed, epoch):
-    """Whatever the layout, the ranks, the seed and the epoch."""
+    """This holds for any layout, number of ranks, seed and epoch."""
     found = plan(counts, size, batch_size, position=Position(epoch, seed), remainder="join", window=window)
     every = [row for shard in found for row in rows_of(shard.ranges)]
     assert len(found) == size
@@ -65,7 +65,7 @@ def test_each_row_lies_with_one_rank_and_ranks_differ_by_one_row(counts, size, b
 @given(LAYOUTS, SIZES, BATCHES, WINDOWS)
 @settings(max_examples=300, deadline=None)
 def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, window):
-    """With "drop" all batches are full and own rows; with "pad" all are full and no row is left out."""
+    """With "drop", all batches are full, of a rank's own rows; with "pad", all are full and no row is left out."""
     rows = len(all_rows(counts))
     dropped = plan(counts, size, batch_size, remainder="drop", window=window)
     assert {shard.steps for shard in dropped} == {rows // size // batch_size}
@@ -84,7 +84,7 @@ def test_steps_are_equal_where_they_are_said_to_be(counts, size, batch_size, win
 @given(LAYOUTS, WINDOWS, BATCHES, st.lists(st.tuples(SIZES, st.integers(0, 9)), max_size=3), SIZES, st.integers(1, 3))
 @settings(max_examples=400, deadline=None)
 def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, batch_size, legs, size, epoch):
-    """What was read before a stop, and before another, and what is read then is every row, each once."""
+    """The rows that are read before several stops and after them are together all rows, each once."""
     position, seen = Position(epoch, 7), []
     for ranks, steps in legs:
         shards = plan(counts, ranks, batch_size, position=position, remainder="drop", window=window)
@@ -106,7 +106,7 @@ def test_an_epoch_goes_on_from_any_step_on_any_number_of_ranks(counts, window, b
 )
 @settings(max_examples=300, deadline=None)
 def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, size, stops, remainder):
-    """Each rank is handed the same rows in the same order, however often all stop and go on."""
+    """Each rank is given the same rows in the same order, however often all stop and continue."""
     options = {"remainder": remainder, "window": window}
     whole = plan(counts, size, batch_size, **options)
     position = Position()
@@ -126,7 +126,7 @@ def test_as_many_ranks_go_on_as_if_nothing_had_been(counts, window, batch_size, 
 
 
 def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
-    """Seed 0 is a seed; the order of row groups and of rows within a buffer changes from epoch to epoch."""
+    """Seed 0 is a seed like others; the order of row groups and of rows within a buffer changes with each epoch."""
     counts = [[10] * 8] * 4
 
     def order(epoch, seed):
@@ -140,7 +140,7 @@ def test_the_order_is_the_same_for_a_seed_and_new_in_every_epoch():
 
 
 def test_row_groups_and_rows_are_each_shuffled_by_epoch():
-    """Neither order is that of another epoch; the rows' is no other rank's or buffer's either."""
+    """Both orders differ between epochs; the order of rows also differs between ranks and buffers."""
     counts = [[10] * 8] * 4
     assert len({tuple(epoch_order(counts, 0, epoch)) for epoch in range(1, 6)}) == 5
     keys = [
@@ -150,7 +150,7 @@ def test_row_groups_and_rows_are_each_shuffled_by_epoch():
 
 
 def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
-    """One stretch after another, and within it row after row; the next epoch is the same."""
+    """Ranks have consecutive stretches, and read them row by row; the next epoch is the same."""
     for epoch in (1, 2):
         found = plan([[3, 4], [], [5]], 3, 2, position=Position(epoch), remainder="join")
         assert found == (
@@ -161,14 +161,14 @@ def test_without_shuffling_ranks_read_on_in_the_order_of_the_files():
 
 
 def test_a_row_group_is_cut_at_most_where_ranks_meet():
-    """So no rank reads what it does not need but at its two ends."""
+    """A rank reads rows that it does not need only at its two ends."""
     counts = [[1000] * 50]
     found = plan(counts, 7, 10, window=100)
     assert sum(len(shard.ranges) for shard in found) <= 50 + 7 - 1
 
 
 def test_more_ranks_than_rows_leaves_some_without_and_pads_them_from_the_others():
-    """With "pad" a rank without a row of its own reads rows that others read."""
+    """With "pad", a rank without a row of its own reads rows that others read."""
     found = plan([[3]], 5, 2, remainder="pad")
     assert sorted(shard.rows for shard in found) == [0, 0, 1, 1, 1]
     assert all(len(rows_of([*shard.ranges, *shard.pad])) == 2 and shard.steps == 1 for shard in found)
@@ -176,7 +176,7 @@ def test_more_ranks_than_rows_leaves_some_without_and_pads_them_from_the_others(
 
 
 def test_cutting_a_line_of_rows():
-    """By begin and end, as a slice does."""
+    """cut() takes a begin and an end, as a slice does."""
     line = [RowRange(0, 0, 5, 9), RowRange(1, 0, 0, 3)]
     for begin in range(8):
         for end in range(8):
@@ -185,7 +185,7 @@ def test_cutting_a_line_of_rows():
 
 
 def test_a_position_survives_json_and_what_is_none_is_refused():
-    """Lists stand for tuples then; other things are told."""
+    """Lists are read as tuples; other values are errors."""
     import json
 
     position = Position(3, 1, (Leg(4, 128, 1024), Leg(2, 32, 0)))
@@ -196,7 +196,7 @@ def test_a_position_survives_json_and_what_is_none_is_refused():
 
 
 def test_the_plan_of_many_row_groups_is_made_quickly_enough_to_be_made_anew():
-    """200,000 row groups for 64 ranks: every row group lies with somebody, and with two at most."""
+    """200,000 row groups are planned for 64 ranks; few of them are divided between ranks."""
     counts = [[random.Random(file).randint(1, 9) for _ in range(10)] for file in range(20_000)]
     found = plan(counts, 64, 8, window=64)
     assert sum(shard.rows for shard in found) == sum(map(sum, counts))

@@ -1,4 +1,4 @@
-"""What a rank tells of an epoch before it reads it: as much as there is room for, and only where somebody hears it."""
+"""What a rank reports of an epoch before it reads it: as much as there is room for, and only in a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 2), st.inte
 
 @given(PIECES)
 def test_neighbours_in_one_row_group_are_one_piece(pieces):
-    """Row by row they are the same, and none is like the one before it."""
+    """The rows stay the same, and no piece is in the row group of the one before it."""
     found = list(joined(pieces))
     rows = [(piece.file, piece.row_group) for piece in found for _ in range(piece.rows)]
     assert rows == [(piece.file, piece.row_group) for piece in pieces for _ in range(piece.rows)]
@@ -30,7 +30,7 @@ def test_neighbours_in_one_row_group_are_one_piece(pieces):
 
 @given(PIECES, st.integers(1, 20))
 def test_of_many_pieces_neighbours_are_one(pieces, most):
-    """No more than there may be, with all rows, named after the first; where they are few they stay as they are."""
+    """There are at most `most` pieces, with all rows, each named after its first; few pieces stay as they are."""
     found = at_most(most, pieces)
     assert len(found) <= most
     assert (sum(piece.rows for piece in found), sum(piece.groups for piece in found)) == (
@@ -48,7 +48,7 @@ def test_of_many_pieces_neighbours_are_one(pieces, most):
 
 @pytest.fixture
 def told(monkeypatch):
-    """The plans that a rank has told."""
+    """The plans that a rank has reported."""
     found = []
 
     def tell(message):
@@ -60,7 +60,7 @@ def told(monkeypatch):
 
 
 def test_what_a_plan_tells(told):
-    """Pieces, the files' names without their folders, and where it begins; once for each epoch."""
+    """A plan has pieces, the files' names without folders, and where it begins; it is sent once for each epoch."""
     data = Progress(name="d", kind="parquet")
     route = Route([Piece(7, 1, 30), Piece(7, 1, 5), Piece(2, 0, 10)], lambda file: f"/data/part-{file}.parquet", 12, 20)
     data.begin(3, 33, 1, route)
@@ -74,7 +74,7 @@ def test_what_a_plan_tells(told):
 
 @pytest.mark.parametrize(("size", "most"), [(1, 500), (64, 500), (1024, 31), (100_000, 1)])
 def test_a_plan_is_bounded(told, monkeypatch, size, most):
-    """However many row groups and ranks there are, and however long the files' names."""
+    """The size is bounded however many row groups and ranks there are, and however long the files' names."""
     monkeypatch.setattr(world, "world", lambda: mock.Mock(size=size))
     pieces = [Piece(number, 0, 10) for number in range(10_000)]
     Progress(name="d", kind="parquet").begin(1, None, None, Route(pieces, lambda file: f"{file:05}-{'x' * 500}"))
@@ -86,5 +86,5 @@ def test_a_plan_is_bounded(told, monkeypatch, size, most):
 
 
 def test_where_nobody_hears_of_it_no_plan_is_made():
-    """In the notebook's own process."""
+    """In the notebook's own process, the plan's pieces are not computed."""
     Progress(name="d", kind="parquet").begin(1, None, None, Route((1 / 0 for _ in "x"), str))

@@ -1,4 +1,4 @@
-"""TFRecord files of whole batches: what is written is what is read, and every rank has its even share of it."""
+"""TFRecord files of whole batches: what is written is read back, and each rank has an equal share of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbered(rows):
 
 
 def seen(records):
-    """The x of every row of an epoch, in the order in which they come."""
+    """The x of every row of an epoch, in the order of reading."""
     return [int(x) for batch in records for x in batch["x"]]
 
 
@@ -63,7 +63,7 @@ def seen(records):
     remainder=st.sampled_from(["drop", "pad"]),
 )
 def test_shares(records, files, ranks, short, remainder):
-    """As many steps on every rank, no record on two of them, and next to none on none."""
+    """Ranks have equally many steps. With "drop", no record is on two ranks; with "pad", no record is left out."""
     batch = 7
     rows = [0] * files
     for index in range(records):
@@ -92,7 +92,7 @@ def test_shares(records, files, ranks, short, remainder):
 
 
 def test_whole_files_where_they_are_even():
-    """Twice as many files as ranks: no file is opened by two."""
+    """If there are twice as many files as ranks, no file is opened by two ranks."""
     files = tuple(RecordFile(str(i), 10, 100, 0) for i in range(8))
     schema = Schema((Column("x", "int64"),), 10, 800, files)
     shares = [share_out(schema, rank, 4) for rank in range(4)]
@@ -106,7 +106,7 @@ def test_whole_files_where_they_are_even():
 
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 def test_every_type(folder, tf, compression):
-    """Numbers of every width, arrays, images, text and bytes come back as they were, with static shapes."""
+    """Numbers of every width, arrays, images, text and bytes are read back unchanged, with static shapes."""
     random = np.random.default_rng(0)
     names = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
     rows = {name: random.integers(0, 2, (10, 3)).astype(name) for name in names.split()}
@@ -130,7 +130,7 @@ def test_every_type(folder, tf, compression):
 
 
 def test_rows_in_pieces(folder):
-    """Batches of any size, arrays' lists and pandas' frames: what counts is the rows; files differ by one record."""
+    """The batches that are passed may have any size; the files differ by at most one record."""
     pieces = [numbered(60)["x"][start:stop] for start, stop in ((0, 1), (1, 1), (1, 40), (40, 60))]
     pieces.insert(0, [])
     schema = write_tfrecord(({"x": piece} for piece in pieces), folder, batch_size=4, files=4)
@@ -141,7 +141,7 @@ def test_rows_in_pieces(folder):
 
 
 def test_a_spark_frame(spark, folder, tmp_path):
-    """A Spark DataFrame, with lists, vectors and text, and rows spread evenly however its partitions are."""
+    """A Spark DataFrame with lists, vectors and text is spread evenly over files, whatever its partitions."""
     from pyspark.ml.linalg import Vectors
 
     rows = [(i, [float(i), 0.5], Vectors.dense([i, 1.0, 2.0]), f"row {i}", bytearray([i]), True) for i in range(50)]
@@ -161,7 +161,7 @@ def test_a_spark_frame(spark, folder, tmp_path):
 
 
 def test_shards_as_the_source(folder, tmp_path):
-    """What shards() chooses, fills and transforms is what is written, in its batches; they know how large these are."""
+    """The rows that shards() selects, fills and transforms are written, in batches of its batch size."""
     table = pa.table({"a": pa.array([*range(20), None], pa.float32()), "b": np.arange(21), "c": np.zeros(21)})
     pq.write_table(table, tmp_path / "numbers.parquet")
     data = shards(
@@ -195,7 +195,7 @@ def test_prefixes(folder):
 
 
 def test_another_file_system(folder):
-    """Elsewhere the files are copied whole; where TensorFlow cannot read, it is said before the first batch."""
+    """Files are copied to other file systems. If TensorFlow cannot read there, as_tf() raises an error."""
     import fsspec
 
     write_tfrecord(numbered(8), "memory://far/records", batch_size=4, files=2, prefixes=2)
@@ -212,7 +212,7 @@ def test_another_file_system(folder):
 
 
 def test_order(folder):
-    """Another one every epoch, the same for the same seed, and 0 is a seed."""
+    """The order changes with each epoch, and is the same for the same seed; 0 is a seed."""
     write_tfrecord(numbered(512), folder, batch_size=4, files=8)
 
     def epochs(seed):
@@ -231,7 +231,7 @@ def test_order(folder):
 
 
 def test_remainder(folder, capsys):
-    """What does not fill a batch is left out, which is said, or filled up with rows that were there."""
+    """Rows that do not fill a batch are left out, with a message, or filled up with rows that were read already."""
     write_tfrecord(numbered(22), folder, batch_size=4, files=2)
     dropped = tfrecords(folder, shuffle=False)
     assert (len(dropped), dropped.dropped, seen(dropped)) == (5, 2, list(range(20)))
@@ -243,7 +243,7 @@ def test_remainder(folder, capsys):
 
 
 def test_what_is_asked_for(folder, tf):
-    """A dict; a tuple by names; one tensor; some columns only; what a transform makes of them."""
+    """as_tf() gives a dict, a tuple of named columns, one tensor, only some columns, or a transform's result."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     records = tfrecords(folder, shuffle=False)
     assert set(records.as_tf().element_spec) == {"x", "y"}
@@ -256,7 +256,7 @@ def test_what_is_asked_for(folder, tf):
 
 
 def test_keras(folder, tf):
-    """fit() takes it as it is, epoch after epoch."""
+    """fit() takes the data set as it is, for several epochs."""
     write_tfrecord(numbered(64), folder, batch_size=8, files=4)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
     model.compile("sgd", "mse")
@@ -277,7 +277,7 @@ READ = """
 
 @pytest.mark.parametrize("files", [6, 4, 1])
 def test_ranks_read_their_shares(local, folder, files):
-    """Three ranks make as many steps each, read no row twice, and tell the run how far they are."""
+    """Three ranks have equally many steps, read no row twice, and report their progress."""
     write_tfrecord(numbered(36 * 4), folder, batch_size=4, files=files)
     result = local.run(READ, 3, namespace={"path": str(folder)})
     steps, rows = zip(*result.values, strict=True)
@@ -300,7 +300,7 @@ def test_ranks_read_their_shares(local, folder, files):
 
 
 def test_made_in_the_notebook(local, folder):
-    """Used in the cell it is the rank's own share, all that is known of it before; unless it is to be another's."""
+    """In the cell, records made in the notebook are the rank's own share, unless they were made for a given rank."""
     write_tfrecord(numbered(12 * 4 + 2), folder, batch_size=4, files=4)
     records, second = tfrecords(folder), tfrecords(folder, shuffle=False, rank=1, size=4)
     assert (len(records), records.dropped, len(second)) == (12, 2, 3)
@@ -318,7 +318,7 @@ def test_made_in_the_notebook(local, folder):
 
 
 def test_too_few_records(folder):
-    """More ranks than records: said before the first batch."""
+    """More ranks than records is an error before the first batch."""
     write_tfrecord(numbered(8), folder, batch_size=4, files=2)
     with pytest.raises(DataError, match="2 full records of 4 rows are too few for 3 ranks"):
         share_out(read_schema(folder), 0, 3)
@@ -354,7 +354,7 @@ def test_too_few_records(folder):
     ],
 )
 def test_what_cannot_be_stored(folder, rows, message):
-    """One sentence that names the column; nothing is left."""
+    """The error is one sentence that names the column; no file is left."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(rows, folder, batch_size=4)
     assert not folder.exists()
@@ -370,14 +370,14 @@ def test_what_cannot_be_stored(folder, rows, message):
     ],
 )
 def test_what_spark_has_and_records_cannot_hold(spark, folder, tmp_path, column, message):
-    """The same for a Spark DataFrame's columns."""
+    """The same holds for a Spark DataFrame's columns."""
     with pytest.raises(DataError, match=message):
         write_tfrecord(spark.range(8).selectExpr("id", f"{column} AS c"), folder, batch_size=4, cache=tmp_path / "c")
     assert not folder.exists()
 
 
 def test_nothing_reads_on(folder, tmp_path):
-    """What reads ahead ends with the write, although the error is kept, as a notebook keeps its last one."""
+    """The thread that reads ahead ends with the write, even if the error is kept, as a notebook keeps its last one."""
     pq.write_table(pa.table({"a": np.arange(200)}), tmp_path / "numbers.parquet")
     data = shards(tmp_path / "numbers.parquet", 2, transform=lambda batch: {"t": batch["a"].astype("M8[s]")})
     with pytest.raises(DataError, match="datetime64") as kept:
@@ -387,7 +387,7 @@ def test_nothing_reads_on(folder, tmp_path):
 
 
 def test_a_folder_with_something_in_it(folder):
-    """Nothing is written over, and what was there stays; an empty folder is taken, and stays when writing fails."""
+    """Nothing is overwritten, and existing files stay; an empty folder is used, and stays when writing fails."""
     folder.mkdir()
     with pytest.raises(DataError, match="no rows"):
         write_tfrecord([], folder, batch_size=4)
@@ -400,7 +400,7 @@ def test_a_folder_with_something_in_it(folder):
 
 
 def test_a_write_that_is_stopped(folder):
-    """An interrupt, or whatever the source raises, comes through, and leaves no file."""
+    """An interrupt, or whatever the source raises, is passed on, and no file is left."""
 
     def stopped(error):
         yield numbered(100)
@@ -413,14 +413,14 @@ def test_a_write_that_is_stopped(folder):
 
 
 def test_where_nothing_can_be_written(tmp_path):
-    """A file in the way: which, and why."""
+    """The error names the folder that cannot be made, and the reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/below cannot be written: Not a directory"):
         write_tfrecord(numbered(4), tmp_path / "file" / "below", batch_size=4)
 
 
 def test_a_full_disk(folder):
-    """Here a limit to the size of files: the reason, and nothing is left."""
+    """The error has the reason, and nothing is left. The test limits the size of files instead."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -433,7 +433,7 @@ def test_a_full_disk(folder):
 
 @pytest.mark.parametrize("seat", [{"rank": 1}, {"size": 2}, {"rank": 2, "size": 2}])
 def test_a_rank_that_there_is_not(folder, seat):
-    """Both or none, and one of those that there are."""
+    """rank and size must be given together, and rank must be less than size."""
     write_tfrecord(numbered(8), folder, batch_size=4)
     with pytest.raises(DataError, match="rank from 0 to size - 1"):
         tfrecords(folder, **seat)
@@ -450,7 +450,7 @@ def test_options(folder, options):
 
 
 def test_what_is_no_whole_folder(folder):
-    """A path that is not there, one without a schema, a schema that was cut."""
+    """A path that does not exist, a folder without a schema, and a schema that was cut off are errors."""
     with pytest.raises(DataError, match="does not exist"):
         tfrecords(folder)
     write_tfrecord(numbered(8), folder, batch_size=4)
@@ -467,13 +467,13 @@ def test_what_is_no_whole_folder(folder):
 
 
 def test_damaged_files(folder):
-    """One that is gone, cut, or has a bit turned over: its name is in the error."""
+    """The error names a file that is missing, was cut off, or has a changed bit."""
     write_tfrecord(numbered(80), folder, batch_size=4, files=2)
     part = folder / "part-00001.tfrecord"
     content = part.read_bytes()
     middle = len(content) // 2
     part.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    records = tfrecords(folder)  # of the right size
+    records = tfrecords(folder)  # the file still has the right size
     with pytest.raises(DataError, match=r"part-00001.tfrecord is damaged after record \d+ \(corrupted record"):
         list(records)
     os.truncate(part, middle)
@@ -485,7 +485,7 @@ def test_damaged_files(folder):
 
 
 def test_a_damaged_file_under_keras(local, folder):
-    """TensorFlow does not say which file it is; it is said how to find out."""
+    """TensorFlow does not say which file is damaged; the error says how to find out."""
     write_tfrecord(numbered(80), folder, batch_size=4, files=1)
     part = folder / "part-00000.tfrecord"
     content = bytearray(part.read_bytes())
@@ -503,7 +503,7 @@ def test_a_damaged_file_under_keras(local, folder):
 
 
 def test_columns_that_are_not_there(folder):
-    """The nearest name is proposed."""
+    """The error suggests a similar name."""
     write_tfrecord({"label": np.zeros(4), "image": np.zeros(4)}, folder, batch_size=4)
     with pytest.raises(DataError, match=r"no column `lable`: did you mean `label`"):
         tfrecords(folder, columns=["lable"])
@@ -514,7 +514,7 @@ def test_columns_that_are_not_there(folder):
 
 
 def test_too_few_records_for_the_ranks_are_told_before_they_start(local, tmp_path):
-    """Made in the notebook, where one rank would have done."""
+    """The records, made in the notebook where they suffice for one rank, are checked for the run's ranks."""
     (tmp_path / "few").mkdir()
     write_tfrecord({"x": np.arange(8)}, tmp_path / "few", batch_size=4, files=1)
     few = tfrecords(tmp_path / "few")

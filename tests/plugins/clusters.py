@@ -33,16 +33,16 @@ class Cluster(NamedTuple):
     add: Callable[[], None]
 
 
-@pytest.hookimpl(trylast=True)  # once there is a temp folder of our own
+@pytest.hookimpl(trylast=True)  # after our own temporary folder has been made
 def pytest_configure(config: pytest.Config) -> None:
-    """Spark settings for every session of the tests, those of notebooks and of other processes, too."""
+    """Sets Spark options for every session of the tests, including those of notebooks and other processes."""
     folder = java_folder(config)
     settings = shlex.quote(str(folder / java_archive.SETTINGS))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {settings} pyspark-shell"
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     java_archive.write_settings(folder)
-    # It takes as long as it saves in a few tests, and is made while the workers collect theirs.
+    # Making the archive takes as long as it saves in a few tests; meanwhile the workers collect theirs.
     if config.getoption("numprocesses", None) and not (folder / java_archive.TRIED).exists():
         set_java()
         maker = subprocess.Popen(
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def java_folder(config: pytest.Config) -> Path:
-    """Where the archive of Spark's classes is kept, from one run of the tests to the next."""
+    """The folder in which the archive of Spark's classes is kept between runs of the tests."""
     folder = config.rootpath / ".pytest_cache" / "java"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -73,19 +73,19 @@ def set_java() -> None:
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python of this version with everything that this one has, but for sparkring itself."""
+    """A Python of this version with everything that this one has, except sparkring itself."""
     folder = tmp_path_factory.mktemp("bare") / "python"
     venv.create(folder, symlinks=True, with_pip=False)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     site = folder / "lib" / version / "site-packages"
-    # A folder named in a .pth file does not have its own .pth files read: an editable sparkring stays unknown.
+    # Python does not read .pth files in a folder that a .pth file names, so an editable sparkring stays unknown.
     theirs = [entry for entry in sys.path if entry.endswith("site-packages")]
     (site / "everything-else.pth").write_text("\n".join(theirs) + "\n")
     return str(folder / "bin" / "python")
 
 
 def _gpu_properties(folder: Path, gpus: int) -> str:
-    """The settings of a worker that has so many GPUs."""
+    """Write the settings of a worker with `gpus` GPUs, and return their path."""
     script = folder / "discover.sh"
     addresses = ", ".join(f'"{index}"' for index in range(gpus))
     script.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": [{addresses}]}}'\n""")
@@ -162,12 +162,12 @@ def cluster(
     """A real standalone cluster on loopback: a master and two workers with two cores each."""
     with _standalone(pytestconfig, tmp_path_factory.mktemp("cluster"), bare_python) as found:
         yield found
-        shared_spark.stop()  # before the cluster on which it may be
+        shared_spark.stop()  # before the cluster on which it may run
 
 
 @pytest.fixture
 def lonely_master(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
-    """A standalone cluster to which no worker has come yet."""
+    """A standalone cluster that has no worker yet."""
     with _standalone(pytestconfig, tmp_path, bare_python, workers=0) as found:
         yield found
 

@@ -1,7 +1,7 @@
 """A launcher without processes: its members are threads that connect to the driver and speak the messages.
 
-So what the driver does with messages, failures and restarts is tested without ranks. A member runs a function of the
-test's in the place of the cell.
+With it, tests see what the driver does with messages, failures and restarts without starting ranks. A member runs a
+function of the test in place of the cell.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Vanish(BaseException):
 
 
 class FakeRank:
-    """A rank for `cell(rank)`: its `world`, the `request` that it runs, and whether it was `interrupted` or `ended`.
+    """A rank that runs `cell(rank)`: its `world`, its `request`, and whether it was `interrupted` or has `ended`.
 
     `attempt` is the number of the launcher that has started it, from 1.
     """
@@ -79,7 +79,7 @@ class FakeRank:
         self.home.send(message)
 
     def exit(self, code: int | None = None, signal: int | None = None) -> None:
-        """The rank's process ends; to be called while no cell runs."""
+        """End the rank's process; called while no cell runs."""
         self.tell(Exited(code, signal, False, 0))
 
     def listen(self) -> None:
@@ -121,7 +121,7 @@ class FakeRank:
             self.home.close()
 
     def run(self) -> Message:
-        """How the request ends."""
+        """Run the cell, and return how the request ends."""
         try:
             value = self.cell(self)
         except (Exception, KeyboardInterrupt) as error:

@@ -1,6 +1,6 @@
 """An archive of Spark's classes as Java has loaded them, which halves the CPU time of each JVM that the tests start.
 
-`python java_archive.py FOLDER` makes it (class data sharing, JEP 350) and from then on has Spark use it.
+`python java_archive.py FOLDER` makes it (class data sharing, JEP 350); from then on, Spark uses it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# The tests' JVMs live for seconds: what C2 would gain they never get back, and it costs half of all their CPU time.
+# The tests' JVMs live for seconds: compiling with C2 costs half of their CPU time, and never pays off.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ARCHIVE, SETTINGS, TRIED = "spark.jsa", "spark.properties", "tried"
 
 
 def java_options(folder: Path) -> str:
-    """What every JVM of the tests is started with; Java has nothing to say about an archive that does not fit."""
+    """The options of every JVM of the tests. Java prints nothing about an archive that does not fit."""
     archive = folder / ARCHIVE
-    # Java that finds no archive where it is told to look goes without its own one, too.
+    # If the archive that is named does not exist, Java does not use its default one, either.
     return f'{SHORT_LIVED} "-XX:SharedArchiveFile={archive}" -Xlog:disable' if archive.exists() else SHORT_LIVED
 
 
@@ -34,7 +34,7 @@ def unchanged(batches: Iterator[object]) -> Iterator[object]:
 
 
 def make(folder: Path) -> None:
-    """Do what tests do, and have Java keep the classes that it has loaded."""
+    """Do what tests do, and let Java archive the classes that it has loaded."""
     from pyspark.sql import SparkSession
 
     (folder / TRIED).touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# The fixtures that tell them; of a test with fixtures of several, the first one counts.
+# The fixtures that determine a test's kind. If a test has fixtures of several kinds, the first kind counts.
 KINDS = {
     "browser": {"browser", "chromium"},
     "kernel": {"run_demo", "kernels", "shared", "spark_kernel"},
@@ -21,7 +21,7 @@ KINDS = {
     "driver": {"driver"},
     "ring": {"ring", "local", "local_gang"},
 }
-# In the order in which their groups begin: those that compute, and those that mostly wait.
+# The kinds that compute and those that mostly wait, each in the order in which their groups begin.
 COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
 WAITING = ("ring", "slow", None)
 WHAT = {
@@ -43,13 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def places(item: pytest.Item) -> set[str]:
-    """What the test's ring or session are parametrised with."""
+    """The parameters of the test's ring and session."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {params[name] for name in ("ring", "spark") if name in params}
 
 
 def kind_of(item: pytest.Item) -> str | None:
-    """The first of the kinds that the test is of; None if it starts nothing."""
+    """The first kind to which the test belongs; None if it starts nothing."""
     if places(item) & {"spark", "standalone"}:
         return "spark"
     fixtures = set(getattr(item, "fixturenames", ()))
@@ -57,14 +57,14 @@ def kind_of(item: pytest.Item) -> str | None:
 
 
 def group_of(item: pytest.Item, kind: str | None) -> str:
-    """Whose worker runs it: that of its file, if nothing larger is shared."""
+    """The test's group: its file, unless tests of several files share something."""
     file = item.path.relative_to(Path(__file__).parents[1])
     if "standalone" in places(item):
         return "standalone"
     if kind in ("browser", "cluster"):
         return kind
     if kind == "spark":
-        # Of the files in no folder, too few tests use Spark for a session of their own.
+        # Too few tests in files outside a folder use Spark to have a session of their own.
         return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
     if "outputs" in getattr(item, "fixturenames", ()) or (kind is None and item.get_closest_marker("slow")):
         return item.nodeid  # it shares nothing
@@ -73,7 +73,7 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each test its kind and group, and order them; under --standalone leave out what no cluster matters to."""
+    """Give each test its kind and group, and order them; with --standalone, leave out tests that use no cluster."""
     if config.getoption("--standalone"):
         gone = [item for item in items if "standalone" not in places(item) and kind_of(item) != "spark"]
         config.hook.pytest_deselected(items=gone)
@@ -104,6 +104,6 @@ def _interleaved(kinds: dict[str, str | None]) -> list[str]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without its groups pytest-xdist would start everything in every worker."""
+    """Fails if tests are not grouped: pytest-xdist would start everything in every worker."""
     if getattr(session.config.option, "loadgroup", False) and not any("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("pytest-xdist has not grouped the tests: install the versions in constraints.txt.")

@@ -23,8 +23,8 @@ import pytest
 
 from sparkring.engine import background
 
-MARK = "SPARKRING_TEST"  # in the environment of all that a test starts, and so in /proc
-SETTLE_S = 1.0  # what is still there then stays
+MARK = "SPARKRING_TEST"  # in the environment of every process that a test starts, and so in /proc
+SETTLE_S = 1.0  # what still exists after this time counts as left behind
 
 
 class Traces(NamedTuple):
@@ -36,7 +36,7 @@ class Traces(NamedTuple):
     folders: set[str]
 
     def beside(self, other: Traces) -> Traces:
-        """What is here and was not there."""
+        """What is in these traces but not in the other ones."""
         return Traces(
             self.children - other.children,
             self.threads - other.threads,
@@ -54,7 +54,7 @@ class Traces(NamedTuple):
 
 
 def family(processes: Iterable[psutil.Process]) -> set[int]:
-    """The processes and all below them that are alive."""
+    """The pids of the processes and of all their descendants that are alive."""
     found: set[int] = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,13 +63,13 @@ def family(processes: Iterable[psutil.Process]) -> set[int]:
 
 
 class Lasting:
-    """What outlives a test on purpose: Spark's JVM and all below it, and the cluster."""
+    """What outlives a test on purpose: Spark's JVM and its descendants, and the cluster."""
 
     def __init__(self) -> None:
         self.processes: list[psutil.Process] = []
-        # Where the session and the JVM talk: py4j keeps a connection per thread, the accumulators' server one.
+        # Ports between the session and the JVM: py4j keeps a connection per thread, the accumulators' server one.
         self.ports: set[int] = set()
-        self.sockets: set[str] = set()  # those that have led there; one that the JVM has closed leads nowhere
+        self.sockets: set[str] = set()  # those connected to these ports; once the JVM closes one, its port is gone
 
     def pids(self) -> set[int]:
         return family(self.processes)
@@ -80,12 +80,12 @@ lasting = Lasting()
 
 @pytest.fixture(scope="session")
 def lasting_processes() -> list[psutil.Process]:
-    """For fixtures of a session or a module: what they put here, and all below it, is not left behind by a test."""
+    """Fixtures of a session or module add processes that, with their descendants, do not count as left behind."""
     return lasting.processes
 
 
 def _has_children() -> bool:
-    """Does this process have any child, dead or alive? One system call, where a search costs milliseconds."""
+    """Whether this process has any child, dead or alive. This is one system call; a search takes milliseconds."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -94,12 +94,12 @@ def _has_children() -> bool:
 
 
 def _reaped() -> int:
-    """A number that is larger once a child has ended and been waited for: every process has page faults."""
+    """A number that grows when a child has ended and been waited for: the page faults of such children."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
 
 
 def _children() -> set[int]:
-    """What descends from this process and does not last on purpose, and its own children that nobody waited for."""
+    """The living descendants of this process that do not last on purpose, and its own children that are zombies."""
     me = psutil.Process()
     spark = lasting.pids()
     alive = {
@@ -120,7 +120,7 @@ def traces() -> Traces:
             target = os.readlink(f"/proc/self/fd/{name}")
             if int(name) in to_spark:
                 lasting.sockets.add(target)
-            # A socket is told by its number, since where it leads to changes when the other end closes it.
+            # A socket is identified by its number, since its address changes when the other end closes it.
             # matplotlib leaves the fonts open that it has drawn with, and TensorFlow its process's command line.
             if target not in lasting.sockets and not re.search(r"/mpl-data/fonts/|^/proc/\d+/cmdline$", target):
                 descriptors[re.sub(r"\d+", "N", target) if target.startswith("pipe:") else target] += 1
@@ -133,7 +133,7 @@ def traces() -> Traces:
 
 
 def _where_it_leads(descriptor: str) -> str:
-    """A descriptor as a reader of a failed test wants to see it."""
+    """Describe a descriptor for the reader of a failed test."""
     for connection in psutil.Process().net_connections("inet"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{connection.fd}") == descriptor:
@@ -150,7 +150,7 @@ def _status(process: psutil.Process) -> str:
 
 
 def runs(pid: int) -> bool:
-    """Is it there, and no zombie?"""
+    """Whether the process exists, and is not a zombie."""
     try:
         return _status(psutil.Process(pid)) != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -158,7 +158,7 @@ def runs(pid: int) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes, anywhere, that inherited `mark`: a rank's grandchild that called setsid is among them."""
+    """All processes on this machine that inherited `mark`, even a rank's grandchild that called setsid."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
@@ -169,7 +169,7 @@ def marked(mark: str) -> list[int]:
 
 
 def told(pids: set[int] | list[int]) -> list[str]:
-    """Processes as a reader of a failed test wants to see them."""
+    """Describe processes for the reader of a failed test."""
     lines = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -189,7 +189,7 @@ class Watch:
     idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
 
     def started_a_process(self) -> bool:
-        """Can there be any that the test has started? Without one there is nothing to look for in all of /proc."""
+        """Whether the test may have started a process. If not, there is no need to search all of /proc."""
         return self.idle is None or _has_children() or _reaped() != self.idle
 
     def except_for(self, start: Callable[[], Any]) -> Any:
@@ -204,14 +204,14 @@ class Watch:
                 os.environ[MARK] = mark
 
     def complaints(self, settle_s: float) -> dict[str, list[str]]:
-        """What is there that was not there before, by kind, once it has had this long to go."""
+        """What the test has left behind, by kind, after waiting up to `settle_s` for it to go."""
         deadline = time.monotonic() + settle_s
         while True:
             left = traces().beside(self.before)
             marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
             if not (marks or any(left)) or time.monotonic() >= deadline:
                 break
-            gc.collect()  # what only waits for it is not left behind, nor is what is just being opened or closed
+            gc.collect()  # garbage does not count as left behind, nor does what is just being opened or closed
             time.sleep(0.05)
         found = {
             "processes": told(left.children | marks),

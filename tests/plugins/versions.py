@@ -1,4 +1,4 @@
-"""What a test needs of the versions that are installed: the two sets differ in Keras, Python and pyarrow."""
+"""Marks for tests that need certain versions: the two sets of versions differ in Keras, Python and pyarrow."""
 
 from __future__ import annotations
 

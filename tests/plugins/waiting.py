@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere."""
+"""Waiting for something that happens in another process or thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEADLINE_S = 180.0  # a wait that takes this long has failed; nothing is ever ex
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Wait until `condition()` holds and return what it gave; fails, naming `what`, at the deadline."""
+    """Wait until `condition()` is true, and return its value; fail at the deadline, naming `what`."""
     deadline = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain: {what}"

@@ -1,6 +1,6 @@
 """Runs capture scenarios as a user would: the same cell once in the notebook, and once on a rank.
 
-A scenario file holds scenarios in this form; `---` parts two cells of the notebook, and `>>>` stands before the cell
+A scenario file holds scenarios in this form; `---` separates cells of the notebook, and `>>>` stands before the cell
 that is run in both places. `!refused WORDS` says that the launch is refused with these words.
 
     ### title
@@ -31,8 +31,8 @@ from sparkring.capture.remote_names import Held
 from sparkring.engine import warm_gang
 from sparkring.errors import CaptureError
 
-# Of these each has a new rank: what a rank has imported or set stays there. The others share a warm one, which
-# forgets its names between them.
+# Each scenario of these files has a new rank, since what a rank imports or sets stays there. Those of the other files
+# share a warm rank, which forgets its names between scenarios.
 COLD = ("modules", "processes", "state")
 _FORGET = """%%ranks all
 for _name in set(globals()) - {_kept}:
@@ -62,7 +62,7 @@ def read(path: Path) -> Iterator[Scenario]:
 
 
 def run(shell: InteractiveShell, scenario: Scenario, magic: str) -> dict[str, Any]:
-    """Run one scenario in `shell`, whose notebook is as before afterwards; `magic` is the launch line."""
+    """Run one scenario in `shell`, and restore its notebook afterwards; `magic` is the launch line."""
     before = dict(shell.user_ns)
     with capture_output() as printed:
         for cell in scenario.notebook:
@@ -72,7 +72,7 @@ def run(shell: InteractiveShell, scenario: Scenario, magic: str) -> dict[str, An
         here = ""
         if scenario.refused is None:
             here = repr(_run_cell(shell, scenario.cell, value=True))
-        # Not with reset(), which ends the gang and takes a second to look for garbage.
+        # Not with reset(), which ends the gang and spends a second on collecting garbage.
         shell.user_ns.clear()
         shell.user_ns.update(before)
         shell.user_ns["_oh"].clear()
@@ -92,7 +92,7 @@ def run(shell: InteractiveShell, scenario: Scenario, magic: str) -> dict[str, An
 
 
 def _run_cell(shell: InteractiveShell, source: str, *, may_fail: bool = False, value: bool = False) -> Any:
-    """Run a cell as a front end does; returns its error, or its value if that is asked for."""
+    """Run a cell as a front end does; return its error, or its value if `value` is true."""
     done = shell.run_cell(source, store_history=False)
     error = done.error_before_exec or done.error_in_exec
     if error is not None and not may_fail:

@@ -1,4 +1,4 @@
-"""What `sparkring-build-horovod` decides, says and keeps. The build itself is what `make demo` starts with."""
+"""What `sparkring-build-horovod` decides, prints and caches. `make demo` runs the build itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLE = {
 
 @pytest.fixture(params=["sample", "release"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Horovod's build files: our sample of them, and the release's own where a build has left it in the cache."""
+    """Horovod's build files: our sample of them, and the release's own if a build has left them in the cache."""
     texts = dict(SAMPLE)
     sdist = platformdirs.user_cache_path("sparkring") / "horovod" / f"horovod-{HOROVOD}.tar.gz"
     if request.param == "release" and sdist.is_file():
@@ -61,7 +61,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a program of a given name that prints a line and ends with a status."""
+    """Makes a program of a given name that prints a line and exits with a status."""
     folder = tmp_path / "bin"
     folder.mkdir()
 
@@ -171,7 +171,7 @@ def test_a_new_tensorflow_is_built_without_the_xla_operations(source: Path) -> N
 
 
 def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Path) -> None:
-    """With TF_USE_LEGACY_KERAS, that is Keras 2; wheels that were built without these edits are not used again."""
+    """With TF_USE_LEGACY_KERAS, this is Keras 2. Wheels that were built without these edits are not used again."""
     build_horovod.patch(source, build_horovod.edits(TF_NEW))
     for name in ("__init__.py", "callbacks.py"):
         text = (source / "horovod/tensorflow/keras" / name).read_text()
@@ -181,7 +181,7 @@ def test_a_tensorflow_with_keras_3_gets_the_backend_of_its_own_keras(source: Pat
 
 
 def test_an_older_tensorflow_alone_needs_one_edit(source: Path) -> None:
-    """It leaves out debug information, which takes a third of the compiler's time."""
+    """The edit leaves out debug information, which takes a third of the compiler's time."""
     changes = build_horovod.edits(TF_ONLY)
     assert [edit.path for edit in changes] == ["setup.py"]
     build_horovod.patch(source, changes)
@@ -260,7 +260,7 @@ def test_the_environments_own_cmake_comes_before_the_systems(
     monkeypatch.setenv("PATH", str(other), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
     assert build_horovod.find_cmake() == folder / "cmake"
-    # And where the environment's own is too new, the system's serves.
+    # If the environment's own is too new, the system's is used.
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(other))
     assert build_horovod.find_cmake() == folder / "cmake"

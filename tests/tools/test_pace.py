@@ -1,4 +1,4 @@
-"""How far a build is said to be, from make's percentages and from the builds before."""
+"""The progress of a build, estimated from make's percentages and from earlier builds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from sparkring.tools.pace import Pace
 
-# The seconds at which a build printed percentages, one of 300 s whose last file takes a third of the time.
+# When, in seconds, a build of 300 s printed which percentage. Its last file takes a third of the time.
 PRINTED = {20: 0, 40: 30, 60: 60, 80: 90, 120: 97, 200: 99}
 WHOLE_S = 300
 
 
 def estimates(pace: Pace, slower: float = 1.0, printed: dict[int, int] = PRINTED) -> dict[int, float | None]:
-    """The share that is told after so many seconds of that build, where each of them takes `slower` times as long."""
+    """The share that is estimated at each second of that build, if the build takes `slower` times as long."""
     told = {}
     for second in range(0, WHOLE_S, 10):
         fresh = f"  [{printed[second]:3}%] Building CXX object a.cc.o\n" if second in printed else "g++ -c a.cc\n"
@@ -24,7 +24,7 @@ def estimates(pace: Pace, slower: float = 1.0, printed: dict[int, int] = PRINTED
 
 
 def test_the_second_build_knows_its_pace(tmp_path: Path) -> None:
-    """The share is that of the time, on a machine that is twice as slow as well, and 99 % is not almost done."""
+    """The share is that of the time, even on a machine that is twice as slow, and 99 % does not mean almost done."""
     first = Pace(tmp_path / "pace.json")
     estimates(first)
     first.read("[100%] Built target pytorch\n", WHOLE_S)
@@ -32,9 +32,9 @@ def test_the_second_build_knows_its_pace(tmp_path: Path) -> None:
     for slower in (1.0, 2.0):
         told = estimates(Pace(tmp_path / "pace.json"), slower)
         for second, share in told.items():
-            if second >= 20:  # before that nothing is known of how slow it is
+            if second >= 20:  # before that, the machine's speed is not known
                 assert share == pytest.approx(second / WHOLE_S, abs=0.001)
-    # A step that takes longer than it did: the share waits for it, and the time that is left grows.
+    # If a step takes longer than it did before, the share waits for it, and the estimated time left grows.
     late = Pace(tmp_path / "pace.json")
     shares = [late.read("[ 60%] a\n" if second == 60 else "", second) for second in (20, 60, 70, 100, 400)]
     assert shares == pytest.approx([20 / WHOLE_S, 60 / WHOLE_S, 70 / WHOLE_S, 80 / WHOLE_S, 80 / WHOLE_S])

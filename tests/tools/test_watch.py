@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

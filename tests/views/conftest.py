@@ -34,7 +34,7 @@ def replayed() -> Callable[..., RunRecord]:
 
 @pytest.fixture
 def unfolded() -> Callable[[str], str]:
-    """`unfolded(page)`: what a notebook keeps, with its drawings in the page and without the elements' own styles."""
+    """`unfolded(page)`: a static view, with its drawings as elements and without the elements' own styles."""
 
     def drawing(found: re.Match[str]) -> str:
         svg = base64.b64decode(found[2]).decode()

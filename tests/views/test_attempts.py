@@ -1,4 +1,4 @@
-"""The story of attempts: a calm line each, as the record knows it."""
+"""What views say about attempts: one line for each, computed from the record."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def told(replayed):
 
 
 def test_a_rank_is_lost_and_the_run_goes_on(told):
-    """What ended the attempt, what was saved before, from where the next one went on, after what pause."""
+    """The lines say what ended the attempt, what had been saved, and from where and when the next one continued."""
     lost = "attempt 1 · 2 ranks · 14 s · ended: rank 1 on vm was killed by SIGKILL (step 120 was saved 3.0 s before)"
     assert told(*FIRST, *SECOND) == [lost, "attempt 2 · 1 rank instead of 2 · continues from step 120 · running"]
     assert told(*FIRST, *SECOND, *BACK) == [
@@ -59,28 +59,28 @@ def test_a_rank_is_lost_and_the_run_goes_on(told):
 
 
 def test_what_the_lost_rank_printed_last_is_kept(replayed):
-    """For a fold-out below the line."""
+    """The lines are kept to be unfolded below the attempt's line."""
     first, second = story(replayed(*FIRST, *SECOND, up=False))
     assert (first.failed_rank, [line.text for line in first.last_lines]) == (1, ["munmap_chunk()"])
     assert (first.state, second.state, second.last_lines) == ("ended", "running", ())
 
 
 def test_a_run_that_never_lost_a_rank_has_no_story(told):
-    """Unless it went on from an earlier run's checkpoint."""
+    """There are no lines, unless the run continues from an earlier run's checkpoint."""
     assert told() == []
     assert told(AttemptStarted(T, 1, 2)) == []
     assert told(AttemptStarted(T, 1, 2, "x", 40)) == ["attempt 1 · 2 ranks · continues from step 40 · starting"]
 
 
 def test_nothing_was_saved(told):
-    """Then it says so, and the next attempt starts over."""
+    """If nothing was saved, the line says so, and the next attempt starts over."""
     lines = told(*(each for each in FIRST if not isinstance(each, CheckpointSaved)), AttemptStarted(T + 16, 2, 2))
     assert lines[0].endswith("was killed by SIGKILL (no checkpoint was saved)")
     assert lines[1] == "attempt 2 · 2 ranks · started over · starting"
 
 
 def test_a_ring_that_grows_has_no_failed_rank(told):
-    """The reason is the driver's."""
+    """The reason comes from the driver."""
     events = [AttemptStarted(T, 1, 1), AttemptEnded(T + 9, 1, "2 slots are free"), AttemptStarted(T + 9, 2, 2, "x", 9)]
     lines = told(*events, RunFinished(T + 12, "failed", "no"))
     assert lines[0] == "attempt 1 · 1 rank · 9.0 s · ended: 2 slots are free (no checkpoint was saved)"
@@ -100,13 +100,13 @@ def test_a_ring_that_grows_has_no_failed_rank(told):
     ],
 )
 def test_why_it_ended(replayed, failure, words):
-    """One clause, whatever the failure was."""
+    """The reason is one clause, whatever the failure was."""
     record = replayed(*FIRST[:3], RankFailed(T + 9, 1, failure), AttemptEnded(T + 9, 1, "?", 1), up=False)
     assert why(record.attempts[0]) == words
 
 
 def test_news_is_told_once(replayed):
-    """A line for each end and each start, and none twice."""
+    """Each end and each start is one line, and no line comes twice."""
     seen: tuple = ()
     lines = []
     events = [*FIRST, *SECOND, *BACK]
@@ -122,6 +122,6 @@ def test_news_is_told_once(replayed):
 
 
 def test_the_closing_line(replayed):
-    """How often it was started again, and what was saved last."""
+    """The closing line says how often the run was restarted, and what was saved last."""
     record = replayed(*FIRST, *SECOND, RunFinished(T + 40, "finished"), up=False)
     assert closing(record, 0.0) == "1 rank finished in 40 s after 1 restart · last saved step 120"

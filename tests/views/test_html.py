@@ -51,7 +51,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 
 
 class Elements(HTMLParser):
-    """Everything in a page, by kind."""
+    """The elements and the text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -132,7 +132,7 @@ def hostile(replayed):
 
 
 def check(page: str, allowed_tags: set[str] = _TAGS) -> Elements:
-    """No element and no attribute that we did not put there, and nothing that cannot be seen."""
+    """Check that a page has only elements and attributes of ours, and no invisible characters."""
     found = Elements(page)
     for tag, attributes in found.tags:
         assert tag in allowed_tags
@@ -149,7 +149,7 @@ def not_drawn(*_):
 
 
 def check_image(source: str) -> None:
-    """It loads nothing, and a drawing has no elements but ours."""
+    """Check that an image loads nothing, and that a drawing has only elements of ours."""
     kind, data = source.split(",")
     if kind == "data:image/png;base64":
         assert base64.b64decode(data, validate=True).startswith(b"\x89PNG")
@@ -247,7 +247,7 @@ def test_while_it_runs(replayed):
 
 
 def test_gpus(replayed):
-    """Each rank's, with what is known of them; the first ones where there are many."""
+    """Each rank's GPUs are shown with what is known of them; if there are many, only the first ones."""
     record = replayed(
         GpuUsed("3", "NVIDIA H200", 10**9, 150 * 10**9, 80, time=2.0, rank=1),
         GpuUsed("2", "A", *[None] * 3, time=2.0, rank=0),
@@ -434,7 +434,7 @@ def measured(replayed, size=2, count=30, **more):
 
 
 def pictures(record) -> list[str]:
-    """Where the pictures of a final view come from."""
+    """The sources of the pictures in a final view."""
     found = [attributes for tag, attributes in check(metrics.html(record, NOW, "final")).tags if tag == "img"]
     assert all(" by step: from " in attributes["alt"] for attributes in found)
     return [attributes["src"] for attributes in found]

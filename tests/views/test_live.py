@@ -1,4 +1,4 @@
-"""What a page is told of a run: each thing once, as text, and little of what has not changed."""
+"""The messages to a page about a run: each line once, as text, and little that has not changed."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_the_state_is_told_when_it_changes_and_not_too_often(running):
     assert of_kind(feed.news(running, BEGAN + 2 + 2 * STATE_PAUSE_S), "state") == []
     record = apply(running, events.Metrics({"loss": 0.5}, step=7, epoch=1, time=BEGAN + 3, rank=1))
     soon = BEGAN + 2 + 2.5 * STATE_PAUSE_S
-    assert of_kind(feed.news(record, soon), "state") == []  # it has looked a moment ago
+    assert of_kind(feed.news(record, soon), "state") == []  # the last state was sent a moment ago
     (told,) = of_kind(feed.news(record, soon + STATE_PAUSE_S), "state")
     assert told["ranks"]["step"] == [None, 7]
-    assert told["last"] == []  # not before the table and the curves say it, too
+    assert told["last"] == []  # only together with the table and the curves
     news = feed.news(record, soon + 2 * SECTIONS_PAUSE_S)
     assert of_kind(news, "state")[0]["last"] == ["loss 0.5"]
     assert "metrics" in of_kind(news, "sections")[0]["html"]

@@ -1,4 +1,4 @@
-"""The section on the reading: a strip per rank of what it has read, is reading and will read, and who has more."""
+"""The section about reading: for each rank a strip of what it has read, is reading and will read; the balance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
 
 
 def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
-    """Row groups of so many rows, two in a file."""
+    """A rank plans row groups of so many rows, two in a file."""
     pieces = tuple(Piece(number // 2, number % 2, each) for number, each in enumerate(rows))
     names = tuple((number, f"part-{number}.parquet") for number in range((len(rows) + 1) // 2))
     return DataPlanned(reader, epoch, **{"pieces": pieces, "names": names, **fields}, time=START + 3, rank=rank)
@@ -56,7 +56,7 @@ def states(plan: DataPlanned, now: DataRead | None, most: int = 100, **options: 
     [(0, "Nccc"), (99, "Nccc"), (100, "RNcc"), (101, "RNcc"), (399, "RRRN"), (400, "RRRR")],
 )
 def test_in_order_one_row_group_is_being_read(rows, shown):
-    """All before it are read, all after it are to come."""
+    """All row groups before it are read, all after it are to come."""
     assert states(planned(0, [100] * 4), read(0, rows, 400)) == shown
 
 
@@ -65,12 +65,12 @@ def test_in_order_one_row_group_is_being_read(rows, shown):
     [(0, "NNNccc"), (249, "NNNccc"), (250, "RRNNNc"), (499, "RRNNNc"), (500, "RRRRRN"), (550, "RRRRRN")],
 )
 def test_shuffled_rows_come_of_several_row_groups_at_a_time(rows, shown):
-    """Of those in the buffer; what reaches into the next one is not read before that."""
+    """The row groups in the buffer are being read; one that continues in the next buffer is not read before that."""
     assert states(planned(0, [100] * 6, window=250), read(0, rows, 600)) == shown
 
 
 def test_an_epoch_that_has_ended_is_read():
-    """Also where its last rows filled no batch, and where nobody could tell how many there would be."""
+    """This holds even if its last rows did not fill a batch, or the number of rows was not known."""
     plan = planned(0, [100] * 4, window=250)
     assert states(plan, read(0, 390, 390, done=True)) == "RRRR"
     assert states(plan, read(0, 12, None, done=True)) == "RRRR"
@@ -79,7 +79,7 @@ def test_an_epoch_that_has_ended_is_read():
 
 
 def test_an_epoch_that_goes_on_from_its_middle():
-    """What was read before the stop is read."""
+    """What was read before the stop counts as read."""
     plan = planned(0, [100] * 4, begun=150)
     assert states(plan, None) == "RNcc"
     found = strip(RankReading(0, read(0, 100, 250), plan=plan), 10)
@@ -88,7 +88,7 @@ def test_an_epoch_that_goes_on_from_its_middle():
 
 
 def test_a_plan_is_of_its_epoch():
-    """The next one begins with nothing read; one that was begun anew, too; without its plan nothing is drawn."""
+    """The next epoch begins with nothing read, and so does a repeated one; without a plan, no strip is drawn."""
     assert states(planned(0, [100] * 4, epoch=2), read(0, 400, 400, done=True)) == "Nccc"
     again = DataRead(0, 1, 300, 3, 900, rows_planned=400, time=START + 1, rank=0)
     assert states(planned(0, [100] * 4), again) == "Nccc"
@@ -97,7 +97,7 @@ def test_a_plan_is_of_its_epoch():
 
 
 def test_what_was_to_come_when_the_run_ended_was_not_read():
-    """In words that fit: begun, not read."""
+    """The words are then "begun" and "not read"."""
     found = strip(RankReading(3, read(3, 150, 400), plan=planned(3, [100] * 4)), 10, over=True)
     assert found.words == "rank 3, epoch 1: 1 row group read, 1 begun, 2 not read"
     assert [block.words for block in found.blocks] == [
@@ -116,7 +116,7 @@ def test_what_was_to_come_when_the_run_ended_was_not_read():
     st.booleans(),
 )
 def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
-    """Edge to edge, read before being read before to come, about as many as wanted, each row group counted once."""
+    """Blocks have no gaps and are ordered by state; there are about `most` of them, and each row group counts once."""
     total = sum(rows)
     at = min(at, total)
     mine = RankReading(0, read(0, at, total, done=done), plan=planned(0, rows, window=window))
@@ -134,7 +134,7 @@ def test_blocks_are_the_whole_epoch(rows, at, window, most, done):
 
 
 def test_many_row_groups_are_drawn_as_few():
-    """Neighbours of one state as one block, which says how many they are; so does what the rank has put together."""
+    """Neighbours in one state are one block, which says how many they are, even if the rank has joined them."""
     plan = planned(0, [10] * 500)
     found = strip(RankReading(0, read(0, 2_505, 5_000), plan=plan), 20)
     assert len(found.blocks) <= 23
@@ -156,7 +156,7 @@ def balance(replayed, *events: Event, size: int = 2) -> str:
 
 
 def test_who_has_more_rows(replayed):
-    """By how much; only of those that read the same epoch."""
+    """The words say by how much, and compare only ranks that read the same epoch."""
     begun = [opened(rank) for rank in range(3)]
     plans = [planned(0, [1_000]), planned(1, [500, 560]), planned(2, [1_120])]
     assert balance(replayed, *begun, *plans, size=3) == "rank 2 has 12 % more rows than rank 0 (1,120 and 1,000)"
@@ -171,7 +171,7 @@ def test_who_has_more_rows(replayed):
 
 
 def test_who_is_slowest_and_how_much_is_read(replayed):
-    """Beside the median, and of the files' bytes; where these are not known nothing is said of them."""
+    """The slowest rank is compared with the median, and the bytes read with the files' size, if known."""
     events = [opened(rank) for rank in range(3)] + [read(rank, 1_000 * (rank + 2), 10_000) for rank in range(3)]
     assert balance(replayed, *events, size=3) == (
         "each rank has 10,000 rows · slowest: rank 0, 200 rows/s; median 300 · "
@@ -184,7 +184,7 @@ def test_who_is_slowest_and_how_much_is_read(replayed):
 
 
 def test_data_in_a_list_of_runs():
-    """The last part of each path, and how many more there are."""
+    """The list has the last part of each path, and how many more there are."""
     assert named_shortly([]) == ""
     assert named_shortly(["dbfs:/data/flights/"]) == "flights"
     assert named_shortly(["/a/b", "c", "d", "e"]) == "b, c and 2 more"
@@ -195,7 +195,7 @@ def test_data_in_a_list_of_runs():
 
 
 class Page(HTMLParser):
-    """What stands in a page: strips, what their blocks say, and that every tag is closed."""
+    """The strips of a page, and the titles of their blocks; checks that every tag is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class Page(HTMLParser):
 
 
 def run(replayed, size: int, groups: int, *more: Event, sets: int = 1):
-    """Each rank is in the middle of so many row groups; rank 1 waits for data, the last rank is slow."""
+    """Each rank is in the middle of `groups` row groups; rank 1 waits for data, and the last rank is slow."""
     events: list[Event] = []
     for rank in range(size):
         for reader in range(sets):
@@ -238,7 +238,7 @@ def run(replayed, size: int, groups: int, *more: Event, sets: int = 1):
 
 
 def test_a_tab_shows_a_strip_for_each_rank(replayed):
-    """With words for those who do not see it, and for whoever points at a row group; a legend says what is what."""
+    """A strip has words for screen readers, and a title for each row group; a legend explains the colours."""
     page = shards.html(run(replayed, 3, 4), NOW, "tab")
     found = Page(page)
     middle, slow = "2 row groups read, 1 being read, 1 to come", "1 row group read, 1 being read, 2 to come"
@@ -255,7 +255,7 @@ def test_a_tab_shows_a_strip_for_each_rank(replayed):
 
 
 def test_states_differ_in_shape(replayed):
-    """Filled, half filled and empty boxes: whoever sees no colours sees them."""
+    """The boxes are filled, half filled and empty, which can be seen without colours."""
     page = shards.html(replayed(opened(0), planned(0, [100] * 4), read(0, 250, 400), size=1), NOW, "tab")
     full, empty = re.findall(r'<g fill="(#\w+|transparent)" stroke="#\w+">(.*?)</g>', page)[:2]
     assert (full[0], full[1].count("<path")) == ("#2f80d0", 2)
@@ -266,7 +266,7 @@ def test_states_differ_in_shape(replayed):
 
 
 def test_what_is_stacked_is_as_short_as_without_plans(replayed):
-    """Bars, and no line more."""
+    """The stacked form has bars, and no further lines."""
     page = shards.html(run(replayed, 2, 4), NOW, "stacked")
     assert "<svg" not in page
     assert page.count("sr-read") == 2
@@ -274,7 +274,7 @@ def test_what_is_stacked_is_as_short_as_without_plans(replayed):
 
 
 def test_what_stays_has_its_strips_below_the_fold(replayed):
-    """With the table; who had more to read stands in the open."""
+    """The strips are folded, with the table; which rank had more to read is visible."""
     page = shards.html(run(replayed, 3, 4, RunFinished(NOW, "interrupted")), NOW, "final")
     outside = re.sub(r"<details>.*?</details>", "", page)
     assert "<svg" not in outside
@@ -283,7 +283,7 @@ def test_what_stays_has_its_strips_below_the_fold(replayed):
 
 
 def test_where_it_is_not_known_what_a_rank_reads_there_is_a_bar(replayed):
-    """Beside the strips of others, and without any."""
+    """A rank without a plan has a bar, whether others have strips or not."""
     events = [opened(0), opened(1), planned(0, [100] * 4), read(0, 100, 400), read(1, 100, 400)]
     page = shards.html(replayed(*events), NOW, "tab")
     assert (len(Page(page).strips), page.count("sr-read")) == (1, 1)
@@ -304,7 +304,7 @@ def test_where_it_is_not_known_what_a_rank_reads_there_is_a_bar(replayed):
     ],
 )
 def test_many_ranks_with_many_row_groups_fit(replayed, size, form, strips, most_bytes):
-    """A strip for each that there is room for; of more ranks, for those that stand out."""
+    """Each rank has a strip if there is room; otherwise only those that stand out."""
     page = shards.html(run(replayed, size, 500), NOW, form)
     found = Page(page)
     assert len(found.strips) == strips
@@ -316,14 +316,14 @@ def test_many_ranks_with_many_row_groups_fit(replayed, size, form, strips, most_
 
 
 def test_a_panel_of_several_data_sets_fits(replayed):
-    """What stays in the notebook keeps to its bounds."""
+    """The final view keeps to its limits."""
     record = run(replayed, 1024, 500, RunFinished(NOW, "interrupted"), sets=3)
     assert len(shards.html(record, NOW, "final")) < 60_000
     assert len(panel(record, now=NOW, final=True)) < 190_000
 
 
 def test_files_names_are_text(replayed):
-    """Whatever they are called."""
+    """File names are escaped, whatever they are."""
     rnd = random.Random(5)
     parts = ["<script>evil()</script>", "\" onload='evil()'", "\x1b[2J", "</title><evil>", "\u202e", "&amp;", "\n", "'"]
     for form in ("tab", "final"):
@@ -337,7 +337,7 @@ def test_files_names_are_text(replayed):
 
 
 def test_slow_and_starving_ranks_come_first(replayed):
-    """Of those that do not all fit; they stay in the order of their numbers."""
+    """If not all ranks fit, these are shown first; the ranks are in the order of their numbers."""
     (found,) = data_sets(run(replayed, 100, 4), NOW)
     assert [each.rank for each in reading.telling(found, 8)] == [0, 1, 2, 3, 4, 5, 6, 99]
     assert reading.telling(found, 100) == found.ranks

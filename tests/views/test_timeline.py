@@ -1,4 +1,4 @@
-"""What a run says of its Horovod timeline."""
+"""What a run's views say about its Horovod timeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def saved(**changed) -> TimelineSaved:
 
 
 def test_what_is_said_in_plain_words(replayed):
-    """Shares of the whole, whom the others waited for, the file and how to open it."""
+    """The section has shares of the time, for whom the others waited, the file, and how to open it."""
     record = replayed(saved())
     for form in ("tab", "final"):
         shown = timeline.html(record, 0.0, form)
@@ -54,7 +54,7 @@ def test_hostile_names_are_text(replayed):
 
 
 def test_the_bar_is_as_long_as_the_whole(replayed):
-    """Its parts lie one after another, and add up."""
+    """The bar's parts follow one another, and add up to the whole."""
     shown = timeline.html(replayed(saved()), 0.0, "tab").partition("how long")[0]
     rects = [(float(x), float(width)) for x, width in re.findall(r'<rect x="([\d.]+)" y="0" width="([\d.]+)"', shown)]
     for (x, width), (after, _) in itertools.pairwise(rects):
@@ -63,7 +63,7 @@ def test_the_bar_is_as_long_as_the_whole(replayed):
 
 
 def test_large_ones_stay_small(replayed):
-    """With long names, many ranks and many attempts the panel keeps to its limit."""
+    """With long names, many ranks and many attempts, the panel keeps to its limit."""
     tensors = tuple(TensorTimes("x" * 200, 10**6, 1e5, 1e5, 1e5, 1e5) for _ in range(20))
     late = tuple(Lateness(rank, 10**6, 1e5 / (rank + 1)) for rank in range(64))
     many = [AttemptStarted(1.0, number, 100) for number in range(1, 21)]
@@ -73,13 +73,13 @@ def test_large_ones_stay_small(replayed):
 
 
 def test_empty_and_broken_ones(replayed):
-    """A timeline in which nothing was finished says so."""
+    """For a timeline without a completed operation, the section says so."""
     none = TimelineSaved(1.0, "timeline.json", 3, problem="it has no completed operation")
     assert "it has no completed operation" in timeline.html(replayed(none), 0.0, "tab")
 
 
 def test_the_terminal_and_the_plain_text_name_it(replayed):
-    """One line at the end: shares, the late rank, the path."""
+    """One line at the end has the shares, the late rank and the path."""
     stream = io.StringIO()
     record = replayed(saved(), RunFinished(2.0, "finished"))
     TerminalView(stream).close(record)

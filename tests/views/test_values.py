@@ -17,7 +17,7 @@ class Odd:
 
 
 class Unwritten:
-    """One whose repr is no text."""
+    """A value whose repr() is not text."""
 
     def __repr__(self):
         return None
