@@ -42,11 +42,11 @@ def files(effort: Effort) -> list[Row]:
     told = f"checkpoint of {megabytes:,} MB in 16 arrays"
     return [
         turns.row(f"{told}: save", "MB/s", "save", DISK, goal=NEAR_DISK),
-        turns.row("… beside NumPy's", "MB/s", "save", NUMPY),
-        turns.row("… beside PyTorch's", "MB/s", "save", TORCH),
+        turns.row("… compared with NumPy", "MB/s", "save", NUMPY),
+        turns.row("… compared with PyTorch", "MB/s", "save", TORCH),
         turns.row(f"{told}: restore, from the cache", "MB/s", "restore", DISK, goal=NEAR_DISK),
-        turns.row("… beside NumPy's", "MB/s", "restore", NUMPY),
-        turns.row("… beside PyTorch's", "MB/s", "restore", TORCH),
+        turns.row("… compared with NumPy", "MB/s", "restore", NUMPY),
+        turns.row("… compared with PyTorch", "MB/s", "restore", TORCH),
         blocking.row("checkpoint of 100 MB in the background: save() returns after", "ms", "blocked"),
         blocking.row("… of what it takes in all", "%", "share", goal=LITTLE),
     ]
@@ -66,8 +66,8 @@ def runs(effort: Effort) -> list[Row]:
     )
     return [
         back.row("SIGKILL of one of 2 local ranks: to the next step after the last checkpoint", "s", "back"),
-        back.row("… beyond what a cold start takes", "s", "beyond", goal=SOON),
-        whole.row(f"{steps} steps of 2 local ranks, 10 MB saved each {every}", "s", "loop", WITHOUT, goal=CHEAP),
+        back.row("… minus the time of a cold start", "s", "beyond", goal=SOON),
+        whole.row(f"{steps} steps of 2 local ranks, 10 MB saved every {every} steps", "s", "loop", WITHOUT, goal=CHEAP),
         whole.row("… --checkpoint-dir, none saved", "s", "loop", WITHOUT, us=DIRECTORY, goal=CHEAP),
     ]
 

@@ -40,7 +40,7 @@ def killed(effort: Effort) -> list[Row]:
         what = f"SIGKILL of one of 2 {{}}, {state}: to the error"
         rows += [
             local.row(what.format("local ranks"), "s", "told", "horovodrun", goal=LOCAL),
-            local.row("… beside PyTorch's", "s", "told", "TorchDistributor, local"),
+            local.row("… compared with PyTorch", "s", "told", "TorchDistributor, local"),
             on_spark.row(what.format("Spark tasks"), "s", "told", "TorchDistributor", goal=ON_SPARK),
         ]
     return rows
@@ -61,11 +61,11 @@ def _ours(name: str, np: int, note: str) -> None:
         if "rank 1" not in str(error):
             raise
         return
-    raise AssertionError("no error came")
+    raise AssertionError("no error was raised")
 
 
 def _horovodrun(name: str, note: str) -> None:
     with start_horovodrun(script(name), env={"BENCHMARK_NOTE": note}) as process:
         process.communicate()
     if not process.returncode:
-        raise RuntimeError("no error came")
+        raise RuntimeError("no error was raised")

@@ -107,7 +107,7 @@ def live(effort: Effort) -> list[Row]:
         turns.row(f"{burst}: page's memory grows by", "MB", "grown", PLAIN, goal=LEAN),
         turns.row(f"{burst}: frame time, 99th percentile", "s", "frame_p99", PLAIN),
         turns.row(f"{burst}: frame time, longest", "s", "frame_max", PLAIN),
-        turns.row(f"{burst}: answers a click in, slowest", "s", "click", goal=PROMPT),
+        turns.row(f"{burst}: slowest response to a click", "s", "click", goal=PROMPT),
         turns.row("saved notebook of an ordinary run", "kB", "saved", goal=SMALL),
     ]
 

@@ -50,7 +50,7 @@ def torch_distributor_death(note: str, *, local: bool, in_allreduce: bool) -> No
             TorchDistributor(num_processes=2, local_mode=local, use_gpu=False).run(function, note)
     except Exception:  # of any kind: only the time until it comes is measured
         return
-    raise RuntimeError("no error came")
+    raise RuntimeError("no error was raised")
 
 
 class Engines:
@@ -110,7 +110,7 @@ def _printing_to(ear: Ear) -> Iterator[None]:
 def _seconds(ear: Ear, begun: float) -> Measured:
     ended = time.perf_counter()
     if ear.at is None:
-        raise RuntimeError("its line did not come")
+        raise RuntimeError("the expected line was not printed")
     return {"first": ear.at - begun, "total": ended - begun}
 
 

@@ -54,7 +54,7 @@ def parquet(effort: Effort) -> list[Row]:
                 told = f"{name}: .{form}()"
                 found += [
                     turns.row(f"{told}, second epoch", "rows/s", f"{form}-rate", PETASTORM, goal=FASTER),
-                    turns.row("… beside pyarrow alone", "rows/s", f"{form}-rate", PYARROW, goal=NEAR_PYARROW),
+                    turns.row("… compared with pyarrow alone", "rows/s", f"{form}-rate", PYARROW, goal=NEAR_PYARROW),
                     turns.row(f"{told}, first batch", "s", f"{form}-first", goal=SOON),
                     turns.row(f"{told}, memory from epoch 2 to 10", "MB", f"{form}-grown", goal=FLAT),
                 ]

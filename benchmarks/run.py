@@ -2,7 +2,7 @@
 
 python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
 python benchmarks/run.py --only trivial burst   these only
-python benchmarks/run.py --quick                smaller and fewer, to see that all works
+python benchmarks/run.py --quick                smaller data and fewer turns, to see that everything works
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--runs", type=int, help="turns of each benchmark (default 5, with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer: says that it works, not how well")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller data and fewer turns, to see that everything works"
+    )
     wanted = parser.parse_args()
     effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
 
@@ -118,7 +120,7 @@ def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -
         "# Benchmarks",
         "",
         "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
-        f"of {effort.runs} turns, with the least and the most (at most 3 turns of training, latency and many ranks; "
+        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns of training, latency and many ranks; "
         "twice as many of loading). A ratio is ours divided by the peer's. Drivers are warm, as in a notebook that is "
         "in use: the extension is loaded, and Spark's session is up.",
         "",

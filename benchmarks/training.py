@@ -38,5 +38,5 @@ def _horovodrun(env: dict[str, str]) -> Measured:
 def _speed(said: str) -> Measured:
     found = SPEED.search(said)
     if found is None:
-        raise RuntimeError(f"no speed was told: …{said[-2000:]}")
+        raise RuntimeError(f"the output has no speed: …{said[-2000:]}")
     return {"speed": float(found[1])}

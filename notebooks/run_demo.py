@@ -124,7 +124,7 @@ def main() -> int:
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")
     options = cli.parse_args()
     if not options.notebook.is_file():
-        print(f"run_demo: there is no notebook at {options.notebook}: name one that exists.", file=sys.stderr)
+        print(f"run_demo: there is no notebook {options.notebook}.", file=sys.stderr)
         return 1
 
     name = options.notebook.stem
@@ -148,7 +148,7 @@ def main() -> int:
     if failure:
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(failure))
         print(
-            f"\nrun_demo: {text}\n\n  What it had reached: {shown(page)}\n  What its processes wrote: {shown(log)}",
+            f"\nrun_demo: {text}\n\n  The notebook up to the error: {shown(page)}\n  The output of its processes: {shown(log)}",
             file=sys.stderr,
         )
         return 1

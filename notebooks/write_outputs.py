@@ -137,13 +137,13 @@ def left_behind(notebook: NotebookNode) -> list[str]:
 def check(notebook: NotebookNode) -> None:
     """Raise Unfit if the outputs name this machine, hold a secret of its environment, or are too large."""
     if found := left_behind(notebook):
-        raise Unfit("its outputs still name what belongs to this machine: " + ", ".join(found[:5]))
+        raise Unfit("its outputs still name parts of this machine: " + ", ".join(found[:5]))
     secrets = [value for name, value in os.environ.items() if SECRET.search(name) and len(value) > 7]
     if any(secret in text for _, text in texts(notebook) for secret in secrets):
         raise Unfit("an output holds the value of an environment variable that looks like a secret.")
     size = len(nbformat.writes(notebook).encode())
     if size >= LARGEST_BYTES:
-        raise Unfit(f"it would have {size:,} bytes; {LARGEST_BYTES:,} are too many to be read on the web.")
+        raise Unfit(f"it would have {size:,} bytes; more than {LARGEST_BYTES:,} cannot be shown on the web.")
 
 
 def strip(notebook: NotebookNode) -> None:
@@ -169,8 +169,8 @@ def run(path: Path, notebook: NotebookNode, say: Callable[[str], str], timeout_s
 def main() -> int:
     """Run the command, and return its exit status."""
     cli = argparse.ArgumentParser(description="Run notebooks and write them back with their outputs.")
-    cli.add_argument("notebooks", nargs="*", type=Path, help="those in the folder notebooks/, if none is named")
-    cli.add_argument("--strip", action="store_true", help="run nothing: take the outputs away")
+    cli.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
+    cli.add_argument("--strip", action="store_true", help="remove the outputs without running anything")
     cli.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that one cell may take (600)")
     options = cli.parse_args()
     paths = options.notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -71,7 +71,7 @@ def nothing_on_its_way():
     for flight in left:
         flight._thread.join()
     background._on_their_way.clear()
-    assert not left, "a save, or its error, was left behind"
+    assert not left, "the test left a save unfinished, or its error unraised"
 
 
 @pytest.fixture(scope="module")

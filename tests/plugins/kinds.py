@@ -31,7 +31,7 @@ WHAT = {
     "spark": "uses the Spark session that the tests share",
     "driver": "starts a process that runs cells, some of them on Spark",
     "ring": "starts ranks on this machine",
-    "standalone(why)": "is also run on a Spark standalone cluster, for this reason",
+    "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
     "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
     "slow": "takes more than a few seconds",
 }

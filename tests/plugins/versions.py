@@ -10,8 +10,8 @@ from packaging.version import Version
 
 KERAS = Version(metadata.version("keras"))
 
-keras_2 = pytest.mark.skipif(KERAS.major != 2, reason=f"is about Keras 2, and this is Keras {KERAS}")
-keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"is about Keras 3, and this is Keras {KERAS}")
+keras_2 = pytest.mark.skipif(KERAS.major != 2, reason=f"needs Keras 2; Keras {KERAS} is installed")
+keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"needs Keras 3; Keras {KERAS} is installed")
 has_petastorm = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="Petastorm needs pyarrow below 15, which has no builds for Python 3.13"
 )
