@@ -148,7 +148,7 @@ def main() -> int:
     if failure:
         text = re.sub(r"\x1b\[[0-9;]*m", "", str(failure))
         print(
-            f"\nrun_demo: {text}\n\n  The notebook up to the error: {shown(page)}\n  The output of its processes: {shown(log)}",
+            f"\nrun_demo: {text}\n\n  Notebook up to the error: {shown(page)}\n  Output of its processes: {shown(log)}",
             file=sys.stderr,
         )
         return 1
