@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import check_call, name_of, source_of
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 
-@dataclass(frozen=True)
-class PreparedRun:
+class PreparedRun(NamedTuple):
     """A validated run that has not started.
 
     `launch` is what a launcher is to start if the run has ranks of its own; else it runs on `ranks` of `gang`.
@@ -57,8 +56,7 @@ class PreparedRun:
     on_result: Callable[[RunResult], None] = lambda result: None
 
 
-@dataclass(frozen=True)
-class _Packed:
+class _Packed(NamedTuple):
     """What a cell or a call needs: the request, the names that are sent, and the sizes of large values."""
 
     request: Request
