@@ -10,8 +10,7 @@ import builtins
 import difflib
 import types
 from collections.abc import Collection, Container, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sparkring
 from sparkring.capture.names import IMPLICIT, CellNames, global_names, names_read
@@ -26,8 +25,7 @@ from sparkring.history.events import CapturedName
 LARGE_BYTES = 10 * 1024**2  # a larger value is worth a warning
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What a cell takes from the notebook.
 
     names: every name; first those that cannot travel, then the others, largest first.
@@ -58,8 +56,7 @@ class Captured:
         return tuple(name for name in self.names if (name.size_bytes or 0) > LARGE_BYTES)
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     required: bool
     line: int | None = None
     via: str | None = None

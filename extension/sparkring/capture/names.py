@@ -15,7 +15,6 @@ import re
 import types
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 # ── Which module-level names a piece of code uses ────────────────────────────────────────────────────────────────────
@@ -107,8 +106,7 @@ def method_calls(source: str, name: str) -> list[Call]:
     ]
 
 
-@dataclass(frozen=True)
-class CellNames:
+class CellNames(NamedTuple):
     """The names that a cell reads from outside, each with the first line that reads it, and those it binds.
 
     Builtins are among them, since the notebook may have its own.
@@ -136,7 +134,7 @@ class CellNames:
             certain = name in script.required and name not in self.bound
             (required if certain else optional).setdefault(name, 0)
         optional = {name: line for name, line in optional.items() if name not in required}
-        return replace(self, required=required, optional=optional, bound=self.bound | script.bound)
+        return self._replace(required=required, optional=optional, bound=self.bound | script.bound)
 
 
 # The names that are bound on every path to a statement; None if no path leads to it.

@@ -11,7 +11,6 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from sparkring.capture.names import global_names
@@ -22,8 +21,7 @@ Namespace = dict[str, object]
 # ── What must not travel ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Why a value cannot travel: `what`, naming the offending object by its path, and `advice`, the next step."""
 
     what: str

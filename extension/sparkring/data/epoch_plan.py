@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkring.data.plan import Remainder, plan
@@ -30,8 +29,7 @@ class Share(NamedTuple):
     steps: int
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(NamedTuple):
     """GET requests for a data set in an object store.
 
     `opening` counts a footer per file, each time that the data set is opened. `per_epoch` counts, for every row group,
@@ -55,8 +53,7 @@ class Requests:
         return self.busiest / GETS_PER_S
 
 
-@dataclass(frozen=True)
-class Outlook:
+class Outlook(NamedTuple):
     """An epoch, rank by rank: `ours` by our even split, `petastorms` by Petastorm's shards of whole row groups.
 
     `stretches` are, for each rank, the rows of our split: from, to, in the order of the files.

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.capture import notebook_state
 from sparkring.capture.calls import check_call, name_of, source_of
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 
-@dataclass(frozen=True)
-class PreparedRun:
+class PreparedRun(NamedTuple):
     """A validated run that has not started.
 
     `launch` is what a launcher is to start if the run has ranks of its own; otherwise, it runs on `ranks` of `gang`.
@@ -59,8 +58,7 @@ class PreparedRun:
     on_result: Callable[[RunResult], None] = lambda result: None
 
 
-@dataclass(frozen=True)
-class _Packed:
+class _Packed(NamedTuple):
     """What a cell or a call needs: the request, the names that are sent, and the sizes of large values."""
 
     request: Request

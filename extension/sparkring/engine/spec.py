@@ -34,8 +34,7 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class RunSpec:
+class RunSpec(NamedTuple):
     """What is to run, on what, and with which options.
 
     `framework` names the ranks' framework. `title` and `code` are what the record keeps: where they are left out, a

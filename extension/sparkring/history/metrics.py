@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from sparkring.history.events import Metrics
@@ -48,8 +48,7 @@ class Row(NamedTuple):
     time: float = 0.0
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """The last value of each metric in each epoch, or step where no epochs were reported.
 
     It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
@@ -61,7 +60,7 @@ class Table:
     names: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
     laps: bool = False
-    reached: dict[tuple[int, int, str, int], int] = field(default_factory=dict)
+    reached: Mapping[tuple[int, int, str, int], int] = {}
 
     def label(self, row: Row) -> str:
         """What to call a row: `3`, or `2nd 3` where that was made more than once."""
@@ -107,8 +106,7 @@ class Point(NamedTuple):
     highest: int
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
 
     `ranks` are each rank's pairs of x and value, where these differ and are few enough to be told apart. `undone` are
@@ -118,7 +116,7 @@ class Curve:
     name: str
     points: tuple[Point, ...]
     last: float
-    ranks: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    ranks: Mapping[int, Sequence[tuple[float, float]]] = {}
     undone: tuple[tuple[Point, ...], ...] = ()
 
 
@@ -129,8 +127,7 @@ class Mark(NamedTuple):
     kind: Literal["checkpoint", "restart"]
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The progress of the slowest rank; `epoch` is counted from 1, whatever number the user's first epoch has.
 
     `finished` is the number of finished ranks, of `size` ranks.

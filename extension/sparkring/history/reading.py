@@ -8,7 +8,6 @@ import itertools
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sparkring.history.describe import counted, dotted, duration, first_line, named, rank_list, size, span
@@ -90,8 +89,7 @@ class RankReading(NamedTuple):
         return None if self.read is None else self.read.rows_planned
 
 
-@dataclass(frozen=True)
-class DataSet:
+class DataSet(NamedTuple):
     """A data set that some ranks read, by the same name and with the same filter."""
 
     opened: DataOpened
@@ -308,7 +306,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
     """A line for each rank, or for each block of neighbours if there are more ranks than `alone`."""
     ranks = found.ranks
     length = 1 if len(ranks) <= alone else -(-len(ranks) // BLOCKS)
-    some = [replace(found, ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
+    some = [found._replace(ranks=ranks[begin : begin + length]) for begin in range(0, len(ranks), length)]
     return [line(each) for each in some]
 
 

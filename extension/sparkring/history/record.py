@@ -188,51 +188,48 @@ def apply(record: RunRecord, event: events.Event) -> RunRecord:
 def _after(record: RunRecord, event: events.Event) -> RunRecord:
     match event:
         case events.RunStarted():
-            begun = event._asdict()
-            time, part = begun.pop("time"), begun.pop("ranks")
-            up_since = time if event.warm else 0.0
-            return record._replace(
-                **begun,
-                part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
-                started=time,
-                running_since=up_since,
-                ranks=_at_the_start(event.size, part, up_since),
-            )
+            return _started(record, event)
         case events.AttemptStarted():
             return _begun(record, event)
         case events.AttemptEnded():
             return _lost(record, event)
         case events.MemberJoined():
             return record._replace(joined=record.joined + 1)
-        case events.RankStarted():
-            state = "idle" if record.ranks[event.rank].state == "idle" else "running"
-            record = record._replace(running_since=record.running_since or event.time)
-            return _told(record, event, state=state, host=event.host, pid=event.pid)
+        case events.TimelineSaved():
+            return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case events.Notice():
+            return _noticed(record, event)
+        case events.RunFinished():
+            ended = _all_ended(record)
+            return ended._replace(
+                outcome=event.outcome, message=event.message, failed_rank=event.failed_rank, ended=event.time
+            )
+    return _after_news(record, record.ranks[event.rank], event)
+
+
+def _after_news(record: RunRecord, rank: RankRecord, event: events.RankEvent) -> RunRecord:
+    """The record after an event of one of its ranks."""
+    match event:
         case events.Output():
             return _printed(record, event)
-        case events.Displayed():
-            return _displayed(record, event)
         case events.UserMessage():
             line = LogLine(event.time, event.rank, "message", event.text)
-            return _with_lines(record, _heard(record.ranks[event.rank], event.time), [line], 1)
+            return _with_lines(record, _heard(rank, event.time), [line], 1)
+        case events.Displayed():
+            return _displayed(record, event)
         case events.Metrics():
             kept = (*record.metrics, event)
             record = record._replace(metrics=kept if len(kept) <= METRICS_KEPT else _thinned(kept))
             return _told(record, event, metrics=event)
         case events.GpuUsed():
-            rank = record.ranks[event.rank]
             known = {gpu.address: gpu for gpu in (*rank.gpus, event)}
             return _with_rank(record, rank._replace(gpus=tuple(known.values())))
         case events.DataOpened():
-            return _told(record, event, readings=(*record.ranks[event.rank].readings, Reading(event)))
+            return _told(record, event, readings=(*rank.readings, Reading(event)))
         case events.DataPlanned():
-            return _told(record, event, readings=_planned(record.ranks[event.rank].readings, event))
+            return _told(record, event, readings=_planned(rank.readings, event))
         case events.DataRead():
-            readings = (
-                _read(each, event) if each.opened.reader == event.reader else each
-                for each in record.ranks[event.rank].readings
-            )
-            return _told(record, event, readings=tuple(readings))
+            return _told(record, event, readings=tuple(_read(each, event) for each in rank.readings))
         case events.CheckpointSaved():
             return _saved(_told(record, event), event)
         case events.CheckpointFailed():
@@ -242,8 +239,10 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
             return _changed(record, event)
         case events.CheckpointRestored():
             return _restored(_told(record, event), event)
-        case events.TimelineSaved():
-            return record._replace(timelines=(*record.timelines, event)[-TIMELINES_KEPT:])
+        case events.RankStarted():
+            state = "idle" if rank.state == "idle" else "running"
+            record = record._replace(running_since=record.running_since or event.time)
+            return _told(record, event, state=state, host=event.host, pid=event.pid)
         case events.RankFinished():
             return _told(record, event, state="finished", value=event.value, stack=None)
         case events.RankFailed():
@@ -253,17 +252,21 @@ def _after(record: RunRecord, event: events.Event) -> RunRecord:
         case events.RankExited():
             return _exited(record, event)
         case events.StackTaken():
-            return _with_rank(record, record.ranks[event.rank]._replace(stack=event))
-        case events.Notice():
-            return _noticed(record, event)
-        case events.RunFinished():
-            return _all_ended(record)._replace(
-                outcome=event.outcome,
-                message=event.message,
-                failed_rank=event.failed_rank,
-                ended=event.time,
-            )
+            return _with_rank(record, rank._replace(stack=event))
     return record  # TimelinePart: timelines have files of their own
+
+
+def _started(record: RunRecord, event: events.RunStarted) -> RunRecord:
+    begun = event._asdict()
+    time, part = begun.pop("time"), begun.pop("ranks")
+    up_since = time if event.warm else 0.0
+    return record._replace(
+        **begun,
+        part=tuple(sorted(set(part))) if len(set(part)) < event.size else (),
+        started=time,
+        running_since=up_since,
+        ranks=_at_the_start(event.size, part, up_since),
+    )
 
 
 def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
@@ -453,6 +456,8 @@ def _displayed(record: RunRecord, event: events.Displayed) -> RunRecord:
 
 
 def _read(reading: Reading, event: events.DataRead) -> Reading:
+    if event.reader != reading.opened.reader:
+        return reading
     ended = (*reading.ended, event)[-EPOCHS_KEPT:] if event.done else reading.ended
     return reading._replace(now=event, ended=ended)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from IPython.core.getipython import get_ipython
 
@@ -58,8 +57,7 @@ _PLACES = ("local", "spark")
 _MARK = "_sparkring_gang"
 
 
-@dataclass(frozen=True)
-class GangRequest:
+class GangRequest(NamedTuple):
     """What `%gang` is asked for: to `start` one, `stop` those `where` ('' for all), `show` them, or their `stacks`."""
 
     action: Literal["start", "stop", "show", "stacks"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Magic:
+class Magic(NamedTuple):
     """One magic. Its module lists it in MAGICS, and extension.py registers it.
 
     `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.

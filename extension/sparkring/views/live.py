@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sparkring.history import describe, lines, metrics
@@ -154,7 +153,7 @@ def state_message(record: RunRecord, now: float) -> Message:
         "line": describe.failed_line(record) if record.outcome else 0,
         "waiting": "" if record.running_since or not running else describe.outcome(record),
         "fraction": progress.fraction if progress else None,
-        "progress": describe.progress_words(replace(progress, left_s=None), running=running) if progress else "",
+        "progress": describe.progress_words(progress._replace(left_s=None), running=running) if progress else "",
         "left": describe.left_words(progress) if progress and running else "",
         "last": [f"{name} {describe.number(value.mean)}" for name, value in list(metrics.last(record).items())[:4]],
         "notices": [describe.first_line(notice.text, 600) for notice in record.notices[-NOTICES:]],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from sparkring.history import reading
 from sparkring.history.describe import counted, rank_numbers
@@ -48,7 +47,7 @@ def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
     strips = _strips(found, room, BLOCKS[form] // sets, over)
     parts = [_read_table(told, strips)] if told else []
     if strips and not any(len(line.ranks) == 1 for line in told):
-        some = [replace(found, ranks=(each,)) for each in found.ranks if each.rank in strips]
+        some = [found._replace(ranks=(each,)) for each in found.ranks if each.rank in strips]
         which = f"{counted(len(strips), 'rank')} of {len(found.ranks):,}: first those with a warning, then the slowest"
         parts += [note(which), _read_table([reading.line(each) for each in some], strips)]
     return "".join(parts) + (_legend(over) if strips else "")
