@@ -21,8 +21,17 @@ class TensorFlow(Framework):
         import tensorflow as tf
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         with strategy.scope():
-            model = make_model()
-        model.fit(x, y, epochs=3)
+            model, optimizer = make_model(), tf.keras.optimizers.SGD(0.1)
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            return loss
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+        for batch in strategy.experimental_distribute_dataset(batches):
+            strategy.run(step, batch)
         """,
         "make_model, x, y",
     )

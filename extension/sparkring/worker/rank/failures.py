@@ -197,6 +197,12 @@ def _advice(error: BaseException) -> str:
         name = f"{error.obj.__name__}.{error.name}"
         if name in submodules.missing:
             return f"The notebook has imported `{name}`, but this rank could not import it: {submodules.missing[name]}."
+    if _fits_among_workers(error):
+        return (
+            "fit() of Keras 3 does not work under MultiWorkerMirroredStrategy: use tf-keras (`pip install --no-deps "
+            "tf-keras`, then %%tensorflow --env TF_USE_LEGACY_KERAS=1), a loop of your own with strategy.run(), or "
+            "%%horovod."
+        )
     if unknown := _unknown_name(error):
         return (
             f"`{unknown}` is not known on the ranks: define it in the cell or in the notebook, or name it with --push."
@@ -204,6 +210,18 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, ImportError) and "horovod" in str(error).lower():
         return "This Horovod was not built for that framework: run `sparkring-build-horovod --install --force`."
     return ""
+
+
+def _fits_among_workers(error: BaseException) -> bool:
+    """Whether a method of a Keras 3 model raised it, and the model is one of a MultiWorkerMirroredStrategy."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # Keras leaves itself out of tracebacks, but for this module, in which args[0] is the model.
+        if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
+            arguments = frame.f_locals.get("args") or (None,)
+            strategy = getattr(arguments[0], "distribute_strategy", None)
+            if getattr(strategy, "__module__", "").endswith("collective_all_reduce_strategy"):
+                return True
+    return False
 
 
 def _unknown_name(error: BaseException) -> str:
