@@ -658,6 +658,7 @@ def fit(store, seed, stop=0):
 """
 
 
+@pytest.mark.slow
 def test_a_ring_goes_on(local, numbered, tmp_path):
     """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
     result = local.run(
