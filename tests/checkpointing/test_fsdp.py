@@ -60,6 +60,7 @@ begun, found, pieces(calm)
 """
 
 
+@pytest.mark.slow
 def test_a_lost_rank(local, tmp_path):
     """Weights and Adam's moments of each rank equal, bit by bit, those of an uninterrupted training."""
 

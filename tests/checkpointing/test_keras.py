@@ -617,6 +617,3 @@ def test_what_goes_wrong_in_telling_hurts_no_training(told, tmp_path, monkeypatc
     make().fit(x, x[:, 0], verbose=0, callbacks=[tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))])
     assert (tmp_path / "m.keras").exists()
     assert told() == []
-
-
-# ── on a ring ─────────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """`Store.keras(…)` in Horovod's ranks, with each Keras."""
 
+import pytest
 from versions import KERAS
 
 TRAIN = """
@@ -28,6 +29,7 @@ def fit(store, seed, stop=0):
 """
 
 
+@pytest.mark.slow
 def test_a_ring_goes_on(local, numbered, tmp_path):
     """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
     result = local.run(

@@ -276,10 +276,11 @@ READ = """
 
 
 @pytest.mark.parametrize("files", [6, 4, 1])
-def test_ranks_read_their_shares(local, folder, files):
+def test_ranks_read_their_shares(shared_local_gang, folder, files):
     """Three ranks have equally many steps, read no row twice, and report their progress."""
     write_tfrecord(numbered(36 * 4), folder, batch_size=4, files=files)
-    result = local.run(READ, 3, namespace={"path": str(folder)})
+    shared_local_gang.notebook["path"] = str(folder)
+    result = shared_local_gang.cell(READ)
     steps, rows = zip(*result.values, strict=True)
     assert steps == (12, 12, 12)
     assert sorted(x for each in rows for x in each) == list(range(144))
@@ -299,14 +300,15 @@ def test_ranks_read_their_shares(local, folder, files):
     assert split == (files != 6)
 
 
-def test_made_in_the_notebook(local, folder):
+def test_made_in_the_notebook(shared_local_gang, local, folder):
     """In the cell, records made in the notebook are the rank's own share, unless they were made for a given rank."""
     write_tfrecord(numbered(12 * 4 + 2), folder, batch_size=4, files=4)
     records, second = tfrecords(folder), tfrecords(folder, shuffle=False, rank=1, size=4)
     assert (len(records), records.dropped, len(second)) == (12, 2, 3)
     list(records)
     cell = "(repr(records), len(records), records.dropped, [int(x) for x in records.as_tf('x').unbatch()], len(second))"
-    result = local.run(cell, 3, namespace={"records": records, "second": second})
+    shared_local_gang.notebook |= {"records": records, "second": second}
+    result = shared_local_gang.cell(cell)
     told, steps, dropped, rows, others = zip(*result.values, strict=True)
     assert told[0] == f"<tfrecords of {folder}: 50 rows in 4 files; 4 steps of 4 rows per epoch on each of 3 ranks>"
     assert (steps, dropped, others) == ((4, 4, 4), (2, 2, 2), (3, 3, 3))

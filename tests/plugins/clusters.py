@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = java_folder(config)
     settings = shlex.quote(str(folder / java_archive.SETTINGS))
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {settings} pyspark-shell"
+    os.environ["SPARK_LAUNCHER_OPTS"] = java_archive.SHORT_LIVED  # the Java that makes up the command for Java
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     java_archive.write_settings(folder)

@@ -229,7 +229,17 @@ def lasting_gangs() -> Iterator[None]:
 @pytest.fixture
 def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
     """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
-    found = WarmRing(ring.where, watch.mark)
+    return _shared(ring.where, watch)
+
+
+@pytest.fixture
+def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
+    """The same of processes on this machine, whose ranks import TensorFlow once for all tests of the module."""
+    return _shared("local", watch)
+
+
+def _shared(where: str, watch: Watch) -> WarmRing:
+    found = WarmRing(where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
         # Horovod's meeting point lasts as long as the gang.
         watch.except_for(lambda: found.start(mark=False).cell("rank", framework="horovod"))
