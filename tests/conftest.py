@@ -22,6 +22,7 @@ sys.dont_write_bytecode = False
 
 pytest_plugins = (
     "kinds",
+    "versions",
     "waiting",
     "leaks",
     "clusters",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
+from versions import keras_2
 
 from sparkring.capture import cell as module
 from sparkring.capture import source_lines
@@ -1178,6 +1179,7 @@ def results():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@keras_2
 def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:
     """Models of the notebook's classes, losses and lambdas, adapted layers, `tf.function` and datasets arrive."""
     pytest.importorskip("tensorflow")
@@ -1224,7 +1226,9 @@ def test_what_is_wrong_is_found_beside_a_proxy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("what", NOT_FROM_TENSORFLOW)
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=keras_2) if name == "model" else name for name in NOT_FROM_TENSORFLOW]
+)
 def test_tensorflow_objects_that_cannot_travel(what: str) -> None:
     """They are refused before the launch, with what to do."""
     pytest.importorskip("tensorflow")

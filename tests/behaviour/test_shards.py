@@ -241,6 +241,7 @@ def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_p
     from pyspark.ml.functions import array_to_vector
 
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "false")  # with Arrow, toPandas() gives rows as dicts
     try:
         frame = spark.range(0, 40, 1, 2).selectExpr(
             "id", "id % 3 = 0 AS odd", "id >= 30 AS late", "array(id, 0.5D) AS raw"
@@ -250,6 +251,7 @@ def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_p
         data, expected = shards(frame, 7, cache=tmp_path / "cache", remainder="join"), frame.toPandas()
     finally:
         spark.conf.unset("spark.sql.session.timeZone")
+        spark.conf.unset("spark.sql.execution.arrow.pyspark.enabled")
         spark.catalog.dropTempView("mixed")
     result = tasks.run("""
         import numpy
@@ -270,4 +272,6 @@ def test_a_dataframes_columns_arrive_as_to_pandas_gives_them(tasks, spark, tmp_p
             assert array.dtype == {"day": "M8[D]", "at": "M8[us]"}[name]
             np.testing.assert_array_equal(array, wanted.to_numpy("M8[ns]"), name)
         else:
-            assert (array.dtype, repr(list(array))) == (wanted.dtype, repr(list(wanted))), name
+            if wanted.dtype == "str":  # pandas' own type for strings, from 3 on, with NaN for nulls
+                wanted = wanted.astype(object).where(wanted.notna(), None)
+            assert (array.dtype, repr(array.tolist())) == (wanted.dtype, repr(wanted.tolist())), name

@@ -1,9 +1,16 @@
-"""Marks for tests that need certain versions: the two sets of versions differ in Keras, Python and pyarrow."""
+"""The two sets of versions: what a test needs of them, and the table of docs/versions.md that says what passed.
+
+`--write-versions` writes the counts of a run into the table, for each kind of test that the run had: leave out no test
+of a kind.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -15,3 +22,54 @@ keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"needs Keras 3; Keras {KE
 has_petastorm = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="Petastorm needs pyarrow below 15, which has no builds for Python 3.13"
 )
+
+# The rows of the table, by the kind of their tests: see kinds.py.
+ROWS = {
+    None: "alone",
+    "ring": "in local ranks",
+    "spark": "on Spark",
+    "driver": "in a driver of their own",
+    "cluster": "on a standalone cluster",
+    "kernel": "in a kernel, and notebooks",
+    "browser": "in a browser",
+}
+TABLE = Path(__file__).parents[2] / "docs" / "versions.md"
+IS_NEWEST = sys.version_info >= (3, 13)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-versions", action="store_true", help="write what passed into docs/versions.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-versions") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes())
+
+
+class Outcomes:
+    """Counts the tests of a run by kind and outcome, and writes them when it ends."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[str | None, str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        kind = next((kind for kind in ROWS if kind in report.keywords), None)
+        before = self.of.get(report.nodeid, (kind, "passed"))[1]
+        self.of[report.nodeid] = kind, report.outcome if before == "passed" else before
+
+    def pytest_sessionfinish(self) -> None:
+        text = TABLE.read_text(encoding="utf-8")
+        for kind, row in ROWS.items():
+            counts = Counter(outcome for of, outcome in self.of.values() if of == kind)
+            if counts:
+                told = ", ".join(f"{counts[name]:,} {name}" for name in ("passed", "failed", "skipped") if counts[name])
+                text = _with(text, row, told)
+        TABLE.write_text(text, encoding="utf-8")
+
+
+def _with(text: str, row: str, told: str) -> str:
+    """The page with a cell of the table changed."""
+    found = re.search(rf"(?m)^\| {re.escape(row)} \| (.*?) \| (.*?) \|$", text)
+    assert found is not None, row
+    cells = (found[1], told) if IS_NEWEST else (told, found[2])
+    return text.replace(found[0], f"| {row} | {cells[0]} | {cells[1]} |")
