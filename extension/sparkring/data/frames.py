@@ -34,6 +34,7 @@ _UNTOLD = re.compile(
 # (relation, desc) they are told here or by the plan below. Any other null may hide something.
 _EMPTY = {
     "evalMode",
+    "evalContext",  # what Spark 4.3 has in its place
     "relation",
     "desc",
     "timeZoneId",
