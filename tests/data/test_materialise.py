@@ -91,6 +91,7 @@ def test_many_columns_and_long_lists(spark, files):
 
     wide = lambda last: files().selectExpr(*(f"x + {last if i == 99 else i} AS c{i}" for i in range(100)))  # noqa: E731
     assert version_of(wide(1)) == version_of(wide(1)) != version_of(wide(2))
+    assert version_of(wide(1)).startswith("plan-")  # the plan tells what becomes of arithmetic
     listed = lambda last: files().filter(functions.col("x").isin(*range(200), last))  # noqa: E731
     assert version_of(listed(500)) == version_of(listed(500)) != version_of(listed(501))
 

@@ -34,6 +34,7 @@ _UNTOLD = re.compile(
 # are covered by _files() or by the plan below. Any other null may hide something.
 _EMPTY = {
     "evalMode",
+    "evalContext",  # what Spark 4.3 has in its place
     "relation",
     "desc",
     "timeZoneId",
