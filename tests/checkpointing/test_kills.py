@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sparkring
 
 KILLS = 200
@@ -100,6 +102,7 @@ print(json.dumps(found))
 '''
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_whenever_it_is_killed(tmp_path, capsys):
     """The restored state is one that was saved, and not older than the last one that was reported as saved."""
     done = subprocess.run(
