@@ -143,7 +143,7 @@ def test_logs_lines(line, expected):
 
 @pytest.mark.parametrize("line", ["--rank one", "--tail x", "a b", "'open", "--tail -3", "--rank -1"])
 def test_bad_logs_lines(line):
-    """What %logs cannot use is an OptionsError."""
+    """A line that %logs cannot use raises an OptionsError."""
     with pytest.raises(OptionsError):
         history.LOGS.parse(line)
 
@@ -193,7 +193,7 @@ def test_barrier(line, np, data):
 
 @pytest.mark.parametrize("line", ["", "-n 0", "-n -2", "-n -2 --data digits", "--data", "--data 2x", "--data a,b"])
 def test_barrier_lines_that_are_refused(line):
-    """Barrier tasks run on Spark, so local ranks are refused; so is a line without a number of ranks and data."""
+    """Barrier tasks run on Spark, so local ranks are refused; so is a line with neither a number of ranks nor data."""
     with pytest.raises(OptionsError, match="%%barrier"):
         parse("barrier", line)
 
@@ -289,7 +289,7 @@ def test_ranks_lines(line, expected):
     ],
 )
 def test_bad_ranks_lines(line, word):
-    """Words that are not ranks, and ranks that the gang does not have, are an OptionsError."""
+    """Words that are not ranks, and ranks that the gang does not have, raise an OptionsError."""
     with pytest.raises(OptionsError, match=word):
         parse_ranks(line, 4)
 
@@ -381,7 +381,7 @@ def test_bad_shards_lines(line, word):
     ],
 )
 def test_shards_completions(line, some, none):
-    """Tab offers options once there is a source, and none where a value is expected."""
+    """Tab offers options once there is a source or a dash, and none where a value is expected."""
     found = set(MAGICS["shards"].complete(line))
     assert some <= found
     assert not none & found
@@ -445,7 +445,7 @@ def test_bad_checkpoints_lines(line, words):
     ],
 )
 def test_runs_lines(line, expected):
-    """A number is how many runs to list; with an option, the word is a run."""
+    """A number alone says how many runs to list; with an option, even a number names a run."""
     assert parse_runs(line) == expected
 
 
@@ -481,5 +481,5 @@ def test_only_horovod_records_a_timeline():
     ],
 )
 def test_what_a_cell_says_of_itself(cell, title):
-    """This is the title of a run without a name; if there is none, the title is the magic's."""
+    """The title found in a cell is the title of a run without a name; if none is found, it is empty."""
     assert title_of(f"\n{cell}") == title

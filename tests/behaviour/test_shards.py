@@ -199,7 +199,7 @@ def test_what_is_wrong_for_so_many_ranks_is_told_before_they_start(numbered, loc
 
     later = shards(numbered, 50, transform=only_on_ranks)
     before = run_store.saved()
-    with pytest.raises(DataError, match="333 for each of 3 ranks and does not fill a batch of 500"):
+    with pytest.raises(DataError, match="With size=3, a rank has 333, which does not fill a batch of 500"):
         local.run("next(few.as_numpy())", n=3, namespace={"few": few})
     with pytest.raises(DataError, match="transform returned 1 rows of `x` for 16"):
         local.run("next(ragged.as_numpy())", namespace={"ragged": ragged})

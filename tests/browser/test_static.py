@@ -69,8 +69,9 @@ def test_it_reads_well_without_styles_and_pictures(browser: Browser) -> None:
 
 
 def test_the_committed_notebooks_in_a_jupyterlab_that_does_not_trust_them(opened: Opened) -> None:
-    """JupyterLab's sanitizer leaves their runs readable; the test has a cell for each notebook. `make notebooks`
-    writes them again.
+    """JupyterLab's sanitizer leaves the notebooks' runs readable; the test has a cell for each notebook.
+
+    `make notebooks` writes the notebooks again.
     """
     cells, counts = [], {}
     for name in NAMES:
@@ -78,7 +79,7 @@ def test_the_committed_notebooks_in_a_jupyterlab_that_does_not_trust_them(opened
         outputs = [output for cell in made.cells for output in cell.get("outputs", ())]
         kept = [output for output in outputs if "sr-run" in output.get("data", {}).get("text/html", "")]
         stripped = [output for output in kept if re.search(r"<(style|svg)\b", output.data["text/html"])]
-        assert not stripped, f"{name}: {len(stripped)} outputs are as they were before: make notebooks"
+        assert not stripped, f"{name}: {len(stripped)} outputs contain <style> or <svg>; run `make notebooks`"
         counts[name] = len(kept)
         cells.append(nbformat.v4.new_code_cell(name, outputs=kept))
     nbformat.write(nbformat.v4.new_notebook(cells=cells), opened.lab.folder / "committed.ipynb")

@@ -128,7 +128,7 @@ class Disk(_Below):
     """The disk below `root`, whose operation number `at` (from 0) fails as `how` says.
 
     Operations are: opening, each write that the kernel sees, closing, syncing, making and removing. The one that fails
-    is done in part, wholly, or not at all, at random. `done` lists the operations that were requested until then.
+    is done in part, wholly, or not at all, at random. `done` lists the operations up to that one (with ONCE, all).
     """
 
     def __init__(self, root: Path, at: int | None, how: str, seed: int = 0) -> None:
@@ -300,7 +300,7 @@ class Mount(_Below):
 
     def _below(self, path: Any, dir_fd: int | None = None) -> str | None:
         if isinstance(path, int) and os.readlink(f"/proc/self/fd/{path}").startswith(self._uploads):
-            return "what is on its way there"
+            return "a file that is being uploaded"
         return super()._below(path, dir_fd)
 
     def refuse(self, what: str, below: str) -> OSError:

@@ -600,7 +600,7 @@ def test_fewer_rows_than_the_ranks_batches_need(numbered):
     few = shards(numbered, 300, rank=0, size=4)
     for use in (len, repr, lambda data: next(data.as_numpy())):
         with pytest.raises(
-            DataError, match=r'250 for each of 4 ranks and does not fill a batch of 300.*remainder="pad"'
+            DataError, match=r'With size=4, a rank has 250, which does not fill a batch of 300.*remainder="pad"'
         ):
             use(few)
     assert len(shards(numbered, 300, rank=0, size=4, remainder="pad")) == 1

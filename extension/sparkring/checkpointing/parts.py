@@ -1,7 +1,7 @@
 """The objects in a state, and what a checkpoint keeps of them.
 
-A state is what a training needs in order to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
-tree has the same structure, but in place of each object a dict of what is saved of it, marked with its kind. Trees
+A state is what a training run needs to continue: dicts, lists and tuples of models, optimizers, data, numbers. Its
+tree has the same structure, but each object is replaced by a dict of what is saved of it, marked with its kind. Trees
 contain only what `tree.flatten()` accepts. A tree that is read from a file is checked against the existing objects.
 """
 
@@ -128,7 +128,7 @@ def plain(tree: Any) -> Any:
 
 
 def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a state that may be written into before they are put back, by the names that flatten() gives them.
+    """The arrays of a state that a file can be read into directly, by the names that flatten() gives them.
 
     Only arrays of NumPy and torch; none if TensorFlow is imported, since its arrays are not the variables' own memory.
     """
@@ -287,8 +287,8 @@ def _fits(value: Any, saved: Any) -> bool:
 def _described(tree: Any) -> str:
     kind = _saved_kind(tree)
     if kind and kind != _ESCAPED:
-        return f"that of a {tree['class']}"
-    return f"of type {dict.__name__ if kind else type(tree).__name__}"
+        return f"the state of a {tree['class']}"
+    return f"a value of type {dict.__name__ if kind else type(tree).__name__}"
 
 
 def _saved_kind(tree: Any) -> str:
@@ -339,8 +339,8 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     except Exception as error:  # whatever a class of the user's may raise
         told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
-            f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make it "
-            "the same as when it was saved, or start over."
+            f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
+            "the object the same as when it was saved, or start over."
         ) from error
     return value
 
@@ -365,9 +365,9 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 def random_states() -> Any:
     """The states of the global random generators of Python and of the packages that have been imported.
 
-    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. The state of TensorFlow's operations
-    without a generator cannot be read if they are part of a tf.function: a training that uses them there continues
-    with other numbers (see tensorflow_state.keep_random for Keras' layers).
+    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. TensorFlow's random
+    operations that use no generator have a state that cannot be read if they are in a tf.function: a training run
+    that uses them there continues with other numbers (see tensorflow_state.keep_random for Keras' layers).
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -391,7 +391,7 @@ def set_random_states(tree: Any) -> None:
 
 
 def seed_from(*what: object) -> None:
-    """Seed the generators of all imported frameworks: alike for the same `what`, differently for another."""
+    """Seed the generators of Python and all imported packages: alike for the same `what`, differently for another."""
     number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")
     random.seed(number)
     numpy, torch, tensorflow, keras = (sys.modules.get(name) for name in ("numpy", "torch", "tensorflow", "keras"))
@@ -454,7 +454,7 @@ def _put_source(value: Any, tree: dict[str, Any], path: str) -> Any:
     source = _SOURCES.get(tree["source"])
     try:
         if source is None or not source.owns(value):
-            raise ValueError(f"that was a {tree['class']}")
+            raise ValueError(f"it is the state of a {tree['class']}")
         source.set_state(value, tree["value"])
     except (ValueError, TypeError) as error:
         raise CheckpointError(

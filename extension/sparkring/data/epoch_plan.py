@@ -19,7 +19,7 @@ GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Be
 class Share(NamedTuple):
     """What one rank reads in an epoch; files and row groups are those of which it reads any part.
 
-    `size_bytes` is the compressed size of the chosen columns, in proportion if it reads a part of a row group.
+    `size_bytes` is the compressed size of the chosen columns. A part of a row group counts in proportion to its rows.
     """
 
     rows: int
@@ -32,10 +32,10 @@ class Share(NamedTuple):
 class Requests(NamedTuple):
     """GET requests for a data set in an object store.
 
-    `opening` counts a footer per file, each time that the data set is opened. `per_epoch` counts, for every row group,
-    one per rank that reads any of it and per run of adjacent columns. Readers that fetch in smaller pieces, or open
-    each file anew for every epoch, make more requests. `busiest` counts those of an epoch that go to one folder,
-    `folder`.
+    `opening` counts those for opening the data set once: a footer per file. `per_epoch` counts, for every row group,
+    the ranks that read any of it, times the runs of adjacent columns. Readers that fetch in smaller pieces, or open
+    each file anew for every epoch, make more requests. `busiest` counts those of an epoch that go to `folder`,
+    the folder with the most requests.
     """
 
     opening: int
@@ -49,7 +49,7 @@ class Requests(NamedTuple):
 
     @property
     def throttled_below_s(self) -> float:
-        """An epoch that takes less than these seconds makes more requests than S3 serves under one prefix."""
+        """If an epoch takes fewer seconds than this, it makes requests faster than S3 serves them under one prefix."""
         return self.busiest / GETS_PER_S
 
 
@@ -162,7 +162,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """The number of runs of adjacent columns in the files that contain the columns to read."""
+    """The number of runs of adjacent columns that the columns to read form in the files."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -35,7 +35,7 @@ SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # in a window, by default
 READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
-TRANSFORMED_AHEAD = 8  # with a transform: how many batches in place of each buffer
+TRANSFORMED_AHEAD = 8  # with a transform: how many batches are read ahead in place of each buffer
 
 _AHEAD = -1  # it is not known how much of what was read has been used
 
@@ -43,7 +43,7 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window whose first `rows` rows are handed out in `order`, or as they are if it is None.
+    """A window and how many of its rows are handed out: the first `rows` of `order`, or of the window if it is None.
 
     `before` is the number of rows before them in the epoch.
     """
@@ -88,13 +88,13 @@ def shards(
         model.fit(data.as_tf("x", "y"), epochs=3)
 
     Make it in the notebook and use it in the cell, so that errors are raised before the launch. Every row is read once
-    per epoch. Ranks differ by at most one row and take the same number of steps.
+    per epoch, apart from the `remainder`. Ranks differ by at most one row and take the same number of steps.
 
     source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
         Spark DataFrame, which is written once to `cache` and read from there.
     batch_size: the number of rows in a batch of this rank.
-    columns: the names of the columns to read (default: all), or a dict of the arrays of a batch: the name of a column,
-        or a list of numeric columns, which become one array [rows, columns].
+    columns: the names of the columns to read (default: all), or a dict of the arrays of a batch: each value is the name
+        of a column, or a list of numeric columns, which become one array [rows, columns].
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
     transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
@@ -109,9 +109,9 @@ def shards(
 
     Raises DataError, PathError.
     """
-    batch_size = _whole("batch_size", batch_size, 1, "rows in a batch")
+    batch_size = _whole("batch_size", batch_size, 1, "the number of rows in a batch")
     seed = _whole("seed", seed, 0, "a number that is the same on all ranks")
-    prefetch = _whole("prefetch", prefetch, 1, "buffers")
+    prefetch = _whole("prefetch", prefetch, 1, "the number of buffers to read ahead")
     if remainder not in REMAINDERS:
         raise DataError(f"remainder={remainder!r}: expected one of {', '.join(map(repr, REMAINDERS))}.")
     seat = planning.seat(rank, size)
@@ -140,8 +140,8 @@ def shards(
 class Shards:
     """A data set that is divided among the ranks. `len()` is the number of steps of this rank in an epoch.
 
-    Iterating with one of the `as_…` methods reads one epoch, the next one each time. An epoch that ended early starts
-    from its beginning. `position()` returns the position, and `resume()` continues from it.
+    Iterating with one of the `as_…` methods reads one epoch, the next one each time. An epoch that was not read to
+    its end is read again from its beginning. `position()` returns the position, and `resume()` continues from it.
     """
 
     dataset: Dataset
@@ -197,7 +197,7 @@ class Shards:
         if not self.start.legs and not any(shard.steps for shard in found):
             least = min(shard.rows for shard in found)
             raise DataError(
-                f"{self.dataset.name} has {self.dataset.rows:,} rows, which is {least:,} for each of {size} ranks and "
+                f"{self.dataset.name} has {self.dataset.rows:,} rows. With size={size}, a rank has {least:,}, which "
                 f"does not fill a batch of {self.batch_size:,}: use a smaller batch_size, fewer ranks, or "
                 'remainder="pad".'
             )
@@ -225,7 +225,7 @@ class Shards:
             self.spec  # noqa: B018
         except DataError:
             raise
-        except Exception:  # a transform may need what only ranks have; if not, ranks report it with its line
+        except Exception:  # a transform may need what only ranks have; if not, ranks report the error with its line
             return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
@@ -242,18 +242,18 @@ class Shards:
 
         found, each = self.dataset, self.plan()
         least, most = min(shard.steps for shard in each), max(shard.steps for shard in each)
-        steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        steps = counted(most, "step") if least == most else f"{least:,} to {most:,} steps"
         where = f" where {found.where}" if found.where else ""
         rows, groups = counted(found.rows, "row"), counted(found.row_groups, "row group")
         lies = f"{rows} in {groups} of {counted(len(found.files), 'file')}"
         ranks = f" on each of {self.size} ranks" if self.size > 1 else ""
-        step = f"{steps} steps of {counted(self.batch_size, 'row')} per epoch"
+        step = f"{steps} of {counted(self.batch_size, 'row')} per epoch"
         return f"<shards of {found.name}{where}: {lies}; {step}{ranks}>"
 
     # ── reading it ────────────────────────────────────────────────────────────
 
     def as_numpy(self, *names: str) -> Iterator[Any]:
-        """One epoch as NumPy batches: dicts of arrays [rows, …], or tuples of the named arrays, in that order."""
+        """One epoch as NumPy batches: dicts of arrays [rows, …], the one array that is named, or tuples of several."""
         take = self.taking(names)
         return (take(batch) for batch in self.batches())
 
@@ -403,7 +403,7 @@ class Shards:
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
-        """Cut an epoch's chunks, each with the wait for it in s, into batches. A batch handed out counts as read."""
+        """Cut an epoch's chunks, each with its waiting time in s, into batches. A batch handed out counts as read."""
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()
         self._steps = 0
@@ -472,7 +472,7 @@ class Shards:
         return self._progress
 
     def _end(self, shard: Shard) -> int:
-        """How many rows of its stretch the rank will have read at the end of the epoch."""
+        """How many rows of its shard the rank will have read at the end of the epoch."""
         return shard.rows if self.remainder == "join" else shard.read + shard.steps * self.batch_size
 
     def _windows(self, worker: int = 0, workers: int = 1) -> Iterator[Buffer]:

@@ -5,8 +5,8 @@ are a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event wi
 is ready; then ALLREDUCE, and in it WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like
 (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
-If Horovod was killed, the file has no end, and a rank may have written anything into it: parts that cannot be read are
-skipped, and the memory is limited.
+If Horovod was killed, the file has no end. A rank may also have written anything into it. So parts that cannot be read
+are skipped, and the use of memory is limited.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
     if not whole:
         found.append("its end is missing: the connection to the rank was lost")
     if cut:
-        found.append(f"its last {cut / 2**20:,.0f} MiB were too large to keep")
+        found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
-        found.append("most of it is not a Horovod timeline")
+        found.append(f"it was not read further after {BROKEN_PLACES:,} parts that cannot be read")
     elif scanner.broken > 1:  # one is where it was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
@@ -186,7 +186,7 @@ class _Tensor:
 
 
 class _Stretches:
-    """How much time stretches cover together; they may overlap, and are added in the order of their ends."""
+    """The total time that is covered by stretches, which may overlap and are added in the order of their ends."""
 
     def __init__(self) -> None:
         self.covered = 0.0

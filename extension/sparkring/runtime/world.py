@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # A NamedTuple, not a dataclass: every member imports this module at start-up, and
-# importing `dataclasses` (it pulls in `inspect`) would be a third of that time.
-# For the same reason annotations are not made strings, which typing would compile.
+# importing `dataclasses` (it pulls in `inspect`) would take a third of the start-up time.
+# For the same reason there is no `from __future__ import annotations`: typing would compile the strings.
 
 
 class World(NamedTuple):
@@ -40,8 +40,8 @@ def enter(place: World) -> None:
 def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_node: bool = True) -> list[World]:
     """Give each member its World from the node it runs on; `nodes[i]` is member i's node, `gpus[i]` its GPUs.
 
-    Ranks on one node are neighbours, as under mpirun: nodes count in the order in which they
-    first appear, members keep their order within a node. `cross_rank` counts the nodes that
+    Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
+    first appear, and members keep their order within a node. `cross_rank` counts the nodes that
     have a rank with the same `local_rank`, which is what Horovod's cross communicator is.
     Without `by_node`, member i is rank i, wherever it runs; the rest is the same.
     """
@@ -68,7 +68,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
 
 
 def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[str, ...]]:
-    """The GPUs of each rank of a node that has `addresses`: the next `each` ones, in the order of local ranks."""
+    """The GPUs of each rank of a node: `each` of its `addresses` per rank, in the order of local ranks."""
     return [tuple(addresses[rank * each : (rank + 1) * each]) for rank in range(ranks)]
 
 
@@ -79,7 +79,7 @@ def gpu_environments(worlds: Sequence[World]) -> dict[str, dict[str, str]]:
     NCCL can copy between GPUs. A GPU that tasks share is listed once, because CUDA does not accept an address twice.
     """
     seen: dict[str, dict[str, None]] = {}
-    for world in sorted(worlds):  # by rank, and so on each node by local rank
+    for world in sorted(worlds):  # by rank, hence by local rank on each node
         seen.setdefault(world.node, {}).update(dict.fromkeys(world.gpus))
     return {
         node: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(addresses)}

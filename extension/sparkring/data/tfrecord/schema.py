@@ -1,4 +1,4 @@
-"""The schema of TFRecord files, which lists their columns and the files, and the records that each rank reads."""
+"""The schema of a folder of TFRecord files, which lists columns and files; and which records each rank reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file, by its path below the folder; only the last record of all can have fewer rows than the others."""
+    """One file, by its path below the folder; of the records of all files, only the very last can have fewer rows."""
 
     name: str
     records: int
@@ -87,8 +87,8 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
     total = sum(full)
     if total < size:
         raise DataError(
-            f"{total} {'full ' * (remainder == 'drop')}records of {schema.batch_size:,} rows are too few for {size} "
-            "ranks: write them with a smaller batch_size, or run fewer ranks."
+            f"there are too few {'full ' * (remainder == 'drop')}records of {schema.batch_size:,} rows for {size} "
+            f"ranks (only {total}): write the data again with a smaller batch_size, or run fewer ranks."
         )
     owned = [sum(full[index::size]) for index in range(size)]
     split = max(owned) - min(owned) > 1
@@ -122,7 +122,7 @@ def write_schema(schema: Schema, folder: Location) -> None:
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Read the schema in the folder `path`. Raises DataError if the folder is missing, incomplete or damaged.
 
-    It is damaged if files are missing or have another size than when they were written; their contents are not read.
+    It is damaged if files are missing or differ in size from when they were written; their contents are not read.
     """
     folder = locate(path)
     file = folder / SCHEMA

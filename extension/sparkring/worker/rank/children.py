@@ -25,9 +25,9 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 
 
 def prepare_children(main: Main) -> None:
-    """From now on, send the definitions among the names that `main()` returns to processes that this one starts.
+    """From now on, send each process that this one starts the definitions among the names that `main()` returns.
 
-    `main` is called for each process, since a script that a rank runs is `__main__` while it runs.
+    `main` is called for each process, since `__main__` changes: while a rank runs a script, the script is `__main__`.
     """
     # Not imported here: most ranks start no processes, and the import takes a while.
     when_imported("multiprocessing.spawn", functools.partial(_install, main))
@@ -53,7 +53,7 @@ def _install(main: Main, spawn: Any) -> None:
 
 
 def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
-    """Pack the functions and classes of `__main__` with what they use; returns also why some cannot be packed."""
+    """Pack the functions and classes of `__main__` with what they use; also return why some cannot be packed."""
     from sparkring.capture.packing import pack
 
     found = {
@@ -74,7 +74,7 @@ def load(namespace: dict[str, Any]) -> None:
     payload, buffers, problems = vars(sys).pop(_PLACE)
     unpack_names(payload, namespace, buffers)
     namespace.update((name, _unavailable(problem)) for name, problem in problems.items())
-    prepare_children(lambda: namespace)  # afterwards, `__main__` is a copy of it, made by runpy
+    prepare_children(lambda: namespace)  # not `__main__`, which runpy replaces by a copy of `namespace`
 
 
 def _unavailable(problem: str) -> Callable[..., Any]:
