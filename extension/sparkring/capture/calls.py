@@ -42,7 +42,7 @@ def names_of(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
 def check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise OptionsError if the function cannot be called with these arguments."""
     try:
-        # That of the decorated function, not of the one that it wraps: a decorator may change the arguments.
+        # The signature of the decorated function, not of the wrapped one: a decorator may change the arguments.
         signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return

@@ -111,7 +111,7 @@ class CellNames(NamedTuple):
 
     Builtins are among them, since the notebook may have its own.
 
-    required: names that the cell has not bound when it reads them. The line is 0 if a script of the cell reads one.
+    required: names that the cell has not bound when it reads them. The line is 0 for a name that a script reads.
     optional: names that the cell may have bound when it reads them, and names whose NameError it catches.
     immediate: those of `required` that are read outside functions, and not where a NameError is caught.
     bound: every name that the cell may bind at its top level.
@@ -245,12 +245,12 @@ class _Reader:
             case ast.Match(subject, cases):
                 return self.match(self.expression(subject, known), cases)
             case ast.Break() | ast.Continue():
-                return None  # the rest of the block is not reached; for a loop, what was known before it is returned
+                return None  # the rest of the block is not reached; after a loop, only names bound before it are known
             case ast.Raise():
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # What its code reads is noted where its name is read; here, if a decorator may call it at once.
+                # What its code reads is noted where its name is read, or here if a decorator may call it at once.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -291,7 +291,7 @@ class _Reader:
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every round of a loop, not only in the first."""
-        # A round may read what the previous one has bound. The `while` lets a `break` out of an outer loop compile.
+        # A round may read what the previous one has bound. Inside the `while`, a `break` out of an outer loop compiles.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])

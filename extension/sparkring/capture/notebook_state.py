@@ -30,7 +30,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 def gather() -> NotebookState:
     """Return the current state of this process."""
     loggers, disabled = _logging()
-    entries: list[Any] = sys.path  # may hold entries that are no strings, which Python ignores
+    entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
     return NotebookState(sys.prefix, os.getcwd(), path, _environment(), loggers, disabled)
 
@@ -51,7 +51,7 @@ def _environment_at_start() -> dict[str, str]:
             found = {name: value for name, _, value in pairs}
     except OSError:
         found = {}
-    # On other systems, and if the process has overwritten it with its title: the environment as it is now.
+    # On other systems, or if the process has overwritten the file with its title, return the current environment.
     return found if "PATH" in found else dict(os.environ)
 
 
@@ -94,7 +94,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # A logger of another class is made by its module on import, and must not exist on the rank before.
+        # A logger of another class is made by its module on import, and must not exist on the rank before that.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"

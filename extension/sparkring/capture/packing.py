@@ -1,7 +1,7 @@
 """Packs a notebook's values for the ranks, and loads them there.
 
-One pickler writes all values one after another, so what two names share they still share on the rank. Functions of
-the notebook arrive with the rank's own `__main__` as their globals, as they had the notebook's, and with their source
+One pickler writes all values one after another, so an object that two names share is also shared on the rank. Functions
+of the notebook get the rank's own `__main__` as their globals, in place of the notebook's, and keep their source
 lines. The notebook's classes and functions that values need are defined there, too, so that pickle finds them by name.
 """
 
@@ -52,7 +52,7 @@ from sparkring.errors import CaptureError
 from sparkring.wire.messages import Buffer
 
 APART_BYTES = 1 << 20
-_POSITIONAL = ""  # in a packed call, what holds the number of positional arguments
+_POSITIONAL = ""  # in a packed call, the name under which the number of positional arguments is packed
 
 
 def rank_namespace() -> Namespace:
@@ -145,12 +145,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
         """Add to the state of a function that goes by value what cloudpickle overlooks, and remove what stays."""
         code, carried = function.__code__, state["__globals__"]
-        for name in global_names(code).reads:  # also what the body of a class reads inside a function
+        for name in global_names(code).reads:  # also those that a class body inside the function reads
             if name in function.__globals__:
                 carried[name] = function.__globals__[name]
         submodules = {module.__name__ for module in state["_cloudpickle_submodules"]}
         submodules |= imported_submodules(attribute_chains(code), function.__globals__.get)
-        # Not as modules: one that is missing on the rank must not prevent loading the function.
+        # Stand-ins, not modules: the function must load even if a submodule is missing on the rank.
         state["_cloudpickle_submodules"] = [StandIn(import_submodule, name) for name in sorted(submodules)]
         if function.__globals__.get("__name__") == "__main__" and code.co_filename not in self._files:
             self._files[code.co_filename] = _CodeFile(code.co_filename)
@@ -250,7 +250,7 @@ def pack(
                 pickler.dump(name)
                 pickler.dump(value)
             except Exception as error:  # whatever the user's own __reduce__ raises
-                # The memo now points at bytes that were never written: begin again without this one.
+                # The memo now points at bytes that were never written: begin again without this value.
                 problem = diagnose(name, value, error, pickler.last)
                 if via:
                     along[name] = Along(via, None, problem)

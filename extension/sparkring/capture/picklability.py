@@ -120,7 +120,7 @@ def by_reference(value: object) -> bool:
 
 
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
-    """Find the name of the notebook under which pickle looks for `value`, which is of a type in FOUND_BY_NAME.
+    """Find the notebook's variable under whose name pickle looks for `value`, which is of a type in FOUND_BY_NAME.
 
     For a value inside a class, this is the name of the outermost class. None if `value` is not found there.
     """

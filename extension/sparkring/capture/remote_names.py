@@ -21,7 +21,7 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class Held:
-    """The names that the ranks have bound, each with a print of the notebook's value at that time."""
+    """The names that the ranks have bound, each with a fingerprint of the notebook's value at that time."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StandIn:
-    """Is unpickled as the result of `make(*arguments)`, which is called once for each stand-in."""
+    """An object that is unpickled as the result of `make(*arguments)`, which is called once for each stand-in."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._reduced = make, arguments

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# The packages that may provide a module, if there are others than the one with its name.
+# The packages that may provide a module, if not only the package with the module's name does.
 _PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")}
 
 
-@functools.cache  # the search takes some milliseconds; a cell on a warm gang takes not many more
+@functools.cache  # the search takes some milliseconds; a cell on a warm gang does not take much longer
 def versions() -> tuple[tuple[str, str], ...]:
     """Names and versions of Python, of sparkring and of the frameworks that are installed; none is imported."""
     found = [(name, next(filter(None, map(_version, _PACKAGES.get(name, (name,)))), "")) for name in _MODULES]

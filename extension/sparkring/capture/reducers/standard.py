@@ -61,7 +61,7 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 
 
 def _has_unguarded_lookups(cls: type) -> bool:
-    """Whether pickle would look up its hooks by a class's own `__getattr__`, on an object without attributes."""
+    """Whether pickle would look up its hooks with a class's own `__getattr__` before an object has its attributes."""
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
         return False
