@@ -23,7 +23,7 @@ from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
-# Object stores: they need no folders, and there makedirs() would create a bucket whose name was misspelt.
+# Object stores: they need no folders, and makedirs() would create a bucket if its name was misspelt.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
 
@@ -158,7 +158,7 @@ def make(directory: Location, name: str) -> None:
 
 
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
-    """Make a checkpoint of a folder whose files are all written and closed. Raises OSError."""
+    """Turn a folder whose files are all written and closed into a checkpoint. Raises OSError."""
     folder = directory / name
     sync_folder(folder)  # the files' names must be on the disk before the commit that vouches for them
     _write_sealed(folder / COMMIT, content_of(commit))
@@ -173,7 +173,7 @@ def write_part(directory: Location, name: str, rank: int, file: File) -> None:
 
 
 def read_part(directory: Location, name: str, rank: int) -> File | None:
-    """What a rank has written; None if it does not exist or is not complete yet. Raises OSError."""
+    """The file that a rank reports as written; None if the report is missing or not complete yet. Raises OSError."""
     path = (directory / name / part(rank)).path
     directory.fs.invalidate_cache(path)
     if not directory.fs.exists(path):
@@ -186,7 +186,7 @@ def read_part(directory: Location, name: str, rank: int) -> File | None:
 
 
 def data(rank: int) -> str:
-    """What the file with a rank's arrays is called."""
+    """The name of the file with a rank's arrays."""
     return f"rank-{rank}.safetensors"
 
 
@@ -213,7 +213,7 @@ def remove(directory: Location, entry: Entry) -> None:
 
 @contextlib.contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Whatever a file system says becomes a CheckpointError: `what`, the reason, and what to do.
+    """Turn any error of a file system into a CheckpointError that says `what`, the reason, and what to do.
 
     A file that is not there remains a FileNotFoundError: often that is not an error.
     """
@@ -277,7 +277,7 @@ def _write_sealed(file: Location, content: dict[str, Any]) -> None:
 
 
 def _opened(sealed: bytes) -> dict[str, Any] | None:
-    """What was sealed with a digest; None if one bit is not as it was."""
+    """What was sealed with a digest; None if any bit has changed."""
     found = _SEALED.fullmatch(sealed)
     if found is None or digest_of(found[2]).encode() != found[1]:
         return None
@@ -308,7 +308,7 @@ def commit_of(content: dict[str, Any]) -> Commit:
 
 
 def _unlike(commit: Commit, sizes: dict[str, int]) -> str:
-    """Which file is not as it was written, as far as sizes tell; '' if none."""
+    """Say which file is missing or has another size than when it was written; '' if none."""
     for file in commit.files:
         if file.name not in sizes:
             return f"{file.name} is missing"

@@ -12,7 +12,7 @@ from sparkring.checkpointing.foreign import Other, Seen, recognised
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
-DEPTH = 3  # of folders that are looked into: BACKUP/chief/ckpt-1.index
+DEPTH = 3  # the levels of folders to look into, as for BACKUP/chief/ckpt-1.index
 FOLDERS = 200  # the most folders to look into, so that a directory with many others is listed quickly
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Positioned:
-    """A data set at a given position, since TensorFlow reads ahead of the training; None for the data set's own."""
+    """A data set with the position to save, since TensorFlow reads ahead of the training; None: the data set's own."""
 
     def __init__(self, data: Shards, position: Any) -> None:
         self.dataset = data.dataset
@@ -41,7 +41,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
 
     The callback has `initial_epoch` for fit(), which starts there even without this argument, and `history`, the
     metrics of all epochs by name. Leave out `steps_per_epoch`, or repeat() the data set, because the rest of an epoch
-    is shorter than an epoch. Its metrics are those of the rest only.
+    is shorter than an epoch. The metrics of this epoch cover only its rest.
 
     The training continues with exactly the same numbers: weights, optimizer, learning rate, loss scale and random
     layers (Dropout and similar layers draw from generators whose states can be saved). Every row of the epoch is read
@@ -92,7 +92,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
 
 
 class Resume:
-    """Saves what is needed to continue; Keras' Callback is a second base of its kinds."""
+    """Saves what is needed to continue. The classes that resume() makes have Keras' Callback as a second base."""
 
     params: dict[str, Any]  # Keras sets it
 
@@ -162,7 +162,7 @@ class ResumeKeras2(Resume):
     def on_train_begin(self, logs: Any = None) -> None:
         if self._data is not None:
             self._begin(self._data.start)
-            if not self.params.get("steps"):  # the rest of an epoch does not show how long the others are
+            if not self.params.get("steps"):  # the rest of an epoch does not show how long the other epochs are
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:

@@ -21,7 +21,7 @@ _SEED = "seed_generator_state"
 
 
 def backend() -> str:
-    """What Keras computes with."""
+    """The name of Keras' backend."""
     return str(sys.modules["keras"].backend.backend())
 
 

@@ -133,7 +133,7 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
         **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
-        # Those of the rank that writes; the gradients of the others are lost unless every rank writes.
+        # The gradients of the rank that writes; those of the others are lost unless every rank writes.
         "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
     }
 
@@ -242,8 +242,8 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 def plain_model(tree: dict[str, Any]) -> Any:
     """A model made from what was saved, compiled if it was.
 
-    Its arrays by name if there is no configuration, or if the configuration names something that is neither Keras' own
-    nor registered with it. A Lambda layer contains Python code, and code from a checkpoint is not run.
+    Returns the arrays by name if there is no configuration, or if it names something that is neither Keras' own nor
+    registered with it. A Lambda layer contains Python code, and code from a checkpoint is not run.
     """
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
@@ -251,7 +251,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     import tensorflow as tf
 
     keras = tf.keras
-    # Keras 3 makes other models of such a configuration.
+    # Keras 3 would make a different model from such a configuration.
     if not _is_keras_2(sys.modules[keras.Model.__module__.partition(".")[0]]):
         return by_name
     architecture = json.loads(tree["architecture"])

@@ -34,7 +34,7 @@ from sparkring.runtime.storage import Location
 
 CHUNK_BYTES = 512 << 10  # fits into a core's cache, so what was just copied is hashed there
 COPIERS = min(4, os.cpu_count() or 1)  # the most threads that copy
-PER_COPIER_BYTES = 8 << 20  # how much is worth a thread
+PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
 HEADER_BYTES = 100_000_000  # the most that safetensors' own readers take
 _npy: Any = np.lib.format  # it writes dtypes as .npy files do; it has no annotations
@@ -63,7 +63,7 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class Lies(NamedTuple):
-    """An array's place in the bytes after the header, and its type there; `dtype` is one that the format lacks."""
+    """An array's place in the bytes after the header, and its type there; `dtype` is '' unless the format lacks it."""
 
     name: str
     code: str
@@ -92,7 +92,7 @@ def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
 
 
 def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str, Leaf]) -> memoryview:
-    """Copy `leaves` to the beginning of `arena`, in the layout of the file; returns that part of `arena`."""
+    """Copy `leaves` to the beginning of `arena`, in the layout of the file; return that part of `arena`."""
     pairs = iter([pair for lies in layout.arrays for pair in _pairs(arena[lies.start : lies.stop], leaves[lies.name])])
 
     def copy() -> None:
@@ -148,8 +148,8 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
     """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    With `room`, a local file is read twice, first to check its digest. Then each array that fits the one of its name in
-    `room` is read into that, which takes less time than new memory does. Every other array has memory of its own.
+    With `room`, a local file is read twice, first to check its digest. Then each array that fits the array of the
+    same name in `room` is read into it, which takes less time than new memory. Every other array has memory of its own.
     Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
@@ -332,7 +332,7 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory. NumPy's would be huge pages, which the kernel makes slowly when cached files fill the memory."""
+    """New memory. NumPy's would be huge pages, which Linux makes slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

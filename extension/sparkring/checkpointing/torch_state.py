@@ -144,9 +144,9 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function from the keys of a value in an object's state_dict() to the object's tensor for it, or None.
+    """Return a function that maps the keys of a value in an object's state_dict() to its tensor in the object, or None.
 
-    For an optimizer's state of a parameter, it is the parameter: before the first step there is nothing else yet.
+    For an optimizer's state of a parameter, it is that parameter, since nothing else exists before the first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
@@ -167,7 +167,7 @@ def has_pieces(value: Any) -> bool:
 
 
 def refuse_flattened(value: Any, path: str) -> None:
-    """Raise CheckpointError for FSDP's older kind and its optimizer: to read their state, all ranks must take part."""
+    """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: all ranks must take part to read it."""
     wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if wrapped is None:
         return

@@ -4,8 +4,8 @@ Nothing here is pickled: checkpoints are in shared storage, and reading them mus
 
 What JSON lacks is written as an object with one key, and every JSON object is one of these:
 
-    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   one that is not finite, as its 8 bytes
-    {"items": [[k, v]]}  any other dict                       {"int": hex}     one that is long
+    {"dict": {…}}        a dict whose keys are all text       {"float": hex}   a float that is not finite: its 8 bytes
+    {"items": [[k, v]]}  any other dict                       {"int": hex}     an int of more than 63 bits
     {"tuple": [...]}     a tuple                              {"array": name}  an array, or a tensor, by its name
     {"bytes": name}      bytes, as an array of them           {"scalar": name} a NumPy scalar, as an array of one
 """
@@ -72,7 +72,7 @@ class _Taking:
         self._within: set[int] = set()
 
     def apart(self, value: Any, path: tuple[Any, ...]) -> Any:
-        # NumPy's float64 is a float and its str_ a str, so its scalars come first.
+        # NumPy's float64 is a float and its str_ a str, so NumPy's scalars come first.
         if isinstance(value, np.generic):
             return {"scalar": self._leaf(self._checked(np.asarray(value), path), path)}
         if value is None or isinstance(value, bool | str | int | float):

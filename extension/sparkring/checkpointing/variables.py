@@ -14,10 +14,10 @@ from sparkring.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Variables:
-    """What a framework calls the properties of its variables, and how their values are read and assigned."""
+    """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # None for a dimension, or all of them, that may be of any length.
+    # None in place of a dimension of any length, or in place of the shape if all of them are.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
@@ -68,7 +68,7 @@ def _fits(shape: Sequence[int | None] | None, found: tuple[int, ...]) -> bool:
 
 
 def raw_or_array(found: Any) -> Any:
-    """An array as a leaf: NumPy has no names of its own for bfloat16 and the small floats."""
+    """An array as a leaf: Raw for bfloat16 and the small floats, which are not NumPy's own dtypes."""
     if found.dtype.kind == "V":
         return Raw(found.dtype.name, found.shape, np.ascontiguousarray(found).reshape(-1).view(np.uint8))
     return found

@@ -22,7 +22,7 @@ from sparkring.wire.messages import (
     CheckpointSaved,
 )
 
-OTHERS_LIMIT_S = 600.0  # how long to wait without a file of another rank
+OTHERS_LIMIT_S = 600.0  # how long to wait for the next file of another rank
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # pauses between two looks for these files
 
 _complained: set[str] = set()
@@ -31,8 +31,8 @@ _complained: set[str] = set()
 class Save(NamedTuple):
     """What is to be written, and how. `commit` has no files yet.
 
-    `began` is when save() was called (time.monotonic()); `blocked_s` is for how long it held up the training, None if
-    it does so until it is complete.
+    `began` is when save() was called (time.monotonic()); `blocked_s` is how long the save held up the training,
+    None if the training waits until the save is complete.
     """
 
     directory: Location
