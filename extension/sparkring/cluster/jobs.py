@@ -1,4 +1,4 @@
-"""Spark jobs that a notebook's Stop ends."""
+"""Spark jobs that end when the notebook is interrupted."""
 
 from __future__ import annotations
 

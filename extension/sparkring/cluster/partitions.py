@@ -78,7 +78,7 @@ class Data(NamedTuple):
             ) from error
 
     def stage(self, size: int, task: Callable[..., Any]) -> DataFrame:
-        """The barrier stage of `size` tasks over its partitions, not yet run."""
+        """The barrier stage of `size` tasks over the DataFrame's partitions, not yet run."""
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
         return frame.mapInArrow(task, "nothing int", barrier=True)

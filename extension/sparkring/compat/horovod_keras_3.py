@@ -34,7 +34,7 @@ def adapt_callbacks(module: types.ModuleType) -> None:
 
 
 def adapt_elastic(module: types.ModuleType) -> None:
-    """Make `horovod.tensorflow.elastic` fit for Keras 3: what KerasState commits, goes back to and broadcasts."""
+    """Adapt `horovod.tensorflow.elastic` to Keras 3: what KerasState commits, restores and broadcasts."""
     state = module.TensorFlowKerasState
     state._save_model, state._load_model = _save(state._save_model), _load(state._load_model)
     module._broadcast_model = _broadcast_model(module._broadcast_model)  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        # Keras keeps no public list of an optimizer's variables; 3.15 has this one once it is built.
+        # Keras has no public list of the variables that an optimizer trains; in 3.15, a built optimizer has this one.
         known = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = [getattr(variable, "value", variable) for variable in known]
         shared = [i for i, variable in enumerate(variables) if variable.ref() not in local]
@@ -171,7 +171,7 @@ def _load_model(real: Any) -> Any:
         classes = {kind.__name__: kind for kind in custom_optimizers or ()}
         model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
         if getattr(model, "optimizer", None) is not None:
-            # wrap_optimizer() would make a new optimizer; the loaded one, which has the state, takes only its class.
+            # wrap_optimizer() would make a new optimizer; the loaded one has the state, so it gets only the class.
             stateless = type(model.optimizer).from_config(model.optimizer.get_config())
             model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
         return model
@@ -204,7 +204,7 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _shared_values(model: Any, optimizer: Any) -> list[Any]:
-    """The values that all ranks begin with. Seeds stay each rank's own: dropout would drop the same units on all."""
+    """The values that all ranks begin with. Seeds stay each rank's own, or dropout would drop the same units on all."""
     return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]
 
 

@@ -1,7 +1,7 @@
-"""When ranks are to be told that Keras is tf-keras, which is Keras 2 for the TensorFlow that comes with Keras 3.
+"""When ranks have to use tf-keras as tf.keras. tf-keras is Keras 2 for TensorFlow versions that come with Keras 3.
 
-horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras, which is Keras 3 there unless TensorFlow is
-told otherwise. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
+horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras. In these versions, this is Keras 3 unless
+TensorFlow is told otherwise. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ _IMPORTS = re.compile(r"^\s*(from|import)\s+tf_keras\b", re.MULTILINE)
 
 
 def is_used(code: str, modules: Collection[str]) -> bool:
-    """Whether the code imports tf-keras, or its values come from there; `modules` are the packages of the values."""
+    """Whether the code imports tf-keras or uses its values, and no values of keras; `modules`: the values' packages."""
     return "keras" not in modules and ("tf_keras" in modules or _IMPORTS.search(code) is not None)
