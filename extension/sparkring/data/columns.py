@@ -114,7 +114,7 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """The message for a column that has nulls, no place for them and no fill value."""
+    """The error for a column that has nulls, no place for them and no fill value."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
         f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
@@ -122,7 +122,7 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 
 
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """The message for nulls in a column whose dtype was decided without them."""
+    """The error for nulls in a column whose dtype was decided without them."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
         f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
@@ -158,7 +158,7 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Rows, maps and lists of these, as toPandas() gives them; without Spark's type rows as dicts."""
+    """Rows, maps and lists of these, as toPandas() gives them; without Spark's type, rows are dicts."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild = _rebuilding(array.type)

@@ -35,7 +35,7 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # footers that are read at the same time: most of it is waiting
+AT_ONCE = 16  # footers that are read at the same time: most of the time is spent waiting
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
@@ -100,7 +100,7 @@ class Dataset:
 
     @property
     def row_groups(self) -> int:
-        """How many there are, including those of which no row passes the filter."""
+        """The number of row groups, including those of which no row passes the filter."""
         return len(self._groups())
 
     @property
@@ -201,8 +201,8 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
     known = dataset.files[file]
     try:
-        # By default Arrow reads the columns of a row group whole; through a buffer, only what it decodes, and faster.
-        # Remotely, a request for each piece costs more than the memory, unless a row group is very large.
+        # By default, Arrow reads whole columns of a row group; through a buffer, it reads only what it decodes, and is
+        # faster. In remote storage, a request for each piece costs more than the memory, unless row groups are large.
         if dataset.local:
             # pre_buffer: True by default in pyarrow 26.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
@@ -227,7 +227,7 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
 
 @functools.lru_cache(maxsize=10_000)
 def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
-    """Read once, and not in every epoch: each request costs time and money. `version` tells a rewritten file apart."""
+    """A remote file's footer, cached because requests cost time and money; `version` tells a rewritten file apart."""
     with fs.open(path, "rb") as opened:
         return pq.read_metadata(opened)
 
@@ -351,7 +351,7 @@ def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: 
 
 
 def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Sequence[str]) -> None:
-    """DataError if one of the `wanted` columns is not the same in all files."""
+    """Raise DataError if one of the `wanted` columns is not the same in all files."""
     first = schemas[0]
     for schema, name in zip(schemas[1:], names[1:], strict=True):
         if schema is first or schema.equals(first):

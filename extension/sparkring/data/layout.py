@@ -63,8 +63,8 @@ class Layout:
     ) -> tuple[Batch, int]:
         """The first `rows` of `length` rows in an `order` (None: as they come) as arrays, not transformed yet.
 
-        Also returns how many bytes were stored. Each batch is copied to its place before the next is decoded: it is
-        still in the processor's cache, and its memory is free for the next.
+        Also returns how many bytes were stored. Each batch is copied to its place before the next is decoded,
+        while it is still in the processor's cache; then its memory is free for the next.
         """
         place = None
         if order is not None:

@@ -359,7 +359,7 @@ def _abandoned(copy: Location) -> bool:
 
 
 def _modified(copy: Location) -> float:
-    """When a folder last changed, as far as its file system tells; now, if it does not."""
+    """When a folder last changed, in seconds since 1970; the current time if its file system does not tell."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
     except Exception:  # many file systems do not know it for folders
