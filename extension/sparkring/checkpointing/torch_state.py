@@ -167,7 +167,7 @@ def has_pieces(value: Any) -> bool:
 
 
 def refuse_flattened(value: Any, path: str) -> None:
-    """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: all ranks must take part to read it."""
+    """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: reading its state takes all ranks."""
     wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if wrapped is None:
         return
