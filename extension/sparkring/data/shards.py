@@ -43,7 +43,7 @@ Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window and how many of its rows are handed out: the first `rows` of `order`, or of the window if it is None.
+    """A window and how many of its rows are handed out: the first `rows` of `order`; if it is None, of the window.
 
     `before` is the number of rows before them in the epoch.
     """
