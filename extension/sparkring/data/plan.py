@@ -121,7 +121,7 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """The position at which these ranks began to read with this window, and how many rows each has read since.
 
-    The same number of ranks continue, each in its own range. Another number of ranks divide the remaining rows again.
+    If the number of ranks is the same, each continues in its own range; else they divide the remaining rows again.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):

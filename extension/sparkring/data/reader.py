@@ -27,10 +27,7 @@ LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last one.
-
-    The rows are read when `batches` is iterated over. This must be done before the next window is taken.
-    """
+    """Some rows of a shard, and the place of the last one. `batches` reads them: use it up before the next window."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int

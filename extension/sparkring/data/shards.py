@@ -37,7 +37,7 @@ READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # with a transform: how many batches are read ahead in place of each buffer
 
-_AHEAD = -1  # it is not known how much of what was read has been used
+_AHEAD = -1  # in `_steps`: it is not known how many of the batches that were read have been used
 
 Held = TypeVar("Held")
 
