@@ -56,7 +56,7 @@ class LaunchError(SparkringError):
 
 
 class SlotsError(LaunchError):
-    """Spark cannot run that many tasks at once."""
+    """Spark has too few task slots to run all ranks at once."""
 
 
 class MemberLost(LaunchError):
@@ -81,7 +81,7 @@ class RunTimeout(RunFailed, TimeoutError):
 
 
 class ResultError(RunFailed):
-    """The cell ran, but the value of a rank could not be brought back; `values` holds the others'."""
+    """The cell ran, but the value of a rank could not be brought back; `values` holds those of the others."""
 
 
 class StillRunning(SparkringError, TimeoutError):

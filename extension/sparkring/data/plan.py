@@ -21,7 +21,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` (not included) of one row group of one file; what a filter leaves out does not count."""
+    """Rows `start` to `stop` (not included) of one row group of one file. Only rows that pass the filter count."""
 
     file: int
     row_group: int
@@ -34,7 +34,7 @@ class RowRange(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of an epoch that has been read: by each of `size` ranks the first `rows` rows, in windows of `window`."""
+    """A part of an epoch that has been read: each of `size` ranks has read `rows` rows, in windows of `window`."""
 
     size: int
     rows: int
@@ -42,9 +42,9 @@ class Leg(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far the ranks are: in which epoch (from 1), under which seed, and what of it they have read.
+    """How far the ranks are: in which epoch (from 1), under which seed, and which legs of the epoch they have read.
 
-    It is made of numbers only, so that it can be kept as JSON; lists will do where it has tuples.
+    It consists of numbers only, so that it can be saved as JSON; of() accepts lists in place of tuples.
     """
 
     epoch: int = 1
@@ -62,7 +62,7 @@ class Position(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one rank reads in the rest of an epoch: `steps` batches from `ranges`, in windows as `shuffled()` says.
+    """What one rank reads in the rest of an epoch: `steps` batches from `ranges`. shuffled() orders each window.
 
     `rows` is how many rows are in `ranges`; the first `read` of them have been read, and "drop" leaves out the last
     ones. `pad` are the rows that fill the last batch.
@@ -95,10 +95,11 @@ def plan(
 ) -> tuple[Shard, ...]:
     """The shard of each of `size` ranks for (the rest of) an epoch.
 
-    `counts[file][row_group]` are rows. With a `window` of 0 nothing is shuffled: files and rows come in their order.
-    By `remainder`, every rank takes as many steps as the one with the fewest rows can fill ("drop"), or the one with
-    the most needs, with batches filled up from rows that it reads anyway ("pad"); or each takes what it has, the
-    last batch smaller, and one rank may need a step more than another ("join": call `hvd.join()` after the epoch).
+    `counts[file][row_group]` are rows. With a `window` of 0, nothing is shuffled: files and rows keep their order.
+    `remainder` decides how many steps a rank takes. "drop": as many as the rank with the fewest rows can fill. "pad":
+    as many as the rank with the most rows needs; a rank fills up its batches with rows that it reads anyway. "join": as
+    many as its own rows need, so that its last batch may be smaller, and one rank may need a step more than another
+    (call `hvd.join()` after the epoch).
     """
     position, read = begun(position or Position(), size, window)
     line = remaining(counts, position, window)
@@ -120,7 +121,7 @@ def plan(
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
     """The position at which these ranks began to read with this window, and how many rows each has read since.
 
-    The same number of ranks continue, each in its own range. Another number of ranks divide the remaining rows again.
+    If the number of ranks is the same, each continues in its own range; else they divide the remaining rows again.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -141,7 +142,7 @@ def epoch_order(counts: Sequence[Sequence[int]], seed: int, epoch: int) -> list[
 
 
 def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
-    """All row groups that have rows, as the files have them."""
+    """All row groups that have rows, in the order of the files."""
     return [
         RowRange(file, group, 0, rows)
         for file, groups in enumerate(counts)
@@ -151,7 +152,7 @@ def in_order(counts: Sequence[Sequence[int]]) -> list[RowRange]:
 
 
 def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) -> list[RowRange]:
-    """What is left of an epoch at `position`, as one line."""
+    """The rows that are left of an epoch at `position`, as one sequence."""
     line = epoch_order(counts, position.seed, position.epoch) if window else in_order(counts)
     for number, leg in enumerate(position.legs):
         left: list[RowRange] = []
@@ -162,7 +163,7 @@ def remaining(counts: Sequence[Sequence[int]], position: Position, window: int) 
 
 
 def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...]]:
-    """Cut a line of rows into `size` stretches that differ by one row at most."""
+    """Cut a sequence of rows into `size` stretches that differ by one row at most."""
     rest = iter(line)
     here = next(rest, None)
     for wanted in even(sum(each.rows for each in line), size):
@@ -176,7 +177,7 @@ def stretch(line: Sequence[RowRange], size: int) -> Iterator[tuple[RowRange, ...
 
 
 def cut(line: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
-    """The rows `begin` to `end` (not included) of a line of rows."""
+    """The rows `begin` to `end` (not included) of a sequence of rows."""
     found = []
     for each in line:
         start, stop = max(each.start, each.start + begin), min(each.stop, each.start + end)
@@ -200,7 +201,7 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
 
-    `key` is (seed, epoch, leg, rank). With a `window` of 0 they come as they are.
+    `key` is (seed, epoch, leg, rank). With a `window` of 0, they keep their order.
     """
     if not window:
         return np.arange(rows)
@@ -208,7 +209,7 @@ def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
 
 
 def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[RowRange]:
-    """What a rank has left of its stretch after a leg."""
+    """The rows of a rank's stretch that are left after a leg."""
     rows = sum(each.rows for each in ranges)
     if leg.rows >= rows:
         return []

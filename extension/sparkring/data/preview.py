@@ -31,7 +31,7 @@ def preview(
     """What each of `size` ranks will read of `value`, which the user calls `name`.
 
     `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` or `remainder` is None, that of the
-    Shards is used. Raises OptionsError if `value` is of another type, DataError and PathError.
+    Shards is used. Raises OptionsError if `value` is of another type; DataError, PathError.
     """
     from sparkring.data.epoch_plan import outlook
 

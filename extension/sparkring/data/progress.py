@@ -20,9 +20,9 @@ _numbers = itertools.count()
 
 
 class Route(NamedTuple):
-    """What a rank reads in an epoch, in its order: `pieces` as DataPlanned says; `named` tells a file's path.
+    """What a rank reads in an epoch, in its order: fields of DataPlanned, and `named`, which returns a file's path.
 
-    The pieces are asked for once, and only if progress is reported.
+    The pieces are iterated over once, and only if progress is reported.
     """
 
     pieces: Iterable[Piece]
@@ -50,7 +50,7 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """Count one more batch (or `steps`), for which the rank's own code waited `waited_s`; it was at `place`."""
+        """Count one more batch (or `steps`), which ends at `place`; the rank's code waited `waited_s` for it."""
         self._rows += rows
         self._steps += steps
         self._size_bytes += size_bytes

@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last one. They are read when taken, before the next window's."""
+    """Some rows of a shard, and the place of the last one. `batches` reads them: use it up before the next window."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int

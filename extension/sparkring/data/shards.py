@@ -37,13 +37,13 @@ READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # with a transform: how many batches are read ahead in place of each buffer
 
-_AHEAD = -1  # it is not known how much of what was read has been used
+_AHEAD = -1  # in `_steps`: it is not known how many of the batches that were read have been used
 
 Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window and how many of its rows are handed out: the first `rows` of `order`, or of the window if it is None.
+    """A window and how many of its rows are handed out: the first `rows` of `order`; if it is None, of the window.
 
     `before` is the number of rows before them in the epoch.
     """

@@ -1,7 +1,7 @@
 """Converts pyarrow's values to Spark's Python values.
 
-Arrow has user-defined types, such as Spark ML's vectors, in their stored form, maps as pairs and rows as dicts. Spark's
-own schema says which types they have in Spark.
+In Arrow, user-defined types, such as Spark ML's vectors, have their stored form, maps are lists of pairs, and rows are
+dicts. Spark's own schema says which types they have in Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
-    """The values of a column as collect() gives them; with `zoned`, times inside other types keep their time zone."""
+    """The values of a column as collect() gives them; with `zoned`, times keep their time zone."""
     values: list[Any] = column.to_pylist()
     rebuild = rebuilding(kind, zoned)
     return values if rebuild is None else [None if value is None else rebuild(value) for value in values]
@@ -75,7 +75,7 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
 
 
 def _binary_is_bytes() -> bool:
-    """Whether collect() gives bytes: from 4.1 on, unless spark.sql.execution.pyspark.binaryAsBytes is set to false."""
+    """Whether collect() gives bytes by default: from 4.1 on. This ignores spark.sql.execution.pyspark.binaryAsBytes."""
     import pyspark
 
     major, minor = pyspark.__version__.split(".")[:2]

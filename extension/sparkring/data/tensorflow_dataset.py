@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from sparkring.data.layout import Batch
     from sparkring.data.shards import Shards
 
-LARGE_BYTES = 256_000  # of a batch: from here on TensorFlow is given one at a time
+LARGE_BYTES = 256_000  # batches of at least this size are passed to TensorFlow one at a time
 
 
 def as_tf(data: Shards, names: Sequence[str]) -> Any:
-    """Shards.as_tf()."""
+    """Implement Shards.as_tf()."""
     import tensorflow as tf
 
     take, specs = data.taking(names), {name: data.spec[name] for name in data.tensors(names)}
@@ -37,36 +37,36 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # The reader is ahead, and TensorFlow takes over its arrays as they are. So a prefetch here, and another
-        # function to report what has been handed out, would cost time at the start of each epoch and gain none.
+        # The reader reads ahead, and TensorFlow uses its arrays as they are. So a prefetch here, and another function
+        # to report which batches have been handed out, would cost time at the start of each epoch and gain none.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # No length is declared for the rest of an epoch, which is shorter than the epochs to come, or under
-    # MultiWorkerMirroredStrategy, which splits each batch among its workers but would still stop after that many
-    # batches, so that most of the shard would never be read.
+    # No length is declared for the rest of an epoch, since the epochs to come are longer, or under
+    # MultiWorkerMirroredStrategy: it splits each batch among its workers, but would still stop after the declared
+    # number of batches, so that most of the shard would never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
-    # No prefetch after the last step of the pipeline: what that hands out has reached the training.
+    # No prefetch after the last step of the pipeline: a batch that this step hands out must have reached the training.
     options.experimental_optimization.inject_prefetch = False
     # The data is a shard already.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
-        # Keras 3 asks this once, and takes the answer for the length of all epochs; of a data set that does not know
-        # it, it takes the first epoch's. Either way, an epoch ends when its rows do.
+        # Keras 3 asks for the length once, and uses the answer for all epochs; if the length is unknown, it uses that
+        # of the first epoch. Either way, an epoch ends when its rows do.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
 
 def whole_steps(data: Shards) -> int:
-    """The steps of a whole epoch."""
+    """The number of steps in a whole epoch."""
     return data.resume(data.start._replace(legs=())).steps
 
 
 def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
-    """An epoch's batches; it is over when the last is handed out."""
+    """An epoch's batches. The epoch is over when the last one is handed out."""
     epoch, left, size = data.epoch, data.steps, data.batch_size
     for arrays in data.chunks():
         tensors = {name: _numbers(name, arrays[name]) for name in wanted}
@@ -84,7 +84,7 @@ def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
     size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Several batches at a time, stacked; with each batch the epoch if it is that epoch's last batch, else 0."""
+        """Several batches at a time, stacked, and for each the number of the epoch if it is the last batch, else 0."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))

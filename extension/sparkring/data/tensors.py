@@ -14,7 +14,7 @@ SHOWN = 60  # characters of a type
 
 
 def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataError | None:
-    """The message for a column that no tensor can hold; None if one can. `floats`: decimals are made floats."""
+    """The error for a column that no tensor can hold; None if one can. `floats`: decimals become floats."""
     advice = _advice(name, kind, nulls=nulls, floats=floats)
     if not advice:
         return None
@@ -35,7 +35,7 @@ def as_int64(name: str, array: Any) -> Any:
     try:
         found = array.astype(f"{array.dtype.kind}8[ns]")
         fits = bool((found.astype(array.dtype) == array).all())
-    except OverflowError:  # NumPy says so from 2.5 on
+    except OverflowError:  # NumPy raises this from 2.5 on
         fits = False
     if not fits:
         limits = "1677-09-22 to 2262-04-11" if array.dtype.kind == "M" else "-106,751 to 106,751 days"

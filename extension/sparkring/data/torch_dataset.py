@@ -63,7 +63,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:
-    """Yield each item with how long it was waited for, in s."""
+    """Yield each item with the time in s that the caller waited for it."""
     waiting = iter(items)
     while True:
         began = time.monotonic()

@@ -135,7 +135,7 @@ class _Reader:
             kind = kind.value_type
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and _is_number(kind):
-            return pa.scalar(value)  # not cast to it: a fraction stays one, and 300 may be compared with int8
+            return pa.scalar(value)  # not cast to `kind`: a fraction stays one, and 300 may be compared with int8
         try:
             found = pa.scalar(value)
             if not number:

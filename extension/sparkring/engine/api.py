@@ -1,4 +1,4 @@
-"""What the notebook and programs call: prepares, shows and executes a run, and returns its result or raises its error.
+"""The functions for notebooks and programs: prepare, show and execute a run, and return its result or raise its error.
 
 This is the only module of the engine that opens a view. It chooses the one for the place where Python runs.
 """
@@ -35,7 +35,7 @@ last_result: RunResult | None = None  # of this process, for `sparkring.last_res
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
     """Carry out a run, and wait for it. A `view` shows it in place of the one for the place where Python runs.
 
-    Raises CaptureError if something that it reads is missing or cannot travel; RunFailed, LaunchError or
+    Raises CaptureError if something that the cell reads is missing or cannot travel; RunFailed, LaunchError or
     KeyboardInterrupt if it does not end well; and the other errors of prepare().
     """
     return _carry_out(_open(spec, view))
@@ -77,7 +77,7 @@ def spark(slots: int = 2) -> SparkSession:
     """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
 
     It uses a Java installed with pip if there is no other. LaunchError: there is no Java, or the session has been
-    stopped, or Spark Connect is all that there is.
+    stopped, or there is only a Spark Connect session.
     """
     from sparkring.cluster.session import find_session
 

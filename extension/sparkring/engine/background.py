@@ -142,7 +142,7 @@ def going() -> list[BackgroundRun]:
 
 
 def find(name: str) -> BackgroundRun | None:
-    """The one called `name`: by its id, the beginning or the end of that, or its title."""
+    """The run in the background called `name`: its id, the beginning or the end of its id, or its title; or None."""
     found = going()
     by_id = (each for each in found if run_store.is_named(name, each.run_id))
     return next(by_id, None) or next((each for each in found if each.record.title == name), None)
@@ -163,7 +163,7 @@ def stop(name: str) -> BackgroundRun:
 
 @atexit.register
 def stop_all() -> None:
-    """End them all; returns when nothing is left of them."""
+    """End all runs in the background; returns when all of their processes have ended."""
     found = going()
     for each in found:
         each.stop(wait=False)

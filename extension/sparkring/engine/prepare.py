@@ -221,7 +221,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Let each value raise an error if this number of ranks, or the cell's calls on it, cannot work."""
+    """Raise the error of a value that cannot be used with this number of ranks, or as the cell calls it."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:

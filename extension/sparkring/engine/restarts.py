@@ -174,7 +174,7 @@ class Restarts:
         return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
-        """Why to restart the ring now, after a checkpoint, since it can be larger; '' if it should go on."""
+        """The reason to restart a smaller ring: there is room for more ranks, and a checkpoint since then; else ''."""
         if self._size == self.launch.size:
             return ""
         now = time.monotonic()
@@ -247,7 +247,7 @@ def _same(one: Failure, other: Failure) -> bool:
 
 
 def pause_after(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> float:
-    """How long to wait after the last of `attempts`: the longer, the more of them in a row have saved nothing."""
+    """How long to wait after the last of `attempts`; longer if several in a row have saved nothing."""
     fruitful = {each.attempt for each in checkpoints}
     in_vain = 0
     for attempt in reversed(counted(attempts)):

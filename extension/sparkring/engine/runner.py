@@ -30,14 +30,14 @@ class Run:
     def to_the_end(self) -> RunResult:
         """Carry out the run; values that could not be returned are listed in the result's `problems`.
 
-        RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well.
+        Raises RunFailed, RunTimeout, LaunchError or KeyboardInterrupt if it does not end well.
         """
         recorder = self.recorder
         try:
             outcome = self._outcome()
             with self.interrupts:
                 record = _close(recorder, outcome)
-        except BaseException as error:  # raised again: the record and the view must not be left in the middle
+        except BaseException as error:  # raised again: the record and the view must not be left unfinished
             if recorder.record.outcome is None:
                 said = str(error) if isinstance(error, SparkringError) else f"{type(error).__name__}: {error}"
                 stopped = isinstance(error, KeyboardInterrupt)

@@ -62,7 +62,7 @@ class Results(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one execution of a request ended. The outcome of its last execution is that of the run.
+    """How one execution of a request ended. The outcome of a run is that of its last execution.
 
     There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
     and "called off" if it was ended to be started again, for `reason`.

@@ -210,7 +210,7 @@ class Supervisor:
     def _given_up(self) -> str:
         """Close the gang. Returns a sentence about what that means if it was a warm one."""
         stuck = self.execution.running
-        if self.execution.request.timeline:  # close() does not wait for the rest of it
+        if self.execution.request.timeline:  # close() does not wait for the rest of the timeline
             self.gang.stop(signal.SIGKILL, 0.0)
             self._poll_until_gone(EVERYTHING_ENDS_S)
         self.gang.close()

@@ -245,7 +245,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         try:
             gang.start()
             _wait_until_up(gang, interrupts, say)
-        except BaseException:  # raised again: nothing of it must stay
+        except BaseException:  # raised again: no part of the gang must stay
             gang.close()
             raise
         if there is not None:
@@ -288,7 +288,7 @@ def find(np: int, say: Tell) -> WarmGang | None:
         except LaunchError as error:
             raise LaunchError(f"{error} (%gang stop removes the {found.describe()}, which has ended.)") from error
         _gangs.remove(fresh)
-        _gangs.insert(place, fresh)  # the gang of a cell without -n stays the same one
+        _gangs.insert(place, fresh)  # so that default_np() stays the same
         fresh.news.append(
             f"a new gang: the previous one has ended, and the variables of its cells are lost: {found.ended}"
         )
@@ -304,7 +304,7 @@ def every() -> list[WarmGang]:
 def stop(where: str = "") -> list[WarmGang]:
     """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there.
 
-    An interrupt meanwhile is raised when they have ended.
+    An interrupt that comes meanwhile is raised when they have ended.
     """
     found = [gang for gang in _gangs if where in ("", gang.where)]
     with Interrupts() as interrupts:

@@ -79,7 +79,7 @@ class Framework(ABC):
         """The variables to add to the environment of the rank at `world`; called before each request."""
 
     def defaults(self, world: World) -> dict[str, str]:
-        """The variables to add to it, unless the rank already has them: the user's own values take precedence."""
+        """The variables to add unless the rank already has them: the user's own values take precedence."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release

@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200)
 
     def do_DELETE(self) -> None:
-        # The key must really be removed: a second hvd.init() would find the addresses of the first.
+        # The key must really be removed: else a second hvd.init() would find the addresses of the first.
         place = self._place()
         if place is not None:
             self.server.values.pop(place, None)

@@ -29,7 +29,7 @@ from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member sends a Beat every 2 s
-TIMELINE_S = 20.0  # at most between two pieces of a timeline, or the last one and Exited: reading the file takes time
+TIMELINE_S = 20.0  # to wait for the next piece of a timeline, or for Exited after the last: reading the file takes time
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its member is gone
 
 
@@ -196,7 +196,7 @@ class Gang:
         return joined
 
     def _enter_world(self) -> list[Event]:
-        """All have joined: give each its rank, and the request if there is one already."""
+        """Give each member its rank, now that all have joined, and the request if there is one already."""
         execution = self.execution
         if execution is not None:
             self._members.check_packages(execution.request.modules)

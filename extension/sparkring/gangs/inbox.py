@@ -21,7 +21,7 @@ _REPORTS = get_args(Report)
 
 
 class Arrival(NamedTuple):
-    """A message of a member; None if its connection has ended, for the reason `end`."""
+    """A message of a member; `report` is None if its connection has ended, for the reason `end`."""
 
     member: int
     report: Report | None

@@ -35,7 +35,7 @@ class Members:
         self._lock = threading.Lock()
 
     def admit(self, hello: Hello, connection: Connection) -> bool:
-        """Accept a connection, unless it is not a member's, or is that member's second. Any thread may call this."""
+        """Accept the first connection of a member; returns whether this is one. Any thread may call this."""
         with self._lock:
             if not 0 <= hello.member < self.size or hello.member in self.connections:
                 return False

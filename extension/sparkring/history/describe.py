@@ -406,7 +406,7 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
     """The lines without those in which the rank printed the failure's own traceback."""
     wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
     at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
-    # From its last line backwards: the beginning may have left the tail, other lines may follow.
+    # Compared from the traceback's end: its beginning may no longer be in the tail, and other lines may follow it.
     for end in range(len(at) - 1, -1, -1):
         if wanted and lines[at[end]].text == wanted[-1]:
             length = 0
@@ -553,7 +553,7 @@ def explain_timeout(record: RunRecord, timeout_s: float) -> str:
 
 
 def stacks_table(record: RunRecord) -> list[tuple[str, ...]]:
-    """Where each rank is, a row of STACK_HEADERS each, for show_table()."""
+    """Where each rank is: a row for each, with the columns STACK_HEADERS, for show_table()."""
     rows: list[tuple[str, ...]] = []
     for rank in record.ranks:
         line = rank.stack.cell_line if rank.stack is not None else 0
@@ -593,7 +593,7 @@ def _state(rank: RankRecord) -> str:
         return "no answer"
     if waits_for_cell(rank.stack.text):
         return "idle"
-    # Horovod's torch waits for the others in a loop, which looks like work.
+    # Horovod for PyTorch waits for the others in a loop, which looks like work.
     spins = rank.stack.state == "running" and _meets(rank) not in ("", GRAPH)
     return "waiting" if spins else rank.stack.state
 

@@ -133,7 +133,7 @@ class TensorTimes(NamedTuple):
     """Where the time of one tensor's operations went, in seconds, all `count` of them together."""
 
     name: str
-    count: int  # type: ignore[assignment] # in place of tuple's, since saved runs have it
+    count: int  # type: ignore[assignment] # hides tuple.count; saved runs have this name
     negotiating_s: float = 0.0
     waiting_s: float = 0.0
     copying_s: float = 0.0
@@ -146,7 +146,7 @@ class TensorTimes(NamedTuple):
 
 
 class Lateness(NamedTuple):
-    """How often a rank was the last to be ready, and how long all others had been by then.
+    """How often a rank was the last to be ready, and how long all others had been ready by then.
 
     Time in which they waited for it with several tensors counts once.
     """
@@ -161,8 +161,8 @@ class TimelineSaved(NamedTuple):
 
     `wall_s` is from its first event to its last, and is the sum of the five that follow. Each moment counts for the
     operation that was furthest along: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s`
-    is the time without any, as while gradients are computed. `slowest` are the tensors that took longest, `late` the
-    ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    is the time without an operation, as while gradients are computed. `slowest` are the tensors that took longest,
+    `late` the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
     """
 
     time: float
@@ -191,7 +191,7 @@ class RankFinished(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank has ended before its time."""
+    """A rank has failed, in the cell or by the end of its process."""
 
     time: float
     rank: int
@@ -256,7 +256,7 @@ def to_json(event: Event, **more: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """With the names of fields, which JSON leaves out, but for pieces: there may be many."""
+    """The value for JSON: named tuples as dicts, except for pieces, of which there may be many."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None
@@ -286,7 +286,7 @@ def failure_from_json(found: dict[str, Any]) -> Failure:
     return Failure(**{**_known(Failure, found if "kind" not in found else _of_0_1(found)), "frames": frames})
 
 
-# By the names of fields: JSON has lists for tuples.
+# Conversions by the names of fields: JSON has lists in place of tuples.
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "failure": failure_from_json,
     "captured": lambda found: tuple(CapturedName(**_known(CapturedName, each)) for each in found),

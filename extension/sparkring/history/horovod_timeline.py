@@ -69,7 +69,7 @@ class Scanner:
         self._rest = ""
 
     def feed(self, data: bytes, *, last: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-        """The events that are whole by now, each with its text."""
+        """The events that are complete by now, each with its text."""
         text = self._rest + self._text.decode(data, last)
         at = 0
         while self.broken < BROKEN_PLACES:
@@ -273,7 +273,7 @@ class Tally:
         ready.clear()
 
     def summary(self, time: float, name: str, size_bytes: int, attempt: int, problem: str) -> TimelineSaved:
-        """What the events say."""
+        """The summary of all events that were added."""
         wall = {phase: spent / 1e6 for phase, spent in self._wall.items()}
         used = [_times(tensor) for tensor in self._tensors.values() if tensor.spent]
         late = [Lateness(rank, times, stretches.covered / 1e6) for rank, (times, stretches) in self._late.items()]

@@ -10,7 +10,7 @@ from sparkring.history.record import LogLine, RunRecord
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
-# Sequences that a terminal would act on: CSI (colours, cursor), strings that end (titles, links), and short ones.
+# Sequences that a terminal would act on: CSI (colours, cursor), strings up to an end mark (titles, links), short ones.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
@@ -81,7 +81,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: LogLine) -> bool:
-    """Whether it is one of TensorFlow's start-up messages."""
+    """Whether a line is one of TensorFlow's start-up messages."""
     return line.stream == "stderr" and _NOISE.match(line.text) is not None
 
 

@@ -109,7 +109,7 @@ class Point(NamedTuple):
 class Curve(NamedTuple):
     """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
 
-    `ranks` are each rank's pairs of x and value, where these differ and are few enough to be told apart. `undone` are
+    `ranks` are each rank's pairs of x and value, if ranks differ and are few enough to be told apart. `undone` are
     the means of what was lost in restarts: a line for each attempt that lost epochs or steps.
     """
 
@@ -355,7 +355,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """What was measured step by step, for runs of few epochs. What is reported once per epoch has no curve then."""
+    """The values that were reported for steps, for runs of few epochs. Those reported once per epoch have no curve."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():

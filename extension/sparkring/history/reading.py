@@ -21,7 +21,7 @@ JUDGED_AFTER_S = 1.0  # into an epoch: every rank has to wait for its first batc
 EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
 RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
-UNEVEN = 1.01  # the rows of the rank with the most over those of the one with the fewest
+UNEVEN = 1.01  # the ratio of the most rows of a rank to the fewest; up to it, the ranks count as even
 _NAME_CHARACTERS = 40  # of a file, in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
@@ -411,7 +411,7 @@ def _position(plan: DataPlanned, read: DataRead | None) -> int:
 
 
 def _reach(plan: DataPlanned, read: DataRead | None) -> tuple[int, int]:
-    """How many rows of the plan have been read, and up to which one it reads now."""
+    """How many rows of the plan have been read, and up to which row the rank is reading now."""
     if read is not None and read.done:
         return plan.rows, 0
     if read is not None and read.rows_planned is None:

@@ -89,7 +89,7 @@ class Reading(NamedTuple):
 
 
 class RankRecord(NamedTuple):
-    """One rank. `partial` is the last line of each stream while its end has not been printed yet.
+    """One rank. `partial_…` is the last line of a stream while its end has not been printed yet.
 
     `stack` is the last one taken; it is dropped when the rank is heard from more than STACK_HOLDS_S later, since the
     rank has then moved on. "idle" is a rank that the cell does not run on.
@@ -401,7 +401,7 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add the last `lines` of `count` new ones. What `logs` leaves out is kept with its rank only."""
+    """Add the last `lines` of `count` new ones. Those that `logs` leaves out are kept with their rank only."""
     tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
     record = _with_rank(record, rank._replace(tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):

@@ -1,8 +1,8 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event. Output is stored as its place in the log. Of frequent events (the reading of a
-                         rank, the use of a GPU), the last one in every PROGRESS_EVERY_S is stored
+        events.jsonl     every event. Output is stored as its place in the log. Frequent events (the reading of a
+                         rank, the use of a GPU) are stored every PROGRESS_EVERY_S, each time only the last one
         rank-0.log …     everything that each rank wrote, both streams in order of arrival
         displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
         timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
@@ -33,11 +33,11 @@ from sparkring.history.record import RunRecord, replay
 KEEP = 100
 NEWEST = 20  # these are kept, whatever they are
 QUICK_S = 1.0
-SLACK = 20  # runs over the limit: listing and removing for each cell would take a quarter of a warm gang's time
+SLACK = 20  # runs beyond the limit that may gather: pruning after each cell would take a quarter of a warm gang's time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # of types with other suffixes
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # where it is not the type's name
 LOOKED_THROUGH_BYTES = 256 * 1024  # searched for the data sets of a run, which are opened at its beginning
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run that has not been written to for this long is not running

@@ -33,7 +33,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """Write values as this printer of IPython (a RepresentationPrinter) does, with the same settings."""
+    """A function that writes values as this printer of IPython (a RepresentationPrinter) does, with its settings."""
 
     def write(value: object) -> str:
         stream = io.StringIO()

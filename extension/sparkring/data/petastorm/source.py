@@ -14,7 +14,7 @@ from sparkring.runtime.world import world
 
 
 class Source(NamedTuple):
-    """A data set as Petastorm sees it; row groups in Petastorm's order, their rows and bytes by the footers."""
+    """A data set as Petastorm sees it: row groups in Petastorm's order, with the rows and bytes in their footers."""
 
     name: str
     fs: Any
@@ -28,13 +28,13 @@ class Source(NamedTuple):
 
     @property
     def version(self) -> str:
-        """A digest of the footers' account of every row group."""
+        """A digest of what the footers say of every row group."""
         groups = zip(self.pieces, self.rows, self.sizes_bytes, strict=True)
         told = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
     def place(self, index: int) -> str:
-        """Row group `index` as people name it."""
+        """The name of row group `index` in messages: its file, and its number counted from 1."""
         piece = self.pieces[index]
         of = self.groups_in[piece.path]
         return f"{os.path.basename(piece.path)}, row group {piece.row_group + 1} of {of}"

@@ -86,7 +86,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
             f"{', '.join(sorted(there))}."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Petastorm says it again when the reader is made
+        warnings.simplefilter("ignore")  # Petastorm repeats its warnings when the reader is made
         return transform_schema(before, spec)
 
 
@@ -198,7 +198,7 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Whether a dtype is the declared one. A number of Python's has no width, and text and times have many forms."""
+    """Whether a dtype is the declared one. A Python number has no width, and text and times have many forms."""
     import numpy as np
 
     if declared is Decimal:

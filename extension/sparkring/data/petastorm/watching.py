@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEAD_AND_SILENT_S = 0.3  # results that a worker sent before it ended are read first
 _DEAD_S = 1.5
-_ROWS_AT_ONCE = 32  # to count each row would add a fifth to Petastorm's time
+_ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
@@ -92,7 +92,7 @@ class Tally:
         self._rows: float = rows if plan.counted and rows else math.inf
         steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
         self._planned = (rows, steps) if plan.counted else (None, None)
-        # If they are read in order, each result is the next row group.
+        # If the row groups are read in order, each result is the next of them.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
         self._pending, self._waited_s = 0, 0.0  # rows that are not counted yet
@@ -151,7 +151,7 @@ def _route(plan: Plan) -> Route | None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # If they are shuffled, or other rows come, it is unknown which one Petastorm reads now: it may be any of them.
+    # If row groups are shuffled, or rows may be dropped or added, Petastorm may be reading any of the row groups now.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 

@@ -117,7 +117,7 @@ def _of_strings(array: Array) -> bool:
 
 
 def _stacked(array: Array, what: str) -> Array:
-    """Python's values, or arrays of one shape, as one array. ValueError if their shapes differ."""
+    """Python values, or arrays of one shape, as one array. ValueError if their shapes differ."""
     nulls = sum(value is None for value in array.flat)
     if nulls:
         raise DataError(f"{what} has nulls ({nulls:,} of {array.size:,} values): fill them first.")

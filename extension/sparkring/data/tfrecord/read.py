@@ -129,8 +129,8 @@ class Records:
     def as_tf(self, *names: str) -> Any:
         """A tf.data.Dataset of batches with static shapes: dicts; with several names, tuples; with one name, tensors.
 
-        Each pass over it is an epoch, in a new order. It is already this rank's share: TensorFlow does not divide it
-        again.
+        Each pass over it is an epoch, with `shuffle` in a new order. It is already this rank's share: TensorFlow does
+        not divide it again.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading

@@ -50,8 +50,8 @@ class Reading:
     def begin(self) -> Any:
         """The order in which the parts are opened in the epoch that begins.
 
-        Every pass counts as an epoch, including those that were left early. Ranks may have different numbers of epochs:
-        their shares do not depend on it.
+        Every pass counts as an epoch, including those that were left early. Ranks may be in different epochs: their
+        shares do not depend on the epoch.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))
@@ -68,7 +68,7 @@ class Reading:
         return Route(pieces, lambda file: self._files[file].name, window=window)
 
     def counted(self, before: Any, batch: Any) -> tuple[Any, Any]:
-        """Return how many batches there were, and the batch itself; report the number every `_every` batches."""
+        """Return the number of batches so far, and the batch itself; report the number every `_every` batches."""
         tf = tensorflow()
         steps = before + 1
         due = tf.logical_or(tf.equal(steps % self._every, 0), tf.equal(steps, self.share.steps))

@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file, by its path below the folder; of the records of all files, only the very last can have fewer rows."""
+    """One file, by its path below the folder. All records have equally many rows; the very last may have fewer."""
 
     name: str
     records: int
@@ -79,8 +79,9 @@ class Share(NamedTuple):
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
     """Return what rank `rank` of `size` reads: as many steps as every other rank, and no record that another reads.
 
-    It reads whole files if ranks then differ by at most one record, else a run of records. drop: full records only, and
-    at most size - 1 of them are left out; pad: all records, and a rank that has one less reads one of its own twice.
+    It reads whole files if ranks then differ by at most one record, else records that follow one another. drop: full
+    records only, of which at most size - 1 are left out; pad: all records, and a rank that has one fewer than others
+    reads one of its own twice.
     Raises DataError if there are fewer records than ranks.
     """
     full = [file.rows // schema.batch_size if remainder == "drop" else file.records for file in schema.files]
