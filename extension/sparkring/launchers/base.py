@@ -18,7 +18,7 @@ class LaunchRequest(NamedTuple):
     gpus: the number of GPUs for each member; 0 hides all GPUs, None is the default of the place.
     data: the DataFrame whose partitions the ranks read.
     here: whether processes on this machine would be an alternative, for advice in errors.
-    persistent: whether it keeps its slots until it is stopped, as a warm gang does.
+    persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
     """
 
     np: int

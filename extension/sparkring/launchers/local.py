@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # it died at once; problem() reports that
                 process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
-                process.stdin.flush()  # and stays open: when it is closed, the member ends
+                process.stdin.flush()  # stdin stays open: when it is closed, the member ends
 
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:
         for member, process in enumerate(self._members):

@@ -62,7 +62,7 @@ class SparkLauncher(Launcher):
         self._stage = Stage(self._context, request.title, size, persistent=request.persistent)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._python = str(self._context.pythonExec)  # the executors', as far as it is known
+        self._python = str(self._context.pythonExec)  # the executors' Python, as far as it is known
         self._ended = False
         self._count_at = time.monotonic() + COUNT_EVERY_S
         self._starving: set[int] = set()
@@ -97,7 +97,7 @@ class SparkLauncher(Launcher):
                 else:
                     stage = self._data.stage(size, task)
             stage.collect()
-        except Exception as error:  # whatever Spark says is told by problem()
+        except Exception as error:  # whatever it is, problem() reports it
             self._error = error
             if _lacks(str(error)):
                 self._python = executors_python(self._context)
@@ -110,7 +110,7 @@ class SparkLauncher(Launcher):
         if not self._ended:
             return self._too_few()
         if self._error is None:
-            # If nothing went wrong, the stage ended after its ranks did, or had none to run.
+            # Without an error, the stage ended because its ranks had ended, or because it had none to run.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
@@ -139,7 +139,7 @@ class SparkLauncher(Launcher):
         return LaunchError(f"Spark ended the barrier stage: {said}")
 
     def _too_few(self) -> LaunchError | None:
-        """The error if there are too few slots left: Spark does not say so when it loses an executor, and waits."""
+        """The error if too few slots are left. When Spark loses an executor, it says nothing, and waits."""
         now = time.monotonic()
         if self._data is not None or now < self._count_at:
             return None
@@ -163,7 +163,7 @@ class SparkLauncher(Launcher):
         )
 
     def warning(self) -> str:
-        """A Spark job of the user's may wait behind the gang for slots that it will not get."""
+        """The warning that a Spark job of the user waits for slots that the gang holds; '' if there is none to give."""
         if self._ended:
             return ""
         try:

@@ -1,6 +1,7 @@
 """`%load_ext sparkring` registers the magics and their completion; `%unload_ext sparkring` removes them.
 
-The modules of this package import what runs or shows a cell only when a magic is called, so that it loads fast.
+The modules of this package import the code that runs and shows cells only when a magic is called, so that the
+extension loads fast.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def unload(shell: Any) -> None:
 
 
 def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
-    """What IPython calls with the line, and with the cell of a cell magic; its docstring is the help."""
+    """The function that IPython calls with the line and, for a cell magic, the cell. Its docstring is the help."""
 
     def run_or_help(line: str, *cell: str) -> Any:
         if asks_for_help(line):

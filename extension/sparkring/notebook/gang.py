@@ -53,7 +53,7 @@ _START = OptionsTable(
     Option("--gpus", type=count, metavar="K", help="number of GPUs for each rank; 0 hides all GPUs"),
 )
 _PLACES = ("local", "spark")
-# In the notebook's namespace from the start of a gang until %reset.
+# A name that is in the notebook's namespace from the start of a gang until %reset.
 _MARK = "_sparkring_gang"
 
 
@@ -151,7 +151,7 @@ def _row(gang: WarmGang) -> tuple[str, ...]:
 
 
 def stop_after_reset(result: Any) -> None:
-    """Stop the gangs if the cell that has just run was a %reset: it deletes variables, those of the ranks included."""
+    """Stop the gangs if the cell that has just run was a %reset, which should delete the ranks' variables, too."""
     from sparkring.engine import warm_gang
 
     shell = get_ipython()

@@ -1,4 +1,4 @@
-"""The description of a magic, as the modules of this folder give it."""
+"""The class with which the modules of this folder describe their magics."""
 
 from __future__ import annotations
 

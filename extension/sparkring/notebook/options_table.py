@@ -14,8 +14,8 @@ from sparkring.errors import OptionsError
 class Option:
     """One row of the table: an option with its flags, or an argument, which has a name and no dash.
 
-    `settings` are those of argparse's add_argument(). `suggest` gives what Tab offers for the value, or behind the
-    flag, when it is called with the word at the cursor. An option that is `alone` cannot be combined with others.
+    `settings` are those of argparse's add_argument(). `suggest` is called with the word at the cursor, and returns what
+    Tab offers for the value, or after the flag. An option that is `alone` cannot be combined with others.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     s3://bucket/x  abfss://…  gs://…  memory://x   with fsspec's package for it
     dbfs://x/y                                     an error: x would be a host
 
-If there is no mount, dbfs:/ is a folder: the one that SPARKRING_DBFS_ROOT names, or `dbfs` in the user's data folder.
-A path cannot leave it.
+If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. With neither, it is `dbfs` in
+the user's data folder. A path cannot lead out of the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Location(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Is it reached through this machine's file system (a mount counts)?"""
+        """Whether it is reached through this machine's file system; mounts count."""
         return "file" in protocols(self.fs)
 
     def __truediv__(self, name: str) -> Location:

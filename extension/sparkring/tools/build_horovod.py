@@ -117,7 +117,7 @@ def detect() -> Target:
 
 
 def _installed(*names: str) -> str | None:
-    """The version of the first of these distributions that is there."""
+    """The version of the first of these distributions that is installed; None if none is."""
     for name in names:
         try:
             return metadata.version(name)
@@ -265,7 +265,7 @@ def build_environment(target: Target, cmake: Path) -> dict[str, str]:
 
 
 def build(target: Target, cache: Path, progress: Progress, *, force: bool = False, verbose: bool = False) -> Path:
-    """The wheel for `target`: from the cache if it is there, built into it otherwise."""
+    """The wheel for `target` in the cache. It is built if it is not there yet, or with `force`."""
     shelf = cache / target.key
     kept = sorted(shelf.glob(f"horovod-{HOROVOD}-*.whl"))
     if kept and not force:
@@ -324,7 +324,7 @@ def _keep(made: Path, place: Path) -> Path:
 
 
 def install(wheel: Path, target: Target, progress: Progress) -> str:
-    """Put the wheel and what it needs into the running environment, and load it there. Returns what falls short."""
+    """Install the wheel and its dependencies, and import Horovod. Returns a sentence on what it cannot do, or ''."""
     limits = ""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):

@@ -42,7 +42,7 @@ class Progress:
             self._show(f"{self._text} … {', '.join(told)}")
 
     def done(self) -> None:
-        """The step has ended."""
+        """End the step, and show how long it took."""
         self._show(f"{self._text}: {self._clock() - self._begun:.0f} s")
         self.close()
 

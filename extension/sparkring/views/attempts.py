@@ -12,7 +12,7 @@ REASON_CHARACTERS = 300
 
 
 class Chapter(NamedTuple):
-    """One attempt in words; `state` is that of its end, `last_lines` are those of the rank that ended it."""
+    """One attempt in words; `state` says how it ended, if it has; `last_lines` are from the rank that ended it."""
 
     state: Literal["ended", "running", "finished", "failed", "cut"]
     line: str

@@ -83,7 +83,7 @@ def words(curves: Sequence[Curve], axis: str) -> str:
 
 
 def legend(found: Sequence[Sequence[Curve]], marks: Sequence[Mark]) -> str:
-    """What the lines and marks mean that have no label of their own."""
+    """The meaning of the lines and marks that have no label of their own."""
     curves = [curve for chart in found for curve in chart]
     kinds = {mark.kind for mark in marks}
     return dotted(

@@ -32,7 +32,7 @@ SAID: dict[State, str] = {
 class Mark(NamedTuple):
     """One checkpoint as it is shown; `time` is in Unix seconds, and unknown values are 0 or None.
 
-    `origin` says in words what saved it; marks with another `stretch` were saved in another attempt or run. `resumes`
+    `origin` says in words what saved it. Marks with the same `stretch` were saved in one attempt or run. `resumes`
     marks the resume point.
     """
 
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first; `noun` is what they count, `headers` are those of `origin`."""
+    """The checkpoints of one directory, oldest first; `noun` is `step` or `epoch`, `headers` are those of `origin`."""
 
     folder: str
     marks: tuple[Mark, ...]
@@ -71,7 +71,7 @@ def when(series: Series, mark: Mark, now: float) -> str:
 
 
 def state_words(mark: Mark) -> str:
-    """`committed, best; the resume point`, `damaged: rank-0.safetensors is cut`."""
+    """The state in words: `committed, best; the resume point` or `damaged: rank-0.safetensors is cut`."""
     words = SAID[mark.state] + (", best" if mark.best and mark.state == "committed" else "")
     words += "; the resume point" if mark.resumes else ""
     return f"{words}: {first_line(mark.reason, REASON_CHARACTERS)}" if mark.reason else words
@@ -149,7 +149,7 @@ def positions(marks: Sequence[Mark]) -> list[float]:
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
     widths = [narrow if mark.state == "removed" else 1.0 for mark in marks]
-    # From the middle of one to the middle of the next.
+    # The distance of each mark's middle from that of the first mark.
     ways = [0.0]
     for one, other in itertools.pairwise(widths):
         ways.append(ways[-1] + (one + other) / 2)
@@ -195,7 +195,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
     edges = [(xs[at] + xs[at - 1]) / 2 if at else _LEFT for at in begins] + [float(WIDTH)]
     drawn, free = "", 0.0
     for edge in edges[1:-1]:
-        if edge >= free:  # of many attempts in a row, only as many lines as can be told apart
+        if edge >= free:  # of many lines close together, draw only those that can be told apart
             drawn, free = f"{drawn}M{edge:.1f} 3V{bottom}", edge + _APART
     parts = [f'<path d="{drawn}" stroke="currentColor" stroke-opacity=".35" stroke-dasharray="2 3"/>']
     free = 0.0

@@ -315,7 +315,7 @@ def checkpoints_text(found: Inventory) -> str:
 
 
 class CheckProgress:
-    """Shows the progress of a check in a line that is rewritten, and cleared in the end; nothing if it is quick."""
+    """Shows the progress of a check in a line that is rewritten, and cleared at the end. A quick check shows none."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr

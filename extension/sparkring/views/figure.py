@@ -1,7 +1,7 @@
 """Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
 A page that strips scripts and inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
-A picture holds only numbers and lines. The names that users choose are text beside it, as they may be in any script.
+A picture holds only numbers and lines. The names that users choose are text beside it, as they may be in any alphabet.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _image(picture: str, said: str) -> str:
 
 
 def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark]) -> list[str]:
-    """The charts as PNG in base64; '' each if they would be too large, or matplotlib cannot draw them."""
+    """The charts as PNG in base64; '' for each if they would be too large, or matplotlib cannot draw them."""
     try:
         for quality in _QUALITIES:
             found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]
@@ -144,7 +144,7 @@ def _chart(axes: Axes, curves: Sequence[Curve], axis: str, marks: Sequence[Mark]
 
 
 def _name_ranks(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Name the rank at the end of its line, if the line ends well apart from the mean."""
+    """Name the ranks whose lines end highest and lowest, if these ends are well apart from the mean."""
     low, high = axes.get_ylim()
     for curve in curves:
         ends = sorted((points[-1][1], rank, points[-1][0]) for rank, points in curve.ranks.items())

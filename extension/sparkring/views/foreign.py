@@ -1,7 +1,7 @@
 """Turns HTML, Markdown and pictures from ranks into harmless HTML.
 
-It is shown to everyone who opens the notebook, and may come from data that a rank has read. So it has no scripts, style
-sheets, forms, ids, classes or attributes that Jupyter uses, and loads nothing from elsewhere.
+The result is shown to everyone who opens the notebook, and may come from data that a rank has read. So it has no
+scripts, style sheets, forms, ids, classes or attributes that Jupyter uses, and loads nothing from elsewhere.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class HtmlView:
         self._displays.close(record)
 
     def again(self, record: RunRecord) -> None:
-        """Draw it also in the current cell; both places are kept up to date."""
+        """Draw the panel also in the current cell; both places are kept up to date."""
         self._shown = bundle(record, now=time.time(), final=record.outcome is not None)
         self._show(self._shown, self._id, False)
 

@@ -29,7 +29,7 @@ from sparkring.views.sections import metrics as measured
 Message = dict[str, Any]
 
 STATE_PAUSE_S, SECTIONS_PAUSE_S = 0.25, 1.0
-PAUSE_PER_WORK = 25  # the pause after each is this many times its work: the ranks may need the processor
+PAUSE_PER_WORK = 25  # drawing takes at most 1/25 of the time, since the ranks may need the processor
 NOTICES = 5
 _STATES = {"starting": ".", "running": "r", "finished": "f", "failed": "x", "stopped": "s", "idle": "i"}
 _FOLLOWED = "y"  # failed after another rank had
@@ -110,7 +110,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """A message with the record's last lines, `new`. A user's message of several lines has several places in it."""
+    """A message with the record's last lines, `new`. A user's message of several lines takes several places."""
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,

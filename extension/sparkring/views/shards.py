@@ -102,7 +102,7 @@ def epoch_words(found: Outlook) -> str:
 
 
 def request_words(found: Outlook) -> list[str]:
-    """What an object store is asked for, what that costs, and when it slows down; nothing for local files."""
+    """The requests to an object store, their price, and when the store slows down; [] for local files."""
     if found.dataset.local:
         return []
     asked = found.requests
@@ -263,7 +263,7 @@ class Stretch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a split looks: for each block of ranks what it reads, and how much that is."""
+    """How a split looks: what each block of ranks reads (its band), and how many rows that is."""
 
     title: str
     bands: tuple[tuple[Stretch, ...], ...]

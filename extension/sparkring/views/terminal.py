@@ -23,7 +23,7 @@ _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 class TerminalView:
     """Prints lines as they come; on a terminal in colour, with a last line that shows the run's progress.
 
-    Without `progress` there is no such line, and the terminal's prompt can be there.
+    Without `progress` there is no such line, so the terminal's prompt can be in its place.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:

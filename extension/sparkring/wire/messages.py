@@ -159,7 +159,7 @@ class Run(NamedTuple):
     """Run a cell's `source`, or a call, with what is packed in `parts`: the payload, then its buffers.
 
     pull: names to send back when it has run.
-    barrier: give the cell what the rank's Spark task has.
+    barrier: give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
     """
 
@@ -198,7 +198,7 @@ class SetEnvironment(NamedTuple):
 
 # ── From a member to the driver ───────────────────────────────────────────────────────────────────────────────────────
 
-# What has `time` and `rank` is kept in the run's record as it is. These two are not sent: the driver sets them.
+# Messages with `time` and `rank` are kept in the run's record. These two are not sent: the driver sets them.
 
 
 class Hello(NamedTuple):

@@ -156,7 +156,7 @@ def _tell_backups(kind: Any) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)
 
     def tell_weights(callback: Any, took_s: float) -> None:
-        """Keras 3 writes a file of weights; its epoch counter includes an epoch only once that has ended."""
+        """Keras 3 writes a file of weights; its epoch counter includes an epoch only once the epoch has ended."""
         in_epoch = callback._last_batch_seen > 0
         tell_file(callback, took_s, callback._weights_path, callback._current_epoch + in_epoch)
 
@@ -184,7 +184,7 @@ def _tell_backups(kind: Any) -> None:
 
 
 def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
-    """Have `tell(callback, seconds, …)` called after a method; its errors are suppressed, to spare the training."""
+    """Call `tell(callback, seconds, …)` after each call of a method; errors in `tell` are suppressed."""
     method = kind.__dict__.get(name)
     if method is None or hasattr(method, "_sparkring"):
         return
@@ -202,7 +202,7 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
 
 
 def _writes(model: Any) -> bool:
-    """Whether this rank's files stay: with several workers, the others write to a folder that is removed afterwards."""
+    """Whether this rank's files stay: with several workers, all but the chief's are in a folder that is removed."""
     extended = getattr(getattr(model, "distribute_strategy", None), "extended", None)
     return bool(getattr(extended, "should_checkpoint", True))
 

@@ -138,7 +138,7 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
 
 def _broke_off() -> bool:
-    """Whether Spark failed while it made the rows. It then closes the stream, which looks like its end.
+    """Whether Spark failed while it made the rows. It then closes the stream, which looks like the end of the rows.
 
     After a true end, Spark's worker (some frames up) still has something to read.
     """

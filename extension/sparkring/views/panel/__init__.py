@@ -50,7 +50,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
     To them: the messages of views/live.py. From them: `hello` (a page has an empty place for this run, and knows
     nothing of it) and `stop`. In JupyterLab these arrive while a cell runs, in a thread of the kernel; elsewhere when
-    the cell has ended. A `hello` is answered with all of the run, and with `heard`, which says whether it is known.
+    the cell has ended. A `hello` is answered with all of the run, and with `heard`, which says if the run is known.
     """
 
     # Built by build.js from src/.
@@ -98,7 +98,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Announce this model again, and send the whole state of all runs that are in progress.
 
         A page that is loaded while a cell runs cannot ask for the model. It shows no Stop button, since the kernel
-        would not hear it. A page that knows the model replaces it with the announced one.
+        would not hear from it. A page that knows the model replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}

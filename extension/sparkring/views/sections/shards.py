@@ -15,14 +15,14 @@ WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels; TOP is the space above it
 STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # of all data sets together
 BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # of all strips together …
 LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # … and of one: narrower ones could not be told apart
-MANY_STRIPS = 24  # if there are more ranks than there is room for
+MANY_STRIPS = 24  # the most strips, if there are more ranks than there is room for
 
 _RIGHT = ' class="sr-n" align="right"'
 _COLOURS: dict[Mark, str] = {"starves": AMBER, "early": GREEN, "": BLUE}
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """What data is read, and how far each rank is in it; only the last ones of many data sets."""
+    """The data sets that are read, the last ones if there are many, and how far each rank is in them."""
     found = reading.data_sets(record, now)
     parts = []
     if len(found) > reading.NAMED:

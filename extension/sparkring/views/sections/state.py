@@ -11,7 +11,7 @@ from sparkring.views.sections import Form
 
 
 def head_html(record: RunRecord, now: float) -> str:
-    """State, title, ranks, framework, and how long it took so far."""
+    """State, title, ranks, framework, and how long it has taken so far."""
     state = record.outcome or ("running" if record.running_since else "starting")
     look = {"interrupted": "cut", "timed out": "cut", "starting": ""}.get(state, state)
     facts = [*describe.facts(record), describe.took(record, now)]

@@ -267,7 +267,7 @@ class Member:
                 self.peak_memory_bytes = usage.ru_maxrss * unit
 
     def rank_has_ended(self) -> bool:
-        """Whether it is the rank's end that broke: a rank whose end is closed is dead, or will be in a moment."""
+        """Whether the rank has ended; waits a moment, since a rank that has closed its connection is about to end."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while self.wait_status is None and time.monotonic() < deadline:
             self.reap()

@@ -1,7 +1,7 @@
 """What the operating system offers for starting, watching and ending a family of processes.
 
-On Linux a member becomes a child subreaper: whatever its rank started is handed to it when the
-rank ends, setsid or not, and so can be found and killed. Elsewhere, only the rank's process group is killed.
+On Linux a member becomes a child subreaper: when its rank ends, the processes that the rank started become the
+member's children, even after setsid(), so it can find and kill them. Elsewhere, it kills only the rank's process group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def descendants(root: int) -> list[int]:
 
 
 def state(pid: int) -> str:
-    """What the kernel says of a process, in a word."""
+    """The state of a process, as the kernel reports it, in words."""
     stat = _stat(pid)
     if not stat:
         return "gone"
@@ -111,7 +111,7 @@ def cores() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """How often the kernel has killed for memory in this process's control group; 0 if unknown."""
+    """How many processes of this process's control group the kernel has killed for memory; 0 if unknown."""
     try:
         with open("/proc/self/cgroup") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]

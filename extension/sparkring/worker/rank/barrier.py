@@ -16,7 +16,7 @@ from sparkring.worker.rank.values import Values
 
 
 def names(context: str, rows: int) -> dict[str, Any]:
-    """What the cell is given by name; the arguments are those of the Ticket."""
+    """The variables that the cell is given; the arguments are those of the Ticket."""
     return {"context": _enter(context), "rows": Rows(rows)}
 
 

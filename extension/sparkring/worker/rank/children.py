@@ -68,7 +68,7 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: load into `namespace`, that of `__main__`, what the rank has sent."""
+    """In the child: load what the rank has sent into `namespace`, which is that of `__main__`."""
     from sparkring.capture.packing import unpack_names
 
     payload, buffers, problems = vars(sys).pop(_PLACE)

@@ -153,7 +153,7 @@ def _is_ours(filename: str, error: BaseException) -> bool:
 def _frames(error: BaseException, cell: str) -> tuple[CodeFrame, ...]:
     found = []
     for frame, number_or_none in traceback.walk_tb(_skip_ours(error)):
-        line = number_or_none or 0  # code that was made without lines has none
+        line = number_or_none or 0  # generated code may have no line numbers
         filename = frame.f_code.co_filename
         if _is_ours(filename, error):
             continue
@@ -213,7 +213,7 @@ def _advice(error: BaseException) -> str:
 
 
 def _fits_among_workers(error: BaseException) -> bool:
-    """Whether a method of a Keras 3 model raised it, and the model is one of a MultiWorkerMirroredStrategy."""
+    """Whether the error comes from a method of a Keras 3 model that a MultiWorkerMirroredStrategy distributes."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # Keras leaves itself out of tracebacks, but for this module, in which args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":

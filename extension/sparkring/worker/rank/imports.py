@@ -1,4 +1,4 @@
-"""Imports of the user's code: runs an action on a module as soon as a rank imports it; tells that one is under way."""
+"""Runs actions on modules as soon as the user's code imports them, and tells whether an import is under way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def when_imported(name: str, action: Action) -> None:
 
 
 def under_way(frame: types.FrameType | None) -> bool:
-    """Whether code that `frame` is in, or was called from, imports an installed package.
+    """Whether `frame` or one of its callers is the code of an installed module that is being imported.
 
     The user's own modules do not count: they may train while they are imported.
     """

@@ -45,7 +45,7 @@ class Rank:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # Importing a framework makes objects that stay: with Python's 700, collections would take a fifth of the time.
+        # Importing a framework makes objects that stay. With the default of 700, gc would take a fifth of the time.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
@@ -111,8 +111,8 @@ class Rank:
                 case messages.SetEnvironment():
                     self.environment.update(order.variables)
                 case messages.Leave():
-                    # The interpreter would end with a collection over all that a framework has made: most of a
-                    # second, for memory that the system takes back anyway.
+                    # The interpreter would end with a garbage collection of all that a framework has made. This takes
+                    # most of a second, for memory that the system takes back anyway.
                     gc.freeze()
                     return 0
                 case _:

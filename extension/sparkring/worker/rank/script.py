@@ -94,7 +94,7 @@ def _in_place(module: types.ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _borrowed(cell: dict[str, Any], script: Script) -> Iterator[None]:
-    """Give the cell the script's `__name__` and `__file__` while it runs."""
+    """Give the cell the script's `__name__` and `__file__` while the script runs."""
     before: dict[str, Any] = {name: cell[name] for name in ("__name__", "__file__") if name in cell}
     cell.update(__name__=script.name, __file__=script.path)
     try:
