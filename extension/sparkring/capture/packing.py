@@ -320,7 +320,7 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
                 problem = f"{type(error).__name__}: {error}"
                 raise CaptureError(
                     f"`{name}` arrived, but could not be loaded on this rank. {problem}. The modules that it needs "
-                    "must be importable here, too"
+                    "must also be importable there"
                 ) from error
             if at < count:
                 yield name, value

@@ -218,9 +218,9 @@ class ResumeKeras3(Resume):
         if self._data is not None:
             if self._data.start.legs and not self.params.get("steps"):
                 raise CheckpointError(
-                    f"Keras does not know how many batches of {self._data.dataset.name} an epoch has, and would take "
-                    "the rest of this one for all: give fit() data.as_tf(…) itself, and shards() the changes of the "
-                    "data as transform=."
+                    f"Keras does not know how many batches of {self._data.dataset.name} an epoch has, and would treat "
+                    "the rest of this one as a whole one: give fit() data.as_tf(…) itself, and shards() the changes of "
+                    "the data as transform=."
                 )
             self._begin(self._data.start)
         self._epoch, self._batch = -1, 0

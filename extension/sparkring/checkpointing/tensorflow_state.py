@@ -119,7 +119,7 @@ def put_variable(variable: Any, found: Any, path: str) -> None:
 
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
     """Assign a module's saved variables. CheckpointError if they do not fit."""
-    VARIABLES.put(variables_of(module), tree, path, "it", "Build it, or call it once, before restore()")
+    VARIABLES.put(variables_of(module), tree, path, "the module", "Build the module, or call it once, before restore()")
 
 
 # ── optimizers ────────────────────────────────────────────────────────────────

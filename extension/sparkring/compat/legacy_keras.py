@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
-NOTICE = f"the cell uses tf_keras, so the ranks get {VARIABLE}=1: tf.keras, and Horovod's Keras, is Keras 2 there"
+NOTICE = f"the cell uses tf_keras, so the ranks get {VARIABLE}=1: tf.keras and Horovod's Keras are then Keras 2"
 _IMPORTS = re.compile(r"^\s*(from|import)\s+tf_keras\b", re.MULTILINE)
 
 

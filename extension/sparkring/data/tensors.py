@@ -41,7 +41,7 @@ def as_int64(name: str, array: Any) -> Any:
         limits = "1677-09-22 to 2262-04-11" if array.dtype.kind == "M" else "-106,751 to 106,751 days"
         raise DataError(
             f"column `{name}` has times from {array.min()} to {array.max()}, but a tensor holds them as int64 "
-            f"nanoseconds, from {limits}: make other numbers of them in transform=…, or leave these rows out with "
+            f"nanoseconds, from {limits}: convert them to other numbers in transform=…, or leave these rows out with "
             "where=…."
         )
     return found.view(np.int64)
@@ -67,7 +67,7 @@ def _advice(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> str:
         if floats:
             return ""
         cast = f'df.withColumn("{name}", df["{name}"].cast("double"))'
-        return f'make floats of it with dtype="float32" or, in Spark, with {cast}'
+        return f'convert it to floats with dtype="float32" or, in Spark, with {cast}'
     if not nulls or types.is_integer(inner) or types.is_floating(inner) or types.is_time(inner):
         return ""
     values = ((types.is_boolean, "False"), (types.is_string, "''"), (types.is_date, "datetime.date(1970, 1, 1)"))

@@ -155,7 +155,7 @@ def stop(name: str) -> BackgroundRun:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
             f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else ", and no other run is either.")
+            + (f"; running: {others}." if others else ", and neither is any other.")
         )
     found.stop()
     return found

@@ -194,7 +194,7 @@ def advice(found: Inventory) -> list[str]:
     if going_on:
         told.append(
             f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is writing it now, or "
-            "ended while it saved. Runs that continue skip checkpoints without a commit."
+            "ended while saving. A run that continues skips checkpoints without a commit."
         )
     if left:
         told.append(

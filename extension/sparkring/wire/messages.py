@@ -315,7 +315,7 @@ class Done(NamedTuple):
 
     def problem(self) -> str:
         same = sum(value.parts for value in self.values) == len(self.parts)
-        return "" if same else "its values are not in as many parts as there are"
+        return "" if same else "the parts of its values do not add up to those of the message"
 
 
 class SourceLine(NamedTuple):
@@ -695,4 +695,4 @@ def _each(converters: Sequence[Converter], expected: str, make: Converter) -> Co
 
 def _wrong(value: Any, expected: str) -> ValueError:
     text = repr(value)
-    return ValueError(f"{text if len(text) < 60 else f'{text[:59]}…'} is no {expected}")
+    return ValueError(f"expected {expected}, not {text if len(text) < 60 else f'{text[:59]}…'}")
