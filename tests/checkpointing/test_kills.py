@@ -66,13 +66,13 @@ for number in range(kills):
         finally:
             os._exit(3)
     os.close(told)
-    heard, told_steps = b"", rng.randrange(3)
+    heard, began, told_steps = b"", None, rng.randrange(3)
     while heard.count(b"\\n") <= told_steps:
         piece = os.read(hear, 100)
         assert piece, "the training ended by itself"
         heard += piece
         now = time.monotonic()
-        if heard == b"begun\\n":
+        if began is None:  # its first lines may come together
             began = now
     if told_steps:
         usual_s = 0.8 * usual_s + 0.2 * (now - began) / told_steps
