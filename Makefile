@@ -26,8 +26,8 @@ REMOVE_TRITON := $(if $(SET),$(PIP) uninstall --quiet --yes triton)
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
 
-# Tests often wait for a process to start or end, so four workers keep two cores busy. WORKERS=… sets another number.
-WORKERS := 4
+# Tests often wait for a process to start or end, so three workers keep two cores busy. WORKERS=… sets another number.
+WORKERS := 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
