@@ -37,7 +37,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 help:
 	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
 	@printf '%-15s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
-	@printf '%-15s %s\n' 'make test-quick' 'run only the tests that need no kernel, browser or Spark'
+	@printf '%-15s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
 	@printf '%-15s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
 	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-15s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'

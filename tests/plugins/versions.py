@@ -25,11 +25,11 @@ has_petastorm = pytest.mark.skipif(
 
 # The rows of the table, by the kind of their tests: see kinds.py.
 ROWS = {
-    None: "alone",
+    None: "in one process",
     "ring": "in local ranks",
     "spark": "on Spark",
     "driver": "in a driver of their own",
-    "cluster": "on a standalone cluster",
+    "cluster": "on a standalone cluster of their own",
     "kernel": "in a kernel, and notebooks",
     "browser": "in a browser",
 }

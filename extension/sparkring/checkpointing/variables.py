@@ -41,7 +41,7 @@ class Variables:
             )
         here = [self.name(variable) for variable in variables]
         if len(set(here)) == len(here) and set(here) == set(names):
-            # Which layers are trainable changes the order, not the names.
+            # The order depends on which layers are trainable; the names do not.
             known = dict(zip(names, values, strict=True))
             values = [known[name] for name in here]
         self.assign(zip(variables, values, strict=True), path, owner)
