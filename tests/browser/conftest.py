@@ -40,11 +40,11 @@ def pictures() -> Path:
     return PICTURES
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def lab(
     chromium: str, pictures: Path, lasting_processes: list[psutil.Process], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[labs.Lab]:
-    """A JupyterLab that all tests of this folder share."""
+    """A JupyterLab that all tests share."""
     with labs.jupyterlab(tmp_path_factory.mktemp("lab")) as found:
         lasting_processes.append(found.process)
         yield found
