@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import java_archive
 import psutil
 import pytest
-from kinds import places
+from kinds import kind_of, places
 from leaks import MARK, Watch, family, lasting, runs
 from waiting import DEADLINE_S, until
 
@@ -156,16 +156,6 @@ def _standalone(config: pytest.Config, folder: Path, python: str, workers: int =
         until(lambda: not [pid for pid in ours if runs(pid)], "the cluster has ended")
 
 
-@pytest.fixture(scope="session")
-def cluster(
-    shared_spark: Spark, bare_python: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    """A real standalone cluster on loopback: a master and two workers with two cores each."""
-    with _standalone(pytestconfig, tmp_path_factory.mktemp("cluster"), bare_python) as found:
-        yield found
-        shared_spark.stop()  # before the cluster on which it may run
-
-
 @pytest.fixture
 def lonely_master(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -> Iterator[Cluster]:
     """A standalone cluster that has no worker yet."""
@@ -188,25 +178,41 @@ def gpu_cluster(bare_python: str, pytestconfig: pytest.Config, tmp_path: Path) -
 
 
 class Spark:
-    """The session that the tests share, made when the first of them asks for it; there is one at a time."""
+    """The session that the tests share, made when the first of them asks for it; there is one at a time.
 
-    def __init__(self) -> None:
+    It ends as soon as the next test has no use for it: with its cluster it takes CPU time even when idle.
+    """
+
+    def __init__(self, config: pytest.Config, folders: pytest.TempPathFactory) -> None:
+        self._config = config
+        self._folders = folders
         self._session: Any = None
-        self._cluster: Cluster | None = None
+        self._python: str | None = None
+        self._clusters = contextlib.ExitStack()
 
-    def session(self, watch: Watch, cluster: Cluster | None) -> Any:
-        """The session on this cluster, or on local[4] without one."""
-        if self._session is None or cluster is not self._cluster:
-            self._cluster = cluster
-            self._session = watch.except_for(lambda: self._start(cluster))
+    def session(self, watch: Watch, python: str | None) -> Any:
+        """The session on a standalone cluster whose executors run this Python, or on local[4] without one."""
+        if self._session is None or python != self._python:
+            self._session = watch.except_for(lambda: self._start(python))
         return self._session
 
-    def _start(self, cluster: Cluster | None) -> Any:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> Generator[None]:
+        yield
+        if nextitem is None or kind_of(nextitem) != "spark":
+            self.stop()
+
+    def _start(self, python: str | None) -> Any:
         from pyspark.sql import SparkSession
 
         self.stop()
+        self._python = python
+        cluster = None
+        if python:
+            # A real standalone cluster on loopback: a master and two workers with two cores each.
+            cluster = self._clusters.enter_context(_standalone(self._config, self._folders.mktemp("cluster"), python))
         set_java()
-        os.environ["PYSPARK_PYTHON"] = cluster.python if cluster else sys.executable
+        os.environ["PYSPARK_PYTHON"] = python or sys.executable
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -230,9 +236,12 @@ class Spark:
         return session
 
     def stop(self) -> None:
-        """End the session and its JVM, so that another one can be started."""
-        if self._session is None:
-            return
+        """End the session, its JVM and its cluster, so that another one can be started."""
+        if self._session is not None:
+            self._stop_session()
+        self._clusters.close()
+
+    def _stop_session(self) -> None:
         from pyspark import SparkContext
 
         warm_gang.stop("spark")  # a gang that the tests of a module share
@@ -247,8 +256,9 @@ class Spark:
 
 
 @pytest.fixture(scope="session")
-def shared_spark() -> Iterator[Spark]:
-    found = Spark()
+def shared_spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark]:
+    found = Spark(pytestconfig, tmp_path_factory)
+    pytestconfig.pluginmanager.register(found)
     yield found
     found.stop()
 
@@ -257,4 +267,4 @@ def shared_spark() -> Iterator[Spark]:
 def spark(request: pytest.FixtureRequest, shared_spark: Spark, watch: Watch) -> Any:
     """The shared SparkSession: local[4], or the standalone cluster's for a test that is run there."""
     there = request.config.getoption("--standalone") or "standalone" in places(request.node)
-    return shared_spark.session(watch, request.getfixturevalue("cluster") if there else None)
+    return shared_spark.session(watch, request.getfixturevalue("bare_python") if there else None)

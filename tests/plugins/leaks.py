@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,14 +101,16 @@ def _reaped() -> int:
 
 def _children() -> set[int]:
     """The living descendants of this process that do not last on purpose, and its own children that are zombies."""
-    me = psutil.Process()
-    spark = lasting.pids()
-    alive = {
-        child.pid
-        for child in me.children(recursive=True)
-        if child.pid not in spark and _status(child) != psutil.STATUS_ZOMBIE
-    }
-    return alive | {child.pid for child in me.children() if _status(child) == psutil.STATUS_ZOMBIE}
+    lasting_pids = {process.pid for process in lasting.processes if process.is_running()}
+    found: set[int] = set()
+    for child in psutil.Process().children(recursive=True):  # each comes after its parent
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent, is_zombie = child.ppid(), child.status() == psutil.STATUS_ZOMBIE
+            if parent in lasting_pids:
+                lasting_pids.add(child.pid)
+            if parent == os.getpid() if is_zombie else child.pid not in lasting_pids:
+                found.add(child.pid)
+    return found
 
 
 def traces() -> Traces:
@@ -157,14 +160,18 @@ def runs(pid: int) -> bool:
         return False
 
 
-def marked(mark: str) -> list[int]:
+def every_pid() -> set[int]:
+    """The pids of all processes on this machine."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def marked(mark: str, except_for: Collection[int] = ()) -> set[int]:
     """All processes on this machine that inherited `mark`, even a rank's grandchild that called setsid."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
+    found = set()
+    for pid in every_pid().difference(except_for, {os.getpid()}):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
     return found
 
 
@@ -186,6 +193,8 @@ class Watch:
 
     mark: str
     before: Traces = field(default_factory=traces)
+    # A process of the test has none of these pids: they are given in turn, and no test starts as many as there are.
+    earlier: set[int] = field(default_factory=every_pid)
     idle: int | None = field(default_factory=lambda: None if _has_children() else _reaped())
 
     def started_a_process(self) -> bool:
@@ -206,13 +215,16 @@ class Watch:
     def complaints(self, settle_s: float) -> dict[str, list[str]]:
         """What the test has left behind, by kind, after waiting up to `settle_s` for it to go."""
         deadline = time.monotonic() + settle_s
-        while True:
+        # Garbage does not count as left behind. The test's own is young; to search all of TensorFlow takes a second.
+        for generation in itertools.chain([1], itertools.repeat(2)):
             left = traces().beside(self.before)
-            marks = set(marked(self.mark)) - lasting.pids() if self.started_a_process() else set()
+            marks = marked(self.mark, self.earlier) if self.started_a_process() else set()
+            if marks:
+                marks -= lasting.pids()
             if not (marks or any(left)) or time.monotonic() >= deadline:
                 break
-            gc.collect()  # garbage does not count as left behind, nor does what is just being opened or closed
-            time.sleep(0.05)
+            gc.collect(generation)
+            time.sleep(0.05)  # nor does what is just being opened or closed
         found = {
             "processes": told(left.children | marks),
             "threads": [thread.name for thread in threading.enumerate() if thread.ident in left.threads],

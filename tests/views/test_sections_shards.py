@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from html.parser import HTMLParser
@@ -28,10 +29,16 @@ def opened(rank: int, reader: int = 0, **fields: Any) -> DataOpened:
     return DataOpened(reader, **{**known, **fields}, time=START + 2, rank=rank)
 
 
-def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
-    """A rank plans row groups of so many rows, two in a file."""
+@functools.cache  # thousands of plans, with hundreds of pieces each, differ only in the rank
+def pieces_and_names(rows: tuple[int, ...]) -> tuple[tuple[Piece, ...], tuple[tuple[int, str], ...]]:
     pieces = tuple(Piece(number // 2, number % 2, each) for number, each in enumerate(rows))
     names = tuple((number, f"part-{number}.parquet") for number in range((len(rows) + 1) // 2))
+    return pieces, names
+
+
+def planned(rank: int, rows: list[int], *, reader: int = 0, epoch: int = 1, **fields: Any) -> DataPlanned:
+    """A rank plans row groups of so many rows, two in a file."""
+    pieces, names = pieces_and_names(tuple(rows))
     return DataPlanned(reader, epoch, **{"pieces": pieces, "names": names, **fields}, time=START + 3, rank=rank)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 
@@ -46,13 +47,12 @@ def seen() -> Callable[..., Outlook]:
         columns: Sequence[str] = ("a", "b"),
         **how,
     ) -> Outlook:
+        @functools.cache
+        def row_group(rows: int) -> RowGroup:
+            return RowGroup(int(rows * kept), rows * row_bytes, 2 * rows * row_bytes, rows)
+
         files = tuple(
-            DataFile(
-                f"{path}/part-{number}.parquet",
-                sum(groups) * row_bytes,
-                tuple(RowGroup(int(rows * kept), rows * row_bytes, 2 * rows * row_bytes, rows) for rows in groups),
-                "v",
-            )
+            DataFile(f"{path}/part-{number}.parquet", sum(groups) * row_bytes, tuple(map(row_group, groups)), "v")
             for number, groups in enumerate(counts)
         )
         stored = pa.schema([(each, pa.int64()) for each in ("a", "b")])
