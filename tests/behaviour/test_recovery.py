@@ -290,9 +290,11 @@ for epoch in range(data.epoch, 4):
 [state["weights"].tobytes(), state["velocity"].tobytes()], state["step"], state["read"]
 """
 TOGETHER = """
-import time
+import sys, time, types
 import torch, torch.distributed as dist
 from sparkring import checkpoints
+# Each optimizer would import the compiler, which it never uses here, and which takes a second in each of many ranks.
+sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda function, *_, **__: function)
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 torch.manual_seed(rank)

@@ -19,7 +19,7 @@ KINDS = {
     "cluster": {"brittle_cluster", "lonely_master", "gpu_cluster"},
     "spark": {"spark"},
     "driver": {"driver"},
-    "ring": {"ring", "local", "local_gang", "shared_local_gang"},
+    "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair"},
 }
 # The kinds that compute and those that mostly wait, each in the order in which their groups begin.
 COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
@@ -33,6 +33,7 @@ WHAT = {
     "ring": "starts ranks on this machine",
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
     "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
+    "pair": "on this machine, run in the warm ranks that the tests of all files share: see the fixture",
     "slow": "takes more than a few seconds",
 }
 
@@ -46,6 +47,12 @@ def places(item: pytest.Item) -> set[str]:
     """The parameters of the test's ring and session."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {params[name] for name in ("ring", "spark") if name in params}
+
+
+def uses_pair(item: pytest.Item) -> bool:
+    """Whether the test runs in the ranks of the fixture `pair`."""
+    marked = item.get_closest_marker("pair") is not None and places(item) == {"local"}
+    return marked or "pair" in getattr(item, "fixturenames", ())
 
 
 def kind_of(item: pytest.Item) -> str | None:
@@ -63,6 +70,8 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
         return "standalone"
     if kind in ("browser", "cluster"):
         return kind
+    if uses_pair(item):
+        return "pair"
     if kind == "spark":
         # Too few tests in files outside a folder use Spark to have a session of their own.
         return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
