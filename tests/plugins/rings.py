@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kinds import uses_pair
+from kinds import pair_at
 from leaks import MARK, Watch
 
 from sparkring.engine import polling, restarts, supervisor, warm_gang
@@ -179,11 +179,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
     """A ring on one launcher; a test that takes it runs once on each."""
-    if uses_pair(request.node):
-        return request.getfixturevalue("pair")  # type: ignore[no-any-return]
     if request.param != "local":
         request.getfixturevalue("spark")
-    return Ring(request.param, watch.mark)
+    return shared(request.param, watch, 2) if pair_at(request.node) else Ring(request.param, watch.mark)
 
 
 @pytest.fixture
@@ -273,17 +271,18 @@ def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> Wa
 
 @pytest.fixture
 def pair(watch: Watch) -> WarmRing:
-    """Two warm ranks on this machine for the tests of all files whose point is what a framework does in a cell.
+    """Two warm ranks on this machine, for tests of all files whose point is what a framework does in a cell.
 
-    Importing takes TensorFlow 3 s of a processor in each rank, PyTorch 2 s, and its optimizers another second.
+    A test that takes `ring` and is marked `pair` uses two such ranks at each place. To import TensorFlow takes each
+    rank 3 s of a processor, PyTorch 2 s, and the first of PyTorch's optimizers another second.
     """
     return shared("local", watch, 2)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the pair with the last test that uses it; all of them are in one group."""
-    if uses_pair(item) and not (nextitem and uses_pair(nextitem)):
-        warm_gang.stop("local")
+    """End the pair with the last test that uses it: the tests that do follow one another."""
+    if pair_at(item) and (nextitem is None or pair_at(nextitem) != pair_at(item)):
+        warm_gang.stop()
 
 
 @pytest.fixture
