@@ -293,8 +293,9 @@ TOGETHER = """
 import sys, time, types
 import torch, torch.distributed as dist
 from sparkring import checkpoints
-# Each optimizer would import the compiler, which it never uses here, and which takes a second in each of many ranks.
-sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda function, *_, **__: function)
+# An optimizer tells torch's compiler what not to compile. Importing the compiler takes each of many ranks a second.
+compiler = types.SimpleNamespace(disable=lambda function, *_, **__: function, graph_break=lambda: None)
+sys.modules["torch._dynamo"] = compiler
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 torch.manual_seed(rank)
