@@ -290,13 +290,10 @@ for epoch in range(data.epoch, 4):
 [state["weights"].tobytes(), state["velocity"].tobytes()], state["step"], state["read"]
 """
 TOGETHER = """
-import sys, time, types
+import time
 import torch, torch.distributed as dist
 from sparkring import checkpoints
 dist.init_process_group("gloo")
-# An optimizer tells torch's compiler what not to compile. Importing the compiler takes each of many ranks a second.
-compiler = types.SimpleNamespace(disable=lambda function, *_, **__: function, graph_break=lambda: None)
-sys.modules["torch._dynamo"] = compiler
 torch.set_num_threads(1)
 torch.manual_seed(rank)
 model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.3), torch.nn.Tanh(), torch.nn.Linear(16, 1))
