@@ -19,26 +19,38 @@ def function(source: str, name: str):
     return namespace[name]
 
 
+TWICE = """
+import os
+
+def train(base, *, step=1):
+    import horovod.torch as hvd
+    import torch
+    from sparkring import world
+    found = []
+    for _ in range(2):
+        hvd.init()
+        mine = (hvd.rank(), hvd.local_rank()) == (world().rank, world().local_rank)
+        total = hvd.allreduce(torch.tensor([float(hvd.rank() + 1)]), op=hvd.Sum, name="total").item()
+        found.append((mine, hvd.size(), total))
+        rank = hvd.rank()
+        hvd.shutdown()
+    return found, base + step * rank, os.getpid()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_a_ring_that_is_made_twice(ring):
-    """Ranks have the right ranks in Horovod and compute sums, and hvd.init() works again after hvd.shutdown()."""
-    result = ring.run(
-        """
-        import torch
-        import horovod.torch as hvd
-        found = []
-        for _ in range(2):
-            hvd.init()
-            total = hvd.allreduce(torch.tensor([float(rank + 1)]), op=hvd.Sum, name="total").item()
-            found.append((hvd.rank() == rank, hvd.local_rank() == local_rank, hvd.size(), total))
-            hvd.shutdown()
-        found
-        """,
-        n=3,
-        framework="horovod",
-    )
-    assert result.values == [[(True, True, 3, 6.0)] * 2] * 3
+    """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
+
+    Ranks have the right ranks in Horovod and compute sums, and hvd.init() works again after hvd.shutdown().
+    """
+    returned = HorovodRunner(np=ring.np(3)).run(function(TWICE, "train"), base=10, step=5)
+    values = sparkring.last_result.values
+    assert returned == values[0]
+    assert [found for found, _, _ in values] == [[(True, 3, 6.0)] * 2] * 3
+    assert [computed for _, computed, _ in values] == [10, 15, 20]
+    assert len({os.getpid(), *(pid for _, _, pid in values)}) == 4
 
 
 ELASTIC_TORCH = """
@@ -46,6 +58,10 @@ import psutil
 import torch
 import horovod.torch as hvd
 
+def listening():
+    return {each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN}
+
+before = listening()
 hvd.init()
 torch.manual_seed(rank)
 model = torch.nn.Linear(4, 1)
@@ -67,8 +83,9 @@ def train(state):
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0)
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 train(state)
-listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
-seen, resets, [weight.tolist() for weight in model.parameters()], listening
+listen = listening() - before
+hvd.shutdown()
+seen, resets, [weight.tolist() for weight in model.parameters()], listen
 """
 
 ELASTIC_KERAS = """
@@ -96,41 +113,30 @@ known = [weights.tolist() for weights in model.get_weights()]
 state.commit()
 model.set_weights([weights + 1 for weights in model.get_weights()])
 state.restore()
+hvd.shutdown()
 state.epoch, known, [weights.tolist() for weights in model.get_weights()] == known
 """
 
 
 @pytest.mark.slow
-def test_an_elastic_training_in_a_ring_that_stays(local):
+def test_an_elastic_training_in_a_ring_that_stays(pair):
     """Training goes back to its last commit when a collective fails on all ranks, and continues in a new ring.
 
     No socket listens meanwhile: Horovod's own service would listen on all interfaces, and unpickle what arrives.
     """
-    first, second = local.run(ELASTIC_TORCH, framework="horovod").values
+    first, second = pair.run(ELASTIC_TORCH, framework="horovod").values
     assert first == second
     assert first[:2] == ([0, 1, 2, 3, 3, 4, 5], [2])
-    assert first[3] == []
+    assert first[3] == set()
 
 
 @pytest.mark.slow
-def test_an_elastic_training_with_keras(local):
+def test_an_elastic_training_with_keras(pair):
     """KerasState and its callbacks work."""
-    first, second = local.run(ELASTIC_KERAS, framework="horovod").values
+    first, second = pair.run(ELASTIC_KERAS, framework="horovod").values
     assert first == second
     assert first[0] == 3
     assert first[2]
-
-
-def test_runner_returns_what_rank_0_returned(ring):
-    """HorovodRunner calls the function with the keyword arguments on each rank."""
-    train = function(
-        "import os\nimport horovod.torch as hvd\n"
-        "def train(base, *, step=1):\n    hvd.init()\n    return base + step * hvd.rank(), hvd.size(), os.getpid()",
-        "train",
-    )
-    value, size, pid = HorovodRunner(np=ring.np(2)).run(train, base=10, step=5)
-    assert (value, size) == (10, 2)
-    assert pid != os.getpid()
 
 
 def test_runner_with_one_process_is_still_a_process_of_its_own(watch):

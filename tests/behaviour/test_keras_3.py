@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-from versions import KERAS, keras_3
+from versions import keras_3
 
 from sparkring.compat.legacy_keras import is_used
-from sparkring.errors import RunFailed
-from sparkring.frameworks import FRAMEWORKS
 
 FIT = """
 import keras
@@ -127,41 +123,6 @@ def test_horovod_with_tf_keras(local, tmp_path):
     assert first[:2] == second[:2]
     assert first[2:] == ["mse", True, True, True]
     assert any("tf_keras" in notice.text for notice in result.record.notices)
-
-
-FIT_AMONG_WORKERS = """
-with strategy.scope():
-    model.compile("sgd", "mse")
-model.fit(x, y, batch_size=16, verbose=0)
-"""
-
-
-@pytest.mark.slow
-def test_the_help_of_tensorflow_runs_with_every_keras(local, notebook_cell):
-    """fit() does not with Keras 3, and is followed by what to use instead."""
-    namespace = notebook_cell(
-        "import numpy as np\nx = np.random.default_rng(0).random((64, 4)).astype('float32')\n"
-        "y = x.sum(1, keepdims=True)\n"
-        "def make_model():\n    import tensorflow as tf\n"
-        "    return tf.keras.Sequential([tf.keras.layers.InputLayer((4,)), tf.keras.layers.Dense(1)])"
-    )
-    example = textwrap.dedent(FRAMEWORKS["tensorflow"].lesson.example)
-    weights = "\n[w.tolist() for w in model.get_weights()]"
-    if KERAS.major == 2:
-        first, second = local.run(
-            example + FIT_AMONG_WORKERS + weights, framework="tensorflow", namespace=namespace
-        ).values
-        assert first == second
-        return
-    with pytest.raises(RunFailed) as failure:
-        local.run(
-            f"{example}\nprint({weights.strip()})\n{FIT_AMONG_WORKERS}", framework="tensorflow", namespace=namespace
-        )
-    assert "TF_USE_LEGACY_KERAS=1" in failure.value.record.ranks[failure.value.record.failed_rank].failure.advice
-    first, second = (
-        next(line.text for line in rank.tail if line.text.startswith("[[")) for rank in failure.value.record.ranks
-    )
-    assert first == second
 
 
 def test_ranks_get_the_keras_that_the_cell_uses():

@@ -84,13 +84,12 @@ arguments.world_size, arguments.process_index, model.classifier.weight.tolist(),
 
 
 @pytest.mark.slow
-def test_libraries_train_on_all_ranks(local_gang, tmp_path, monkeypatch):
+def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch):
     """The ranks train one model, and each row is read by one rank. Lightning runs twice on the same warm gang."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    local_gang.start(2, framework="torch")
-    local_gang.notebook["folder"] = str(tmp_path)
+    pair.notebook["folder"] = str(tmp_path)
     for cell in (LIGHTNING, LIGHTNING, ACCELERATE, TRAINER):
-        first, second = local_gang.values(textwrap.dedent(cell), framework="torch")
+        first, second = pair.values(textwrap.dedent(cell), framework="torch")
         assert (first[:2], second[:2]) == ((2, 0), (2, 1))
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])

@@ -15,7 +15,9 @@ model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
 model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01)), "mse")
 x = np.random.default_rng(0).random((64, 4))
 history = model.fit(x, x.sum(1), epochs=2, batch_size=16, verbose=0)
-hvd.size(), history.history["loss"]
+size = hvd.size()
+hvd.shutdown()
+size, history.history["loss"]
 """
 
 
@@ -34,6 +36,7 @@ def test_metrics_arrive(ring):
 
 
 @pytest.mark.slow
+@pytest.mark.pair
 @pytest.mark.any_launcher
 def test_arrays_of_one_number_are_numbers(ring):
     """A 0-d array or tensor is taken as the number that it holds; torch prints no warning about a loss's gradient."""
@@ -63,6 +66,7 @@ def test_messages(ring):
 
 
 @pytest.mark.slow
+@pytest.mark.pair
 @pytest.mark.any_launcher
 def test_keras_fit_reports_by_itself(ring):
     """With Keras under Horovod, each epoch and the running values are in the record, without a change to the cell."""
@@ -78,6 +82,6 @@ def test_keras_fit_reports_by_itself(ring):
 
 
 @pytest.mark.slow
-def test_autolog_can_be_left_out(local):
+def test_autolog_can_be_left_out(pair):
     """With --no-autolog, Keras' fit() reports nothing."""
-    assert local.run(FIT, n=1, framework="horovod", autolog=False).record.metrics == ()
+    assert pair.run(FIT, framework="horovod", autolog=False).record.metrics == ()

@@ -109,6 +109,7 @@ def test_the_record_tells_which_row_groups_each_rank_reads(ring, numbered):
 
 
 @pytest.mark.slow
+@pytest.mark.pair
 @pytest.mark.any_launcher
 def test_horovod_trains_on_shards_with_keras(ring, numbered):
     """Ranks have equally many steps, each with an allreduce, so that no rank waits for another at the end."""
@@ -127,6 +128,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
 
 
 @pytest.mark.slow
+@pytest.mark.pair
 @pytest.mark.standalone("the shards are read on the executors")
 def test_torch_trains_on_shards(ring, numbered):
     """Each rank takes part in equally many collectives that the cell calls itself."""
@@ -147,6 +149,7 @@ def test_torch_trains_on_shards(ring, numbered):
 
 
 @pytest.mark.slow
+@pytest.mark.pair
 def test_torchs_workers_read_on_ranks(ring, numbered):
     """A rank's worker processes read all rows of its shard, the rank reports them, and no process is left."""
     data = shards(numbered, 50, columns=["x"], shuffle=100, remainder="join")

@@ -33,12 +33,20 @@ def attempt(name, np=1, prepare=lambda: None):
 {cases}
 print("FOUND", json.dumps(found))
 """
-MAKING = """
+TRIED = """
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
+
 attempt("no session", 2)
 attempt("the session that was made", 2)
-"""
-REFUSED = """
+SparkSession.getActiveSession().stop()
+
 session = spark("local[2]")
+session.sparkContext.addPyFile(SHIPPED)
+root, path = SparkFiles.getRootDirectory(), list(sys.path)
+sys.path.remove(root)
+found["a shipped module"] = run("import shipped\\nshipped.value", 2).values
+sys.path[:] = path
 session.stop()
 attempt("stopped", 1)
 
@@ -123,7 +131,7 @@ def other_python(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list]:
-    """What two drivers went through; filled by the first test that asks."""
+    """What a driver went through; filled by the first test that asks."""
     return {}
 
 
@@ -131,10 +139,12 @@ def cases() -> dict[str, list]:
 def attempts(cases, driver, tmp_path):
     """By case: the error's type and text, the values, and the notices."""
     if not cases:
-        for script in (MAKING, f"OTHER = {other_python(tmp_path)!r}\n{REFUSED}"):
-            text = driver(CASES.format(cases=script)).wait()
-            assert "FOUND" in text, text
-            cases.update(json.loads(text.rpartition("FOUND")[2]))
+        shipped = tmp_path / "shipped.py"
+        shipped.write_text("value = 42\n")
+        given = f"OTHER, SHIPPED = {other_python(tmp_path)!r}, {str(shipped)!r}\n"
+        text = driver(CASES.format(cases=given + TRIED)).wait()
+        assert "FOUND" in text, text
+        cases.update(json.loads(text.rpartition("FOUND")[2]))
     return cases
 
 
@@ -208,16 +218,6 @@ def test_executors_with_another_python(driver, lonely_master, tmp_path):
     assert "OFFERED [True, True, True]" in text, text
 
 
-def test_a_module_that_spark_ships_is_there_on_the_ranks(driver, tmp_path):
+def test_a_module_that_spark_ships_is_there_on_the_ranks(attempts):
     """Also where the driver's own copy of it cannot be seen."""
-    (tmp_path / "shipped.py").write_text("value = 42\n")
-    text = driver(f"""
-        import sys
-        from pyspark import SparkFiles
-        session = spark("local[2]")
-        session.sparkContext.addPyFile({str(tmp_path / "shipped.py")!r})
-        sys.path.remove(SparkFiles.getRootDirectory())
-        print("FOUND", run("import shipped\\nshipped.value", 2).values)
-        session.stop()
-    """).wait()
-    assert "FOUND [42, 42]" in text, text
+    assert attempts["a shipped module"] == [42, 42]

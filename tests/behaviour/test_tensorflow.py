@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rings import shared
+from versions import KERAS
 
 import sparkring
 from sparkring import MirroredStrategyRunner, shards
-from sparkring.errors import OptionsError
+from sparkring.errors import OptionsError, RunFailed
+from sparkring.frameworks import FRAMEWORKS
+
+
+@pytest.fixture
+def workers(watch, lasting_gangs):
+    """Two warm ranks on this machine that import TensorFlow once for the tests of this file."""
+    return shared("local", watch, 2, framework="tensorflow")
+
 
 FIT = """
 import numpy as np
@@ -49,6 +61,15 @@ def test_multi_worker_mirrored_strategy(ring, notebook_cell):
     assert first[3] == second[3] == [1, 0, 1, 2, 8, 4]
 
 
+@pytest.mark.slow
+def test_a_strategy_in_a_later_cell(workers):
+    """The strategy can be made after other cells, and again."""
+    assert workers.values("rank", framework="plain") == [0, 1]
+    for _ in range(2):
+        cell = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync"
+        assert workers.values(cell, framework="tensorflow") == [2, 2]
+
+
 SHARDS = """
 import tensorflow as tf
 
@@ -62,14 +83,49 @@ data.epoch
 
 
 @pytest.mark.slow
-def test_a_shard_is_read_to_its_end(local, tmp_path):
+def test_a_shard_is_read_to_its_end(workers, tmp_path):
     """TensorFlow takes each batch apart, a part for each rank, and a fit goes on until all parts have had a step."""
     rows = pa.table({"x": np.arange(320, dtype="f4"), "y": np.zeros(320, "f4")})
     pq.write_table(rows, tmp_path / "data.parquet", row_group_size=100)
-    result = local.run(SHARDS, framework="tensorflow", namespace={"data": shards(tmp_path / "data.parquet", 32)})
+    result = workers.run(SHARDS, framework="tensorflow", namespace={"data": shards(tmp_path / "data.parquet", 32)})
     assert result.values == [3, 3]
     for rank in result.record.ranks:
         assert [epoch.rows for epoch in rank.readings[0].ended] == [160, 160]
+
+
+FIT_AMONG_WORKERS = """
+with strategy.scope():
+    model.compile("sgd", "mse")
+model.fit(x, y, batch_size=16, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
+    """fit() does not with Keras 3, and is followed by what to use instead."""
+    namespace = notebook_cell(
+        "import numpy as np\nx = np.random.default_rng(0).random((64, 4)).astype('float32')\n"
+        "y = x.sum(1, keepdims=True)\n"
+        "def make_model():\n    import tensorflow as tf\n"
+        "    return tf.keras.Sequential([tf.keras.layers.InputLayer((4,)), tf.keras.layers.Dense(1)])"
+    )
+    example = textwrap.dedent(FRAMEWORKS["tensorflow"].lesson.example)
+    weights = "\n[w.tolist() for w in model.get_weights()]"
+    if KERAS.major == 2:
+        first, second = workers.run(
+            example + FIT_AMONG_WORKERS + weights, framework="tensorflow", namespace=namespace
+        ).values
+        assert first == second
+        return
+    with pytest.raises(RunFailed) as failure:
+        workers.run(
+            f"{example}\nprint({weights.strip()})\n{FIT_AMONG_WORKERS}", framework="tensorflow", namespace=namespace
+        )
+    assert "TF_USE_LEGACY_KERAS=1" in failure.value.record.ranks[failure.value.record.failed_rank].failure.advice
+    first, second = (
+        next(line.text for line in rank.tail if line.text.startswith("[[")) for rank in failure.value.record.ranks
+    )
+    assert first == second
 
 
 def digits():

@@ -54,6 +54,7 @@ net = Net()
 """
 
 
+@pytest.mark.pair
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
 def test_distributed_data_parallel(ring, notebook_cell):
     """Ranks that train on different data end with equal weights, and an all_reduce includes every rank.
@@ -67,12 +68,12 @@ def test_distributed_data_parallel(ring, notebook_cell):
 
 
 @pytest.mark.slow
-def test_two_groups_one_after_another(local, tmp_path):
+def test_two_groups_one_after_another(pair, tmp_path):
     """A process group can be closed and opened again in one cell, at the same address.
 
     The ranks wait for rank 0 to close: torch's next group could otherwise connect to the store of the previous one.
     """
-    result = local.run(
+    result = pair.run(
         """
         import pathlib, time, torch, torch.distributed as dist
         sums = []
@@ -96,9 +97,9 @@ def test_two_groups_one_after_another(local, tmp_path):
 
 
 @pytest.mark.slow
-def test_fully_sharded(local):
+def test_fully_sharded(pair):
     """FSDP shards the parameters among the ranks, and trains one model on different data."""
-    first, second = local.run(
+    first, second = pair.run(
         """
         import torch, torch.distributed as dist
         from torch import nn

@@ -371,13 +371,13 @@ def test_a_stall_is_told(shared_gang):
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(local_gang):
+def test_ranks_that_wait_in_different_collectives_of_one_line_are_a_stall(pair):
     """Keras' fit(), for example, is one line. An interrupt that TensorFlow swallows there still ends the cell."""
-    local_gang.start(2).cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
-    interrupt_when(local_gang, lambda record: bool(record.notices))
+    pair.cell("import horovod.tensorflow as hvd, tensorflow as tf\nhvd.init()", framework="horovod")
+    interrupt_when(pair, lambda record: bool(record.notices))
     with pytest.raises(KeyboardInterrupt):
-        local_gang.cell("(hvd.allreduce if rank else hvd.allgather)(tf.ones(3))", framework="horovod", stall_s=1.0)
-    record = local_gang.view.record
+        pair.cell("(hvd.allreduce if rank else hvd.allgather)(tf.ones(3))", framework="horovod", stall_s=1.0)
+    record = pair.view.record
     (notice,) = record.notices
     assert re.search(r"rank 0 waits in allgather, cell line 2.*; rank 1 waits in allreduce, cell line 2", notice.text)
     assert [rank.state for rank in record.ranks] == ["stopped"] * 2
@@ -737,13 +737,3 @@ print("STATES", json.dumps([before, states()]))
     for before, after in zip(*json.loads(text.rpartition("STATES")[2]), strict=True):
         assert after[:2] == before[:2]
         assert after[2] - before[2] < 20e6
-
-
-@pytest.mark.slow
-def test_tensorflow_in_a_later_cell(local_gang):
-    """TensorFlow's multi-worker strategy can be made after other cells, and again."""
-    local_gang.start(2, framework="tensorflow")
-    assert local_gang.values("rank", framework="plain") == [0, 1]
-    for _ in range(2):
-        cell = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync"
-        assert local_gang.values(cell, framework="tensorflow") == [2, 2]

@@ -198,7 +198,7 @@ def test_what_keras_writes_is_told(keras, tmp_path, monkeypatch):
     ):
         assert hasattr(kind, name), metadata.version("keras")
         monkeypatch.setattr(kind, name, getattr(kind, name))
-    keras_hooks.install()
+    keras_hooks.report_fits(True)
     best = keras.callbacks.ModelCheckpoint(
         str(tmp_path / "best.keras"), monitor="loss", mode="max", save_best_only=True, initial_value_threshold=1e9
     )

@@ -30,9 +30,9 @@ def fit(store, seed, stop=0):
 
 
 @pytest.mark.slow
-def test_a_ring_goes_on(local, numbered, tmp_path):
+def test_a_ring_goes_on(pair, numbered, tmp_path):
     """Horovod's ranks, from a directory that all can reach: weights as if nothing had happened, on every rank."""
-    result = local.run(
+    result = pair.run(
         f"""{TRAIN}
 whole = fit(checkpoints(folder + "-whole"), seed=7)
 torn = checkpoints(folder)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from leaks import Watch
 from pyarrow import parquet
-from rings import Ring, WarmRing
+from rings import Ring, WarmRing, shared
 
 from sparkring.data.petastorm import (
     SparkDatasetConverter,
@@ -27,11 +27,8 @@ from sparkring.data.petastorm import (
     make_spark_converter,
     row_group_shard,
 )
-from sparkring.engine import warm_gang
-from sparkring.engine.options import GangOptions
 from sparkring.errors import DataError, OptionsError, PathError, RunFailed
 
-QUIET = {"env": (("TF_CPP_MIN_LOG_LEVEL", "2"),)}  # hides what TensorFlow's C++ code prints about the processor
 ROWS = (100, 90, 10)  # of three files, whose row groups have at most 40
 GROUPS = (40, 40, 20, 40, 40, 10, 10)
 
@@ -91,29 +88,10 @@ def things(spark: Any, materialized: dict[str, Any]) -> dict[str, Any]:
     return materialized
 
 
-def gang_like(ring: Ring, watch: Watch) -> WarmRing:
-    """The two warm ranks that this module's tests share, as TensorFlow and PyTorch take seconds to import."""
-    found = WarmRing(ring.where, watch.mark)
-    if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
-
-        def start() -> None:
-            warm_gang.start(GangOptions(found.np(2), "plain", 3600.0, QUIET["env"]), print, print)
-            found.cell("rank", framework="horovod")  # its rendezvous lasts as long as the gang
-
-        watch.except_for(start)
-    return found
-
-
-@pytest.fixture
-def pair(local: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Two warm ranks on this machine."""
-    return gang_like(local, watch)
-
-
 @pytest.fixture
 def pair_of_tasks(tasks: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
-    """Two warm ranks in Spark's tasks."""
-    return gang_like(tasks, watch)
+    """Two warm ranks in Spark's tasks, as TensorFlow and PyTorch take seconds to import."""
+    return shared(tasks.where, watch, 2)
 
 
 # ── As it is ──────────────────────────────────────────────────────────────────────────────────────────────────────────

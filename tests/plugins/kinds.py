@@ -19,7 +19,7 @@ KINDS = {
     "cluster": {"brittle_cluster", "lonely_master", "gpu_cluster"},
     "spark": {"spark"},
     "driver": {"driver"},
-    "ring": {"ring", "local", "local_gang", "shared_local_gang"},
+    "ring": {"ring", "local", "local_gang", "shared_local_gang", "pair"},
 }
 # The kinds that compute and those that mostly wait, each in the order in which their groups begin.
 COMPUTING = ("spark", "browser", "kernel", "cluster", "driver")
@@ -33,6 +33,7 @@ WHAT = {
     "ring": "starts ranks on this machine",
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
     "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
+    "pair": "runs in two warm ranks that tests of several files share: see the fixture",
     "slow": "takes more than a few seconds",
 }
 
@@ -46,6 +47,13 @@ def places(item: pytest.Item) -> set[str]:
     """The parameters of the test's ring and session."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return {params[name] for name in ("ring", "spark") if name in params}
+
+
+def pair_at(item: pytest.Item) -> str:
+    """Where the pair of warm ranks is that the test shares with those of other files; empty if it uses none."""
+    if "pair" in getattr(item, "fixturenames", ()):
+        return "local"
+    return next(iter(places(item)), "") if item.get_closest_marker("pair") else ""
 
 
 def kind_of(item: pytest.Item) -> str | None:
@@ -66,6 +74,8 @@ def group_of(item: pytest.Item, kind: str | None) -> str:
     if kind == "spark":
         # Too few tests in files outside a folder use Spark to have a session of their own.
         return f"spark-{file.parts[0] if len(file.parts) > 1 else 'data'}"
+    if pair_at(item):
+        return "pair"
     if "outputs" in getattr(item, "fixturenames", ()) or (kind is None and item.get_closest_marker("slow")):
         return item.nodeid  # it shares nothing
     return str(file)
@@ -90,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if group != item.nodeid:
             item.add_marker(pytest.mark.xdist_group(group))
     order = {group: at for at, group in enumerate(_interleaved(kinds))}
-    items.sort(key=lambda item: order[groups[item]])
+    items.sort(key=lambda item: (order[groups[item]], not pair_at(item)))
 
 
 def _interleaved(kinds: dict[str, str | None]) -> list[str]:

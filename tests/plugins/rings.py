@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kinds import pair_at
 from leaks import MARK, Watch
 
 from sparkring.engine import polling, restarts, supervisor, warm_gang
@@ -17,6 +18,8 @@ from sparkring.engine.options import GangOptions, Options
 from sparkring.engine.result import RunResult
 from sparkring.engine.spec import Cell, RunSpec
 from sparkring.history.record import RunRecord
+
+QUIET = (("TF_CPP_MIN_LOG_LEVEL", "2"),)  # hides what TensorFlow's C++ code prints about the processor
 
 
 class Recording:
@@ -106,9 +109,17 @@ class WarmRing(Ring):
         self.notebook: dict[str, Any] = {"__name__": "__main__"}
         self.told: list[str] = []
 
-    def start(self, n: int = 3, *, framework: str = "plain", idle_s: float = 3600.0, mark: bool = True) -> WarmRing:
+    def start(
+        self,
+        n: int = 3,
+        *,
+        framework: str = "plain",
+        idle_s: float = 3600.0,
+        mark: bool = True,
+        env: tuple[tuple[str, str], ...] = (),
+    ) -> WarmRing:
         """Start the gang, which must not be there yet."""
-        env = ((MARK, self._mark),) if mark else ()
+        env = ((MARK, self._mark), *env) if mark else env
         warm_gang.start(GangOptions(self.np(n), framework, idle_s, env), self.told.append, self.told.append)
         return self
 
@@ -138,6 +149,13 @@ class WarmRing(Ring):
         spec = RunSpec(Cell(code, self.notebook), settings, framework, "test", f"%%{framework}{code}", gang, ranks)
         return run_spec(spec, self.view)
 
+    def run(self, source: str, n: int = 2, **options: Any) -> RunResult:
+        """Run a cell on the gang, which has `n` ranks, with a notebook of its own."""
+        assert n == self.gang.gang.size
+        namespace = options.pop("namespace", None)
+        self.notebook = {"__name__": "__main__"} if namespace is None else namespace
+        return self.cell(source, **options)
+
     def values(self, source: str, *ranks: int, **options: Any) -> list[Any]:
         """What the cell's last expression is on each rank that takes part."""
         return self.cell(source, *ranks, **options).values
@@ -163,7 +181,7 @@ def ring(request: pytest.FixtureRequest, watch: Watch) -> Ring:
     """A ring on one launcher; a test that takes it runs once on each."""
     if request.param != "local":
         request.getfixturevalue("spark")
-    return Ring(request.param, watch.mark)
+    return shared(request.param, watch, 2) if pair_at(request.node) else Ring(request.param, watch.mark)
 
 
 @pytest.fixture
@@ -229,21 +247,42 @@ def lasting_gangs() -> Iterator[None]:
 @pytest.fixture
 def shared_gang(ring: Ring, watch: Watch, lasting_gangs: None) -> WarmRing:
     """Three warm ranks on one launcher, for tests that leave them alive; the notebook is a new one."""
-    return _shared(ring.where, watch)
+    return shared(ring.where, watch)
 
 
 @pytest.fixture
 def shared_local_gang(watch: Watch, lasting_gangs: None) -> WarmRing:
     """The same of processes on this machine, whose ranks import TensorFlow once for all tests of the module."""
-    return _shared("local", watch)
+    return shared("local", watch)
 
 
-def _shared(where: str, watch: Watch) -> WarmRing:
+def shared(where: str, watch: Watch, n: int = 3, framework: str = "plain") -> WarmRing:
+    """The warm ranks at one place that are there already, or new ones; whatever ends them does so for all."""
     found = WarmRing(where, watch.mark)
     if not any(gang.where == found.place and not gang.ended for gang in warm_gang.every()):
-        # Horovod's meeting point lasts as long as the gang.
-        watch.except_for(lambda: found.start(mark=False).cell("rank", framework="horovod"))
+
+        def start() -> None:
+            found.start(n, framework=framework, mark=False, env=QUIET)
+            found.cell("rank", framework="horovod")  # its meeting point lasts as long as the gang
+
+        watch.except_for(start)
     return found
+
+
+@pytest.fixture
+def pair(watch: Watch) -> WarmRing:
+    """Two warm ranks on this machine, for tests of all files whose point is what a framework does in a cell.
+
+    A test that takes `ring` and is marked `pair` uses two such ranks at each place. To import TensorFlow takes each
+    rank 3 s of a processor, PyTorch 2 s, and the first of PyTorch's optimizers another second.
+    """
+    return shared("local", watch, 2)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the pair with the last test that uses it: the tests that do follow one another."""
+    if pair_at(item) and (nextitem is None or pair_at(nextitem) != pair_at(item)):
+        warm_gang.stop()
 
 
 @pytest.fixture

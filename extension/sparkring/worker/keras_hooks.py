@@ -31,11 +31,16 @@ _MODULES = (
 )
 _BATCH_EVERY_S = 0.2
 
+_wanted = False  # by the cell that runs; the next cell on a warm gang may decide otherwise
 
-def install() -> None:
-    """Report the metrics of every `fit` from now on; calling it again changes nothing."""
-    for name in _MODULES:
-        when_imported(name, _patch)
+
+def report_fits(wanted: bool) -> None:
+    """Report the metrics of every `fit` from now on, or stop doing so."""
+    global _wanted
+    _wanted = wanted
+    if wanted:
+        for name in _MODULES:
+            when_imported(name, _patch)
 
 
 def _patch(module: types.ModuleType) -> None:
@@ -56,6 +61,8 @@ def _report_fits(module: types.ModuleType) -> None:
 
     @functools.wraps(fit)
     def fit_and_report(*args: Any, **kwargs: Any) -> Any:
+        if not _wanted:
+            return fit(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -193,8 +200,9 @@ def _tell_after(kind: Any, name: str, tell: Callable[..., None]) -> None:
     def do_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
         result = method(self, *args, **kwargs)
-        with contextlib.suppress(Exception):
-            tell(self, time.monotonic() - began, *args, **kwargs)
+        if _wanted:
+            with contextlib.suppress(Exception):
+                tell(self, time.monotonic() - began, *args, **kwargs)
         return result
 
     do_and_tell._sparkring = True  # type: ignore[attr-defined]

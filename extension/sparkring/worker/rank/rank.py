@@ -25,6 +25,7 @@ from sparkring.runtime import report, resume_point, world
 from sparkring.runtime.interrupts import held_back
 from sparkring.wire import messages
 from sparkring.wire.channel import ChannelClosed, Connection, ProtocolError
+from sparkring.worker import keras_hooks
 from sparkring.worker.member import process
 from sparkring.worker.member.network import free_port
 from sparkring.worker.rank import children, collectives, displays, imports, libraries, shell
@@ -189,10 +190,7 @@ class Rank:
         for name, value in request.defaults.items():
             os.environ.setdefault(name, value)
         displays.draw_figures()
-        if request.autolog:
-            from sparkring.worker import keras_hooks
-
-            keras_hooks.install()
+        keras_hooks.report_fits(request.autolog)
 
     def news(self) -> messages.RankNews:
         bound = self.namespace.keys() - self.names_told
