@@ -1178,6 +1178,7 @@ def results():
 
 
 @pytest.mark.slow
+@pytest.mark.versions("of Keras and TensorFlow")
 @pytest.mark.filterwarnings("ignore")
 @keras_2
 def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:

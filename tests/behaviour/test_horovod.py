@@ -21,6 +21,7 @@ def function(source: str, name: str):
 
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
+@pytest.mark.versions("of PyTorch, for which Horovod was built")
 def test_a_ring_that_is_made_twice(ring):
     """Ranks have the right ranks in Horovod and compute sums, and hvd.init() works again after hvd.shutdown()."""
     result = ring.run(

@@ -11,6 +11,8 @@ from sparkring.compat.legacy_keras import is_used
 from sparkring.errors import RunFailed
 from sparkring.frameworks import FRAMEWORKS
 
+pytestmark = pytest.mark.versions("of Keras and TensorFlow")
+
 FIT = """
 import keras
 import numpy as np

@@ -33,6 +33,7 @@ WHAT = {
     "ring": "starts ranks on this machine",
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
     "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
+    "versions(why)": "can differ with the versions of what is named: see TEST_VERSIONS in the Makefile",
     "slow": "takes more than a few seconds",
 }
 
