@@ -1,9 +1,15 @@
 # `make demo` trains a model from a fresh checkout. Needed: Python 3.11 with venv, g++ and make; all else is installed
-# into .venv, which nothing here asks you to activate. With Python 3.13, the newest versions go into .venv-current.
+# into .venv, which nothing here asks you to activate. With Python 3.13, the newest versions go into .venv-current, and
+# with Python 3.10, the oldest go into .venv-oldest.
 
 PYTHON ?= python3.11
-# The set of versions that fits the Python: constraints.txt for 3.11, constraints-current.txt for 3.13.
-SET := $(if $(filter 3.13,$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)),-current)
+# The Python of each set of versions: constraints.txt, constraints-current.txt and constraints-oldest.txt.
+PYTHON_OF := 3.11
+PYTHON_OF-current := 3.13
+PYTHON_OF-oldest := 3.10
+# The set that fits the Python; the pinned one, whose name is empty, if none does.
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+SET := $(strip $(foreach set,-current -oldest,$(if $(filter $(PYTHON_OF$(set)),$(VERSION)),$(set))))
 VENV := .venv$(SET)
 CONSTRAINTS := constraints$(SET).txt
 BIN := $(VENV)/bin
@@ -22,6 +28,8 @@ INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --edi
 
 # Triton comes with PyTorch's CUDA builds. TensorFlow 2.21 crashes a process that imports it later; only GPUs need it.
 REMOVE_TRITON := $(if $(SET),$(PIP) uninstall --quiet --yes triton)
+# mypy needs a newer typing_extensions than TensorFlow 2.13 admits, so `make check` is for the other sets.
+EXTRAS := all,$(if $(filter -oldest,$(SET)),test,dev)
 
 # watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
 WATCH := extension/sparkring/tools/watch.py
@@ -32,22 +40,26 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-current check panel lab bench docs notebooks env env-current clean
+.PHONY: help demo test test-quick test-versions test-current test-oldest check panel lab bench docs notebooks \
+	env env-current env-oldest clean
 
 help:
-	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
-	@printf '%-15s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
-	@printf '%-15s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
-	@printf '%-15s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
-	@printf '%-15s %s\n' 'make check' 'check style, types and import rules'
-	@printf '%-15s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
-	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
-	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
-	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
-	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
-	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11 or 3.13)'
-	@printf '%-15s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
-	@printf '%-15s %s\n' 'make clean' 'remove files left by runs and tools (rm -r .venv .venv-current removes the environments)'
+	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
+	@printf '%-18s %s\n' 'make test' 'set everything up and run all tests: kernels, a browser, local Spark, a standalone cluster'
+	@printf '%-18s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
+	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
+	@printf '%-18s %s\n' 'make test-versions' 'run the tests that can differ with the versions (PYTHON=… selects the set)'
+	@printf '%-18s %s\n' 'make test-oldest' 'run these tests with the oldest versions, on Python 3.10'
+	@printf '%-18s %s\n' 'make check' 'check style, types and import rules'
+	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
+	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
+	@printf '%-18s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
+	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
+	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
+	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11, 3.13 or 3.10)'
+	@printf '%-18s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
+	@printf '%-18s %s\n' 'make env-oldest' 'set up the oldest versions in .venv-oldest, on Python 3.10'
+	@printf '%-18s %s\n' 'make clean' 'remove files left by runs and tools (rm -r .venv .venv-* removes the environments)'
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
@@ -61,12 +73,25 @@ test: env
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
-CURRENT := SET=-current PYTHON=$(if $(SET),$(PYTHON),python3.13)
+# What can differ between sets: what runs in one process, in a kernel and, where the launcher matters, in local ranks; of
+# the tests that take long or need Spark or a browser, those whose marker says why.
+TEST_VERSIONS := not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions
+test-versions: env
+	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
+
+# These choose the set by its name, and a Python for it unless PYTHON names one.
+WITH = --no-print-directory SET=$(1) PYTHON=$(if $(filter file,$(origin PYTHON)),python$(PYTHON_OF$(1)),$(PYTHON))
 env-current:
-	@$(MAKE) --no-print-directory env $(CURRENT)
+	@$(MAKE) $(call WITH,-current) env
+
+env-oldest:
+	@$(MAKE) $(call WITH,-oldest) env
 
 test-current:
-	@$(MAKE) --no-print-directory test $(CURRENT)
+	@$(MAKE) $(call WITH,-current) test
+
+test-oldest:
+	@$(MAKE) $(call WITH,-oldest) test-versions
 
 check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m ruff check .
@@ -107,8 +132,8 @@ clean:
 	@find . -path './.venv*' -prune -o -name derby.log -exec rm -f {} +
 
 $(VENV_MADE):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != $(if $(SET),(3, 13),(3, 11)))' 2>/dev/null || { \
-		echo "$(PYTHON) is not a Python $(if $(SET),3.13,3.11), which $(VENV) needs: install it, or select one with make PYTHON=/path/to/python." >&2; exit 1; }
+	@test "$(VERSION)" = "$(PYTHON_OF$(SET))" || { \
+		echo "$(PYTHON) is not a Python $(PYTHON_OF$(SET)), which $(VENV) needs: install it, or select one with make PYTHON=/path/to/python." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3-venv), then run make again." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
@@ -133,9 +158,9 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 # These include all packages of the demo.
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
-		$(INSTALL) '.[all,dev]'
+		$(INSTALL) '.[$(EXTRAS)]'
 	@# Horovod's Keras 2. It names the package tensorflow, which would overwrite tensorflow-cpu.
-	@$(if $(SET),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
+	@$(if $(filter -current,$(SET)),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@$(REMOVE_TRITON)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@
 

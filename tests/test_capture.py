@@ -452,7 +452,8 @@ def test_lazily_loaded_modules_go_by_reference() -> None:
 
         class Lazy(types.ModuleType):
             def __init__(self):
-                pass  # it has no name before an attribute is read, as in TensorFlow
+                super().__init__("lazy")
+                del self.__name__  # it has no name before an attribute is read, as in TensorFlow
 
             def __getattr__(self, name):
                 module = importlib.import_module("json")
@@ -1178,6 +1179,7 @@ def results():
 
 
 @pytest.mark.slow
+@pytest.mark.versions("of Keras and TensorFlow")
 @pytest.mark.filterwarnings("ignore")
 @keras_2
 def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:

@@ -256,7 +256,7 @@ def our_magics() -> set[str]:
 @functools.cache
 def known_magics() -> set[str]:
     owners = [getattr(IPython.core.magics, name) for name in dir(IPython.core.magics) if name.endswith("Magics")]
-    return our_magics() | {name for owner in owners for kind in owner.magics.values() for name in kind}
+    return our_magics() | {name for owner in owners for kind in (owner.magics or {}).values() for name in kind}
 
 
 def options_of(magic: str) -> set[str]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import configparser
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+from versions import SETS
 
 import sparkring
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_no_package_hides_a_public_name():
@@ -31,3 +40,36 @@ def test_petastorm_is_refused_where_it_cannot_be_installed():
     )
     assert "sparkring.errors.DataError: Petastorm" in answer.stderr
     assert said in answer.stderr
+
+
+def pins(constraints):
+    """The versions that a set of constraints has, by package."""
+    lines = (ROOT / constraints).read_text(encoding="utf-8").splitlines()
+    return dict(line.lower().replace("_", "-").split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_lower_bounds_are_what_the_oldest_set_has():
+    """Each dependency has one, and it is the version tested, up to the parts that the bound leaves out."""
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    required = setup["options"]["install_requires"].split("\n")
+    for name in ("spark", "horovod", "tensorflow", "torch", "petastorm"):
+        required += extras[name].split("\n")
+    oldest = pins("constraints-oldest.txt")
+    platform = {"python_version": "3.10", "sys_platform": "linux", "platform_machine": "x86_64"}
+    for wanted in map(Requirement, filter(None, required)):
+        bounds = [Version(each.version).release for each in wanted.specifier if each.operator == ">="]
+        if wanted.marker is not None and not wanted.marker.evaluate(platform):
+            continue
+        if bounds or "<" not in str(wanted.specifier):
+            (bound,) = bounds
+            assert Version(oldest[wanted.name]).release[: len(bound)] == bound, wanted
+
+
+def test_each_set_of_versions_says_for_which_python_it_is():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for constraints, version in SETS.items():
+        name, python = constraints.removeprefix("constraints").removesuffix(".txt"), ".".join(map(str, version))
+        assert f"Python {python}" in (ROOT / constraints).read_text(encoding="utf-8")
+        assert re.search(rf"(?m)^PYTHON_OF{name} := {re.escape(python)}$", makefile)

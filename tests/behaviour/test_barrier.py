@@ -170,6 +170,7 @@ def rich(spark, monkeypatch):
 
 
 @pytest.mark.standalone("the rows come through the executors' pyarrow")
+@pytest.mark.versions("of pyspark, pyarrow and pandas")
 def test_values_are_what_spark_gives(barrier, spark, rich):
     """Rows equal those of collect(), and frames those of toPandas(), in types, nulls, nested values and UDTs.
 

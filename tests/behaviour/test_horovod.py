@@ -40,6 +40,7 @@ def train(base, *, step=1):
 
 @pytest.mark.slow
 @pytest.mark.standalone("the ranks meet at the executors' addresses")
+@pytest.mark.versions("of PyTorch, for which Horovod was built")
 def test_a_ring_that_is_made_twice(ring):
     """HorovodRunner calls the function with its arguments on each rank, and returns what rank 0 returned.
 

@@ -7,6 +7,8 @@ from versions import keras_3
 
 from sparkring.compat.legacy_keras import is_used
 
+pytestmark = pytest.mark.versions("of Keras and TensorFlow")
+
 FIT = """
 import keras
 import numpy as np

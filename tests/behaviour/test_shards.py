@@ -130,6 +130,7 @@ def test_horovod_trains_on_shards_with_keras(ring, numbered):
 @pytest.mark.slow
 @pytest.mark.pair
 @pytest.mark.standalone("the shards are read on the executors")
+@pytest.mark.versions("of PyTorch and pyarrow")
 def test_torch_trains_on_shards(ring, numbered):
     """Each rank takes part in equally many collectives that the cell calls itself."""
     data = shards(numbered, 32, columns={"x": ["x", "y"], "y": "y"}, dtype="float32")

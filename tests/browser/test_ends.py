@@ -105,6 +105,7 @@ def was_interrupted(notebook: Notebook, panel: Locator) -> None:
     expect(notebook.cell(AT_ENDLESS).locator(".jp-OutputArea-output").last).to_contain_text("KeyboardInterrupt")
 
 
+@pytest.mark.versions("of JupyterLab and ipykernel, by which Stop comes")
 def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")

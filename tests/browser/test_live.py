@@ -154,6 +154,7 @@ def live(started: Watched) -> Iterator[Watched]:
     expect(started.notebook.prompt(Watched.AT)).to_have_text("[*]:")
 
 
+@pytest.mark.versions("of JupyterLab, ipywidgets, anywidget and ipykernel")
 def test_it_moves_while_the_cell_runs(live: Watched, shoot: Callable[..., None]) -> None:
     expect(live.panel.locator(".sr-state")).to_have_text("running")
     expect(live.panel.locator(".sr-title")).to_have_text("a small quickstart")

@@ -34,6 +34,7 @@ WHAT = {
     "standalone(why)": "also runs on a Spark standalone cluster, for the reason given",
     "any_launcher": "is the same on every launcher: run on one, and with --standalone on the cluster",
     "pair": "runs in two warm ranks that tests of several files share: see the fixture",
+    "versions(why)": "can differ with the versions of what is named: see TEST_VERSIONS in the Makefile",
     "slow": "takes more than a few seconds",
 }
 

@@ -1,4 +1,4 @@
-"""The two sets of versions: what a test needs of them, and the table of docs/versions.md that says what passed.
+"""The sets of versions: what a test needs of them, and the table of docs/versions.md that says what passed.
 
 `--write-versions` writes the counts of a run into the table, for each kind of test that the run had: leave out no test
 of a kind.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-KERAS = Version(metadata.version("keras"))
+KERAS, TORCH = (Version(metadata.version(name)) for name in ("keras", "torch"))
 
 keras_2 = pytest.mark.skipif(KERAS.major != 2, reason=f"needs Keras 2; Keras {KERAS} is installed")
 keras_3 = pytest.mark.skipif(KERAS.major != 3, reason=f"needs Keras 3; Keras {KERAS} is installed")
@@ -34,7 +34,8 @@ ROWS = {
     "browser": "in a browser",
 }
 TABLE = Path(__file__).parents[2] / "docs" / "versions.md"
-IS_NEWEST = sys.version_info >= (3, 13)
+# The columns of the table: the constraints of each set, and their Python, by which the Makefile selects the set, too.
+SETS = {"constraints.txt": (3, 11), "constraints-current.txt": (3, 13), "constraints-oldest.txt": (3, 10)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-versions") and not hasattr(config, "workerinput"):
+        if sys.version_info[:2] not in SETS.values():
+            raise pytest.UsageError("--write-versions: no set of versions is for this Python")
         config.pluginmanager.register(Outcomes())
 
 
@@ -69,7 +72,8 @@ class Outcomes:
 
 def _with(text: str, row: str, told: str) -> str:
     """The page with a cell of the table changed."""
-    found = re.search(rf"(?m)^\| {re.escape(row)} \| (.*?) \| (.*?) \|$", text)
+    found = re.search(rf"(?m)^\| {re.escape(row)} \| (.*) \|$", text)
     assert found is not None, row
-    cells = (found[1], told) if IS_NEWEST else (told, found[2])
-    return text.replace(found[0], f"| {row} | {cells[0]} | {cells[1]} |")
+    cells = found[1].split(" | ")
+    cells[list(SETS.values()).index(sys.version_info[:2])] = told
+    return text.replace(found[0], f"| {row} | {' | '.join(cells)} |")

@@ -204,6 +204,7 @@ def command(*arguments: str, path: str, setup: str = "pass", cache: Path) -> sub
 
 
 NO_SCRIPTS = "b.sysconfig.get_path = lambda name: '/nonexistent'"
+SETUPTOOLS = "there = {{'setuptools': '{}', 'pip': '26', 'torch': '2.1.2'}}; b._installed = lambda *n: there.get(n[-1])"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +232,29 @@ NO_SCRIPTS = "b.sysconfig.get_path = lambda name: '/nonexistent'"
             NO_SCRIPTS,
             r"Python's headers are missing \(/nonexistent/Python\.h\): .*apt-get install python3\.\d+-dev.*",
         ),
+        (
+            {"g++": ("", 0), "make": ("", 0)},
+            SETUPTOOLS.format("60"),
+            r"needs setuptools 70\.1 or later, but .* has 60: .*install --upgrade setuptools`.*",
+        ),
+        (
+            {"g++": ("", 0), "make": ("", 0)},
+            f"{SETUPTOOLS.format('80')}; b._torchs_build_support = lambda: 'from pkg_resources import packaging'",
+            r"PyTorch .* cannot be built for with setuptools 80: .*install 'setuptools<70' wheel`.*",
+        ),
         ({}, "sys.path[:] = []", r"Neither TensorFlow nor PyTorch is installed in .*: install one of them with pip.*"),
     ],
-    ids=["compiler", "old-compiler", "cmake", "new-cmake", "make", "headers", "frameworks"],
+    ids=[
+        "compiler",
+        "old-compiler",
+        "cmake",
+        "new-cmake",
+        "make",
+        "headers",
+        "setuptools",
+        "new-setuptools",
+        "frameworks",
+    ],
 )
 def test_what_is_missing_is_said_in_one_sentence(
     programs: dict[str, tuple[str, int]], setup: str, sentence: str, stub: Callable[..., Path], tmp_path: Path

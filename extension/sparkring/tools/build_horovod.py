@@ -38,7 +38,9 @@ FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
 OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
 # The first version that makes wheels without the package called wheel.
-OLDEST_SETUPTOOLS = Version("70.1")
+FIRST_SETUPTOOLS_WITH_WHEEL = Version("70.1")
+# It has no pkg_resources.packaging, which PyTorch 2.1's build support imports.
+FIRST_SETUPTOOLS_WITHOUT_PACKAGING = Version("70")
 
 
 _WITHOUT_CUDA = (
@@ -131,11 +133,16 @@ def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
     standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3 else 14
     if torch:
         # PyTorch says itself which standard its headers want, in the flags that it gives to extensions.
-        flags = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
-        named = re.findall(r"-std=c\+\+(\d+)", flags.read_text(encoding="utf-8")) if flags.is_file() else []
+        named = re.findall(r"-std=c\+\+(\d+)", _torchs_build_support())
         fallback = 17 if Version(torch) >= Version("2.1") else 14
         standard = max([standard, fallback, *map(int, named)])
     return standard
+
+
+def _torchs_build_support() -> str:
+    """The source of torch.utils.cpp_extension; '' if PyTorch has none."""
+    file = Path(str(metadata.distribution("torch").locate_file("torch/utils/cpp_extension.py")))
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def edits(target: Target) -> list[Edit]:
@@ -237,11 +244,18 @@ def check_tools(target: Target) -> Path:
             "then this command again."
         )
     setuptools = _installed("setuptools")
-    if setuptools is None or Version(setuptools) < OLDEST_SETUPTOOLS:
+    if setuptools is None or (Version(setuptools) < FIRST_SETUPTOOLS_WITH_WHEEL and _installed("wheel") is None):
         raise BuildError(
-            f"Building a wheel needs setuptools {OLDEST_SETUPTOOLS} or later, but {sys.prefix} has "
+            f"Building a wheel needs setuptools {FIRST_SETUPTOOLS_WITH_WHEEL} or later, but {sys.prefix} has "
             f"{setuptools or 'none'}: run `{sys.executable} -m pip install --upgrade setuptools`, then this command "
             "again."
+        )
+    wants_packaging = target.torch is not None and "from pkg_resources import packaging" in _torchs_build_support()
+    if wants_packaging and Version(setuptools) >= FIRST_SETUPTOOLS_WITHOUT_PACKAGING:
+        raise BuildError(
+            f"PyTorch {target.torch} cannot be built for with setuptools {setuptools}: run "
+            f"`{sys.executable} -m pip install 'setuptools<{FIRST_SETUPTOOLS_WITHOUT_PACKAGING}' wheel`, "
+            "then this command again."
         )
     return cmake
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -92,7 +93,9 @@ def _array(values: Any, what: str) -> Array:
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise DataError(f"{what} has masked values: fill them first.")
     try:
-        array = np.asarray(values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # before 1.24, NumPy only warned of ragged lists; they are refused below
+            array = np.asarray(values)
         if array.dtype.kind == "O" and not _of_strings(array):
             array = _stacked(array, what)
     except ValueError:  # NumPy's
