@@ -215,16 +215,19 @@ def _advice(error: BaseException) -> str:
 def _fits_among_workers(error: BaseException) -> bool:
     """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
-    It then hands a tensor of all replicas to TensorFlow. Only the message says so: Keras removes its own frames and
-    TensorFlow's from the traceback, except for that of its module traceback_utils, in which args[0] is the model.
+    It then hands a tensor of all replicas to TensorFlow, which only the message says: Keras removes the frames in
+    between from the traceback.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not frames or frames[-1].f_globals.get("__name__") != "keras.src.utils.traceback_utils":
-        return False  # the user's own code failed
-    model, *_ = frames[-1].f_locals.get("args") or (None,)
-    strategy = getattr(model, "distribute_strategy", None)
-    is_among_workers = getattr(strategy, "__module__", "").endswith("collective_all_reduce_strategy")
-    return is_among_workers and isinstance(error, ValueError) and "distribute.values.PerReplica" in _text_of(error)
+    if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
+        return False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # Keras leaves itself out of tracebacks, but for this module, in which args[0] is the model.
+        if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
+            arguments = frame.f_locals.get("args") or (None,)
+            strategy = getattr(arguments[0], "distribute_strategy", None)
+            if getattr(strategy, "__module__", "").endswith("collective_all_reduce_strategy"):
+                return True
+    return False
 
 
 def _unknown_name(error: BaseException) -> str:
