@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from versions import keras_3
 
-from sparkring.compat.legacy_keras import is_used
+from sparkring.compat.legacy_keras import VARIABLE, is_used
+from sparkring.engine.options import Options
+from sparkring.engine.prepare import prepare
+from sparkring.engine.spec import Call, RunSpec
 
 pytestmark = pytest.mark.versions("of Keras and TensorFlow")
 
@@ -134,3 +137,36 @@ def test_ranks_get_the_keras_that_the_cell_uses():
     assert is_used("model.fit(x)", {"tf_keras", "numpy"})
     assert not is_used("import tf_keras", {"keras"})
     assert not is_used("import keras  # not tf_keras", {"tensorflow"})
+
+
+def imports_it():
+    import tf_keras
+
+    return tf_keras
+
+
+def calls_what_imports_it():
+    return imports_it()
+
+
+class Trainer:
+    def __call__(self):
+        import tf_keras
+
+        return tf_keras
+
+
+def test_functions_whose_ranks_get_tf_keras(monkeypatch):
+    """The function's own source decides, not that of what it calls; a variable that the notebook sets is kept."""
+
+    def is_legacy(function, framework="horovod"):
+        prepared = prepare(RunSpec(Call(function, (), {}), Options(np=-2), framework))
+        return prepared.request.run.environment.get(VARIABLE) == "1"
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert is_legacy(imports_it)
+    assert not is_legacy(imports_it, "tensorflow")
+    assert not is_legacy(calls_what_imports_it)
+    assert not is_legacy(Trainer())
+    monkeypatch.setenv(VARIABLE, "0")
+    assert not is_legacy(imports_it)

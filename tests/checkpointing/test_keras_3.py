@@ -93,6 +93,35 @@ def test_an_optimizer_on_its_own_and_arrays_without_objects(keras, tmp_path):
     assert np.array_equal(kernels[0], model.layers[0].kernel)
 
 
+def test_a_model_is_rebuilt_from_a_checkpoint_alone(keras, tmp_path):
+    """Compiled, with its optimizer's state; if a class is not known, a warning names it, and arrays are returned."""
+
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return x * 2
+
+    model = make(keras)
+    fit(model)
+    at = keras.Input((3,))
+    unknown = keras.Model(at, Twice()(keras.layers.Dense(1)(at)))
+    older = {**keras_3_state.take_layer(model, "model")}
+    store = checkpoints(tmp_path)
+    store.save(1, {"model": model, "unknown": unknown})
+    store.wait()
+    with pytest.warns(UserWarning, match="uses `Twice`, which Keras does not know here"):
+        found = checkpoints(tmp_path).load()
+    assert [array.tolist() for array in found["unknown"].values()] == [w.tolist() for w in unknown.get_weights()]
+    made = found["model"]
+    assert numbers(made) == numbers(model)
+    assert numbers(made.optimizer) == numbers(model.optimizer)
+    assert made.loss == "mse"
+    fit(model)
+    fit(made)
+    assert numbers(made) == numbers(model)
+    del older["architecture"]  # as version 0.1 saved it
+    assert isinstance(keras_3_state.plain_layer(older), dict)
+
+
 def test_what_does_not_fit_is_said(keras, tmp_path):
     model = make(keras)
     fit(model)

@@ -6,18 +6,22 @@ has imported it. Tested with Keras 3.15 on TensorFlow.
 
 from __future__ import annotations
 
+import json
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from sparkring.checkpointing.tensorflow_state import or_none
 from sparkring.checkpointing.tree import Raw
 from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
 _SEED = "seed_generator_state"
+_VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__")  # in configurations
 
 
 def backend() -> str:
@@ -103,6 +107,7 @@ def take_layer(layer: Any, path: str) -> dict[str, Any]:
         **VARIABLES.take(layer.variables),
         "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
         "rank": world.world().rank,
+        "architecture": or_none(layer.to_json) if is_model(layer) else None,
     }
 
 
@@ -128,6 +133,50 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
                 "optimizer. Compile it after restore(), or start over."
             )
         put_optimizer(optimizer, tree["optimizer"], path, layer.trainable_variables)
+
+
+def plain_layer(tree: dict[str, Any]) -> Any:
+    """A model made from what was saved, compiled if it was; the arrays by name of a layer.
+
+    Returns the arrays of a model, too, if there is no configuration, or if it names something that is neither Keras'
+    own nor registered with it, which a warning names: a checkpoint must not run code.
+    """
+    by_name = VARIABLES.by_name(tree)
+    architecture = tree.get("architecture")  # version 0.1 did not save it
+    if architecture is None:
+        return by_name
+    try:
+        import keras
+    except ImportError:
+        return by_name
+    if not _is_keras_3(keras):
+        return by_name
+    if unknown := _unknown(json.loads(architecture), keras):
+        warnings.warn(
+            f"A {tree['class']} of the checkpoint uses `{unknown}`, which Keras does not know here: its arrays are "
+            "returned by name. To get the model, register the class with keras.saving.register_keras_serializable().",
+            stacklevel=2,
+        )
+        return by_name
+    model = keras.models.model_from_json(architecture)
+    put_layer(model, tree, "the model")
+    return model
+
+
+def _unknown(config: Any, keras: Any) -> str:
+    """The first class or function in a configuration that is neither Keras' own nor registered; '' if there is none."""
+    if isinstance(config, list):
+        return next(filter(None, (_unknown(item, keras) for item in config)), "")
+    if not isinstance(config, dict):
+        return ""
+    name = config.get("class_name")
+    if isinstance(name, str) and name not in _VALUES:
+        registered = config.get("registered_name") or name
+        ours = f"{config.get('module')}.".startswith("keras.")
+        if name == "__lambda__" or not (ours or keras.saving.get_registered_object(registered)):
+            called = config.get("config")
+            return str(called) if name == "function" else name
+    return _unknown(list(config.values()), keras)
 
 
 def take_optimizer(optimizer: Any) -> dict[str, Any]:

@@ -507,7 +507,7 @@ _KINDS = {
         keras_3_state.is_layer,
         keras_3_state.take_layer,
         _returning(keras_3_state.put_layer),
-        keras_3_state.VARIABLES.by_name,
+        keras_3_state.plain_layer,
     ),
     "keras 3 optimizer": Kind(
         keras_3_state.is_optimizer,

@@ -209,9 +209,9 @@ def take_model(model: Any, path: str) -> dict[str, Any]:
         "optimizer": take_optimizer(optimizer) if is_optimizer(optimizer) else None,
         "random": [_random_state(source) for source in _random_sources(model)],
         "rank": world.world().rank,
-        "architecture": _or_none(model.to_json),
-        "build": _or_none(lambda: json.dumps(model.get_build_config())),
-        "compile": _or_none(lambda: _compile_config(model)),
+        "architecture": or_none(model.to_json),
+        "build": or_none(lambda: json.dumps(model.get_build_config())),
+        "compile": or_none(lambda: _compile_config(model)),
     }
 
 
@@ -291,7 +291,7 @@ def _compile_config(model: Any) -> str | None:
     return json.dumps({**config, "optimizer": _optimizer_config(model.optimizer)}, default=lambda number: number.item())
 
 
-def _or_none(make: Callable[[], str | None]) -> str | None:
+def or_none(make: Callable[[], str | None]) -> str | None:
     """Return make(), or None if it fails: a user's own model may have no configuration, and needs none here."""
     try:
         return make()

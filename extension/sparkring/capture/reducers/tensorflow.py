@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import inspect
 import random
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,6 @@ _SEARCHED = 200  # in a layer's attribute, at most this many objects are searche
 
 def reducer_for(cls: type) -> Reducer | None:
     """Return the reducer for the values of a type, if it needs one."""
-    tf: Any = sys.modules.get("tensorflow")
-    if tf is None:
-        return None
     kinds = _names(cls)
     refused = next((kind for name, kind in _REFUSED.items() if name in kinds), None)
     if refused is not None:
@@ -38,8 +36,10 @@ def reducer_for(cls: type) -> Reducer | None:
     if "dataset_ops.DatasetV2" in kinds:
         return _dataset
     keras = _keras(cls)
-    if keras is None or not keras.__version__.startswith("2."):  # Keras 3 has reducers of its own
+    if keras is None or not hasattr(keras, "Model"):  # it is still being imported
         return None
+    if not keras.__version__.startswith("2."):
+        return _reducer_of_keras_3(cls, keras)
     if issubclass(cls, keras.Model):
         return _model
     if issubclass(cls, keras.layers.Layer):
@@ -47,6 +47,20 @@ def reducer_for(cls: type) -> Reducer | None:
     if issubclass(cls, keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer):
         return _optimizer
     return None
+
+
+def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
+    """Keras 3's own `__reduce__` finds only classes that can be imported, and loses an optimizer's state."""
+    container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
+    if container is not None and _is_theirs(cls):
+        return lambda value: (container, (container(value),))  # those that track layers cannot be unpacked
+    if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
+        return None  # of another kind, or the class says itself how it is packed
+    if issubclass(cls, keras.Layer):
+        return _model
+    if issubclass(cls, keras.Optimizer):
+        return _optimizer
+    return _metric_or_loss if issubclass(cls, keras.Metric | keras.Loss) else None
 
 
 _REFUSED = {
@@ -160,14 +174,12 @@ def set_registered(set_state: Callable[[Any, Any], object], names: dict[str, str
 
 
 def _model(model: Any) -> Reduced:
+    """Pack a model, or one of Keras 3's layers."""
     keras = _keras(type(model))
-    name = type(model).__name__
-    try:
-        custom = _custom_objects(model, keras)
-        with _named(custom):
-            config = model.get_config()
-        _name_lambdas(config, {layer.name: layer for layer in model._flatten_layers()}, custom)
-        recipe = (type(model), config, model.get_build_config() if model.built else None, custom, keras.__name__)
+    noun = "model" if isinstance(model, keras.Model) else "layer"
+    with _refused_if_not_rebuilt(model, noun):
+        custom = _custom_objects(model._flatten_layers(), keras)
+        recipe = _model_recipe(model, keras, custom)
         weights = model.get_weights() if model.built else []
         adapted = [
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
@@ -176,17 +188,55 @@ def _model(model: Any) -> Reduced:
             # Rebuild it here once: classes that are not Keras' own may fail, which should show before the launch.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
+            recipe = _model_recipe(model, keras, custom)  # from_config() may change the configuration that it is given
         compilation = _compilation(model)
-    except Exception as error:  # classes of the notebook may raise anything
+    return _remade, (recipe, weights, adapted), compilation, None, None, _compile
+
+
+def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, ...]:
+    with _named(custom):
+        config = _config(model, keras)
+    _name_lambdas(config, {layer.name: layer for layer in model._flatten_layers()}, custom)
+    return type(model), config, model.get_build_config() if model.built else None, custom, keras.__name__
+
+
+def _config(model: Any, keras: Any) -> dict[str, Any]:
+    """The configuration of a model. ValueError if it lacks arguments: Keras 3 has defaults in place of what was given.
+
+    This is so for subclasses of Model without a get_config(), up to Keras 3.15.
+    """
+    config: dict[str, Any] = model.get_config()
+    cls = type(model)
+    is_subclass = isinstance(model, keras.Model) and not _is_theirs(cls.__init__) and _is_theirs(cls.get_config)
+    if keras.__version__.startswith("2.") or not is_subclass or "input_layers" in config:
+        return config
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        kept = config
+    else:
+        kept = {each.name: config[each.name] for each in parameters if each.name in config}
+    named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    if unknown := set(named) - {"name", "trainable", "dtype"}:
+        raise ValueError(f"Keras does not know what its `__init__()` was given for `{min(unknown)}`")
+    return kept
+
+
+@contextmanager
+def _refused_if_not_rebuilt(value: Any, noun: str) -> Iterator[None]:
+    """Turn whatever the classes of a Keras object raise into advice on what to change."""
+    try:
+        yield
+    except Exception as error:
         reason = " ".join(str(error).split())
+        called = ", call the model once on data" if noun == "model" else ""
         raise Refused(
             Kind(
-                f"a Keras model, `{name}`, that cannot be rebuilt from its configuration ({_short(reason)})",
-                "define a `get_config()` in each of its classes that returns the arguments of its `__init__()`, call "
-                "the model once on data, or write a function that builds it and call that in the cell",
+                f"a Keras {noun}, `{type(value).__name__}`, that cannot be rebuilt from its configuration "
+                f"({_short(reason)})",
+                "define a `get_config()` in each of its classes that returns the arguments of its `__init__()`"
+                f"{called}, or write a function that builds it and call that in the cell",
             )
         ) from error
-    return _remade, (recipe, weights, adapted), compilation, None, None, _compile
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -208,36 +258,40 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
     return model
 
 
-def _custom_objects(model: Any, keras: Any) -> dict[str, Any]:
-    """The classes and functions of a model that are not Keras' own, by their names in its configuration."""
-    parts = [part for layer in model._flatten_layers() for part in (type(layer), *vars(layer).values())]
+def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
+    """The classes and functions in Keras objects that are not Keras' own, by their names in the configurations."""
+    parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
     for value in (step.value for part in parts if not _is_theirs(type(part)) for step in walk(part, limit=_SEARCHED)):
         is_code = isinstance(value, (type, types.FunctionType))
-        if is_code and not by_reference(value) and not _is_theirs(value):
-            name = keras.utils.get_registered_name(value)
-            found.setdefault(f"lambda {len(found)}" if name == "<lambda>" else name, value)
+        if not is_code or by_reference(value) or _is_theirs(value) or any(value is other for other in found.values()):
+            continue
+        name = keras.utils.get_registered_name(value)
+        if name in found and ">" in name:
+            raise ValueError(f"two of its classes or functions are registered as `{name}`")
+        is_unique = name not in found and name != "<lambda>"
+        found[name if is_unique else f"{name.strip('<>')} {len(found)}"] = value
     return found
 
 
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
-    return root in ("keras", "tf_keras", "tensorflow", "horovod") or (
+    return root in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy") or (
         root in sys.stdlib_module_names and root != "builtins"
     )
 
 
 @contextmanager
 def _named(custom: dict[str, Any]) -> Iterator[None]:
-    """Give lambdas the names that they have in `custom`: Keras' configurations refer to functions by name."""
-    lambdas = {name: value for name, value in custom.items() if value.__name__ == "<lambda>"}
+    """Give lambdas, and what shares its name with another, the names in `custom`: configurations refer by name."""
+    own = {key: value.__name__ for key, value in custom.items() if ">" not in key and value.__name__ != key}
     try:
-        for name, value in lambdas.items():
-            value.__name__ = name
+        for key in own:
+            custom[key].__name__ = key
         yield
     finally:
-        for value in lambdas.values():
-            value.__name__ = "<lambda>"
+        for key, name in own.items():
+            custom[key].__name__ = name
 
 
 def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -> None:
@@ -261,7 +315,8 @@ def _name_lambdas(config: Any, layers: dict[str, Any], custom: dict[str, Any]) -
 
 def _compilation(model: Any) -> dict[str, Any] | None:
     """The arguments of the last call of `compile()`, as they were given: the optimizer, losses and metrics."""
-    if not getattr(model, "_is_compiled", False):
+    # Keras 2 has `_is_compiled`, Keras 3 `compiled`; both, up to 3.15, keep the arguments in `_compile_config`.
+    if not getattr(model, "_is_compiled", getattr(model, "compiled", False)):
         return None
     return {**model._compile_config.config, "optimizer": model.optimizer}
 
@@ -282,8 +337,8 @@ def seeds_of(keras: str) -> Any:
 def _same_random_numbers(keras: Any) -> Iterator[None]:
     """Restore, on exit, the random generators from which initial weights are drawn."""
     seeds = getattr(seeds_of(keras.__name__), "generator", None)
-    context = sys.modules["tensorflow.python.eager.context"].context()
-    drawing = (random._inst, seeds, getattr(context, "_rng", None))
+    context = sys.modules.get("tensorflow.python.eager.context")  # Keras 3 may have another backend
+    drawing = (random._inst, seeds, getattr(context.context(), "_rng", None) if context else None)
     generators = [generator for generator in drawing if generator is not None]
     states = [generator.getstate() for generator in generators]
     try:
@@ -349,9 +404,42 @@ def _optimizer(optimizer: Any) -> Reduced:
     if any(base.__module__.startswith("horovod.") for base in type(optimizer).__mro__):
         raise Refused(_WRAPPED)
     values = [variable.numpy() for variable in variables_of(optimizer)]
-    if not getattr(optimizer, "_built", isinstance(optimizer.variables, types.MethodType)):
+    is_legacy = isinstance(optimizer.variables, types.MethodType)
+    if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # of Keras 3, and of Keras 2
         values = values[:1]
-    return type(optimizer).from_config, (optimizer.get_config(),), values, None, None, _give_variables
+    return _from_config, _recipe(optimizer, "optimizer"), values, None, None, _give_variables
+
+
+def _metric_or_loss(value: Any) -> Reduced:
+    values = [variable.numpy() for variable in getattr(value, "variables", [])]
+    return _from_config, _recipe(value, "metric" if values else "loss"), values or None, None, None, _assign
+
+
+def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
+    """The arguments of _from_config()."""
+    keras = _keras(type(value))
+    kind = type(value)
+    if _is_theirs(kind):  # Horovod's changes to an optimizer of Keras 3 are in a class that cannot be imported
+        kind = next(base for base in kind.__mro__ if by_reference(base))
+    with _refused_if_not_rebuilt(value, noun):
+        custom = _custom_objects([value], keras)
+        with _named(custom):
+            config, tried = value.get_config(), value.get_config()
+        if custom:
+            _from_config(kind, tried, custom, keras.__name__)  # which should fail before the launch, if it fails
+    return kind, config, custom, keras.__name__
+
+
+def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras: str) -> Any:
+    with importlib.import_module(keras).utils.custom_object_scope(custom):
+        return cls.from_config(config)
+
+
+def _assign(owner: Any, values: list[Any]) -> None:
+    variables = variables_of(owner)
+    if variables:  # a metric may make them when it is first used, and then starts anew
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def variables_of(owner: Any) -> list[Any]:
@@ -368,8 +456,7 @@ def _give_variables(optimizer: Any, values: list[Any]) -> None:
     def make_and_assign(weights: Any) -> Any:
         object.__delattr__(optimizer, name)
         made = make(weights)
-        for variable, value in zip(variables_of(optimizer), values, strict=True):
-            variable.assign(value)
+        _assign(optimizer, values)
         return made
 
     if values:

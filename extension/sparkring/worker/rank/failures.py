@@ -213,7 +213,13 @@ def _advice(error: BaseException) -> str:
 
 
 def _fits_among_workers(error: BaseException) -> bool:
-    """Whether the error comes from a method of a Keras 3 model that a MultiWorkerMirroredStrategy distributes."""
+    """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
+
+    It then hands a tensor of all replicas to TensorFlow, which only the message says: Keras removes the frames in
+    between from the traceback.
+    """
+    if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
+        return False
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # Keras leaves itself out of tracebacks, but for this module, in which args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
