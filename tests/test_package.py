@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import subprocess
 import sys
+from importlib.metadata import version
 
 import sparkring
 
@@ -31,3 +32,12 @@ def test_petastorm_is_refused_where_it_cannot_be_installed():
     )
     assert "sparkring.errors.DataError: Petastorm" in answer.stderr
     assert said in answer.stderr
+
+
+def test_versions_are_printed_in_one_line(capsys):
+    sparkring.show_versions("numpy", "sklearn", "no_such_package")
+    python = f"python {sys.version.split()[0]}"
+    told = f"{python} · numpy {version('numpy')} · sklearn {version('scikit-learn')} · no_such_package not installed\n"
+    assert capsys.readouterr().out == told
+    sparkring.show_versions()
+    assert f"{python} · sparkring {sparkring.__version__} · " in capsys.readouterr().out

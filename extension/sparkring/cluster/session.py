@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,7 +106,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     if java:
         os.environ["JAVA_HOME"] = java
     started = time.monotonic()
-    session = (
+    builder = (
         SparkSession.builder.master(f"local[{slots}]")
         .appName("sparkring")
         # Only loopback, because the user did not ask for a session that other machines can reach.
@@ -114,8 +115,11 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .getOrCreate()
     )
+    with warnings.catch_warnings():
+        # With pandas 3, pyspark 4.3 warns here although nothing uses pandas yet; it warns again where something does.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        session = builder.getOrCreate()
     _own = session.sparkContext
     say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return session
