@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-current check panel lab bench docs notebooks env env-current clean
+.PHONY: help demo test test-quick test-current check panel lab bench bench-sets docs notebooks env env-current clean
 
 help:
 	@printf '%-15s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
@@ -43,6 +43,7 @@ help:
 	@printf '%-15s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-15s %s\n' 'make lab' 'open JupyterLab on notebooks/'
 	@printf '%-15s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
+	@printf '%-15s %s\n' 'make bench-sets' 'compare some figures with the pinned and the newest versions'
 	@printf '%-15s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-15s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-15s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11 or 3.13)'
@@ -93,6 +94,9 @@ lab: env
 
 bench: env
 	@$(BIN)/python benchmarks/run.py
+
+bench-sets: env env-current
+	@.venv/bin/python benchmarks/run.py --sets --runs 3
 
 docs: $(PACKAGES_INSTALLED)
 	@$(BIN)/python docs/write_reference.py
