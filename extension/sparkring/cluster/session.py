@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,13 +117,22 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
     )
-    with warnings.catch_warnings():
-        # With pandas 3, pyspark 4.3 warns here although nothing uses pandas yet; it warns again where something does.
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    with pandas_unused():
         session = builder.getOrCreate()
     _own = session.sparkContext
     say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return session
+
+
+@contextlib.contextmanager
+def pandas_unused() -> Iterator[None]:
+    """A context for calls of pyspark that use no pandas, but in which pyspark 4.3 warns about pandas 3.
+
+    Calls of the notebook that do use pandas, such as the definition of a pandas UDF, cause the warning again.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        yield
 
 
 def find_java() -> str:
