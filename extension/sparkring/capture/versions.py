@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import sparkring
@@ -35,9 +36,18 @@ def show_versions(*modules: str) -> None:
     Without arguments, all packages are printed that the record of a run contains: sparkring, and those of the
     frameworks, Spark and data formats that are installed.
     """
-    asked = (("python", platform.python_version()), *((name, _version_of(name)) for name in modules))
-    told = (f"{name} {version or 'not installed'}" for name, version in (asked if modules else versions()))
-    print(" · ".join(told))  # noqa: T201  it is what the function is for
+    found = versions()
+    if modules:
+        found = (
+            ("python", platform.python_version()),
+            *((name, _version_of(name) or _by_files(name)) for name in modules),
+        )
+    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  its purpose
+
+
+def _by_files(module: str) -> str:
+    """The version of the package that has the module among its files; '' if the module cannot be imported."""
+    return installed().get(module, "") if find_spec(module) else ""
 
 
 class Difference(NamedTuple):
@@ -82,7 +92,7 @@ def _minor(version: str) -> list[str]:
 
 def _version_of(module: str) -> str:
     """The version of the package that provides the module, or an empty string if none is installed."""
-    return next(filter(None, map(_version, _PACKAGES.get(module, (module,)))), "") or installed().get(module, "")
+    return next(filter(None, map(_version, _PACKAGES.get(module, (module,)))), "")
 
 
 def _version(package: str) -> str:
