@@ -157,8 +157,20 @@ class Turns:
             raise LookupError(name)
         return Series(tuple(measured[key] for measured in self._found[name]))
 
-    def row(self, what: str, unit: str, key: str, peer: str = "", *, us: str = US, goal: Goal | None = None) -> Row:
-        theirs = self.series(key, peer) if self._found.get(peer) else None
+    def row(
+        self,
+        what: str,
+        unit: str,
+        key: str,
+        peer: str = "",
+        *,
+        us: str = US,
+        of: Turns | None = None,
+        goal: Goal | None = None,
+    ) -> Row:
+        """One line of the table; `of`: the turns that the peer had, if they are not these."""
+        turns = of or self
+        theirs = turns.series(key, peer) if turns._found.get(peer) else None
         return Row(what, unit, self.series(key, us), peer, theirs, goal)
 
 
