@@ -40,8 +40,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 
 # Two pips at a time would corrupt the environment, so -j is ignored.
 .NOTPARALLEL:
-.PHONY: help demo test test-quick test-versions test-current test-oldest check panel lab bench docs notebooks \
-	env env-current env-oldest clean
+.PHONY: help demo test test-quick test-versions test-current test-oldest check panel lab bench bench-sets docs \
+	notebooks env env-current env-oldest clean
 
 help:
 	@printf '%-18s %s\n' 'make demo' 'set everything up, train a small model, run notebooks/quickstart.ipynb, show the results'
@@ -54,6 +54,7 @@ help:
 	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
 	@printf '%-18s %s\n' 'make bench' 'benchmark sparkring beside similar tools'
+	@printf '%-18s %s\n' 'make bench-sets' 'compare some figures with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
 	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11, 3.13 or 3.10)'
@@ -118,6 +119,9 @@ lab: env
 
 bench: env
 	@$(BIN)/python benchmarks/run.py
+
+bench-sets: env env-current
+	@.venv/bin/python benchmarks/run.py --sets --runs 3
 
 docs: $(PACKAGES_INSTALLED)
 	@$(BIN)/python docs/write_reference.py

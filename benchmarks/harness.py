@@ -84,15 +84,24 @@ class Row:
     peer: Series | None = None
     goal: Goal | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """Our median divided by the peer's, if there is a peer that worked."""
+        return self.ours.median / self.peer.median if self.peer else None
+
+    def ratio_shown(self) -> str:
+        if self.ratio is None:
+            return "did not work" if self.peer_name else ""
+        return f"{self.ratio:.2f}×" if self.ratio >= 0.1 else f"{self.ratio:.2g}×"
+
     def cells(self) -> tuple[str, ...]:
-        ratio = self.ours.median / self.peer.median if self.peer else None
-        found = ratio if self.goal and self.goal.ratio else self.ours.median
+        found = self.ratio if self.goal and self.goal.ratio else self.ours.median
         return (
             self.what,
             self.ours.shown(self.unit),
             self.peer_name,
             self.peer.shown(self.unit) if self.peer else "did not work" if self.peer_name else "",
-            "" if ratio is None else f"{ratio:.2f}×" if ratio >= 0.1 else f"{ratio:.2g}×",
+            self.ratio_shown() if self.peer else "",
             self.goal.shown(self.unit) if self.goal else "",
             "" if self.goal is None else "unknown" if found is None else self.goal.verdict(found),
         )
@@ -102,9 +111,13 @@ HEADERS = ("what", US, "peer", "peer's", "ratio", "goal", "")
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table whose columns also line up as plain text."""
-    lines = [HEADERS, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADERS))]
+    """The rows as a Markdown table."""
+    return columns([HEADERS, *(row.cells() for row in rows)])
+
+
+def columns(lines: list[tuple[str, ...]]) -> str:
+    """The lines, of which the first has the headings, as a Markdown table that also lines up as plain text."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
     return "".join("| " + " | ".join(cells) + " |\n" for cells in padded)
@@ -144,8 +157,20 @@ class Turns:
             raise LookupError(name)
         return Series(tuple(measured[key] for measured in self._found[name]))
 
-    def row(self, what: str, unit: str, key: str, peer: str = "", *, us: str = US, goal: Goal | None = None) -> Row:
-        theirs = self.series(key, peer) if self._found.get(peer) else None
+    def row(
+        self,
+        what: str,
+        unit: str,
+        key: str,
+        peer: str = "",
+        *,
+        us: str = US,
+        of: Turns | None = None,
+        goal: Goal | None = None,
+    ) -> Row:
+        """One line of the table; `of`: the turns that the peer had, if they are not these."""
+        turns = of or self
+        theirs = turns.series(key, peer) if turns._found.get(peer) else None
         return Row(what, unit, self.series(key, us), peer, theirs, goal)
 
 

@@ -3,6 +3,7 @@
 python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
 python benchmarks/run.py --only trivial burst   these only
 python benchmarks/run.py --quick                smaller data and fewer turns, to see that everything works
+python benchmarks/run.py --sets                 some, with both sets of versions; writes a section of RESULTS.md
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import latency  # noqa: E402
 import loading  # noqa: E402
 import panel  # noqa: E402
 import reading  # noqa: E402
+import sets  # noqa: E402
 import start  # noqa: E402
 import training  # noqa: E402
 import values  # noqa: E402
@@ -86,8 +88,20 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="smaller data and fewer turns, to see that everything works"
     )
+    parser.add_argument(
+        "--sets", action="store_true", help=f"compare both sets of versions: {', '.join(sets.BENCHMARKS)}"
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="also write the figures as JSON, as --sets needs them"
+    )
     wanted = parser.parse_args()
     effort = Effort(max(1, wanted.runs or (1 if wanted.quick else 5)), wanted.quick)
+    if wanted.sets:
+        compared = sets.compare(effort)
+        print(compared)
+        if not wanted.quick:
+            write(both=compared)
+        return 0
 
     begun, rows, broken = time.monotonic(), [], []
     # Under the user's home, where users' runs are too: /tmp may be in memory, or hold too many files.
@@ -107,9 +121,18 @@ def main() -> int:
             print(table(found), flush=True)
     text = report(rows, effort, broken, time.monotonic() - begun)
     print(text)
+    if wanted.save:
+        sets.save(rows, f"Python {platform.python_version()}, {versions()}", wanted.save)
     if not (wanted.only or wanted.quick or broken):
-        RESULTS.write_text(text, encoding="utf-8")
+        write(whole=text)
     return bool(broken)
+
+
+def write(*, whole: str = "", both: str = "") -> None:
+    """Write the results of all benchmarks, or the section that compares both sets; the other part is kept."""
+    old, mark, section = RESULTS.read_text(encoding="utf-8").partition(sets.TITLE)
+    both = both or mark + section
+    RESULTS.write_text("\n".join(filter(None, (whole or old.rstrip("\n") + "\n", both))), encoding="utf-8")
 
 
 def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -> str:

@@ -70,11 +70,19 @@ def has_something_to_show(source: str) -> bool:
     }
     last = body[-1] if body else None
     is_value = isinstance(last, ast.Expr) and not isinstance(last.value, ast.Call | ast.Constant)
-    return bool(called & {"print", "show", "show_digits", "printSchema", "Markdown"}) or is_value
+    return bool(called & {"print", "show", "show_digits", "show_versions", "printSchema", "Markdown"}) or is_value
 
 
 def test_what_has_something_to_show() -> None:
-    shown = ("%gang", "%%horovod -n -2\nx = 1", "print(1)", "for i in x:\n    print(i)", "x.spec", "%%ranks 0\nx")
+    shown = (
+        "%gang",
+        "%%horovod -n -2\nx = 1",
+        "print(1)",
+        "sparkring.show_versions()",
+        "for i in x:\n    print(i)",
+        "x.spec",
+        "%%ranks 0\nx",
+    )
     silent = (
         "%load_ext sparkring\nimport os",
         "def f():\n    print(1)",

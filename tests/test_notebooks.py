@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import sparkring
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SOURCE_ROOT = str(Path(sparkring.__file__).parents[1])
 CELL_TIMEOUT_S = 300
+HAS_PETASTORM = sys.version_info < (3, 13)  # there are no builds of the pyarrow and NumPy that it needs
 PICTURES = {"shards": ("data-picture", "picture"), "mixed_inputs": ("picture", "bars")}  # the cells that draw them
 
 
@@ -39,8 +41,10 @@ def outputs(run_demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         run_demo.execute(notebook, NOTEBOOKS, tmp_path / "kernel.log", CELL_TIMEOUT_S)
         found = {cell.id: cell.get("outputs", []) for cell in notebook.cells}
         noise = [output.text for cell in found.values() for output in cell if output.get("name") == "stderr"]
-        # mixed_inputs makes a Spark session and writes a DataFrame; sparkring prints messages about both.
-        assert not [text for text in noise if not (name == "mixed_inputs" and text.startswith("sparkring: "))]
+        # mixed_inputs makes a Spark session and writes a DataFrame; sparkring prints messages about both. It also has a
+        # pandas UDF, for which pyspark 4.3 warns about pandas 3.
+        said = ("sparkring: ", "FutureWarning: PySpark does not yet fully support pandas")
+        assert not [text for text in noise if name != "mixed_inputs" or not any(each in text for each in said)]
         return found
 
     return run
@@ -88,29 +92,40 @@ def test_a_conversation(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
 
 @pytest.mark.slow
 def test_three_ways_to_feed_a_ring(outputs: Callable[[str], dict[str, list[Any]]]) -> None:
-    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and ours train."""
+    """All three train. On uneven row groups, Petastorm's shards hang, which is reported, and ours train.
+
+    Where Petastorm cannot be installed, the other two train, and the cells that are meant to fail say so.
+    """
     found = outputs("shards")
-    kept = {cell: printed(found[cell]) for cell in ("keep", "petastorm-keep", "tfrecord-keep", "fine-keep")}
+    cells = ("keep", "petastorm-keep", "tfrecord-keep", "fine-keep")
+    kept = {cell: printed(found[cell]) for cell in cells if HAS_PETASTORM or cell != "petastorm-keep"}
     for text in kept.values():
         accuracy = float(re.search(r"held-out accuracy (\d\.\d{3})$", text, re.MULTILINE)[1])  # type: ignore[index]
         assert 0.93 <= accuracy <= 1
     rows = {cell: re.findall(r"^rank \d has read ([\d,]+) ", text, re.MULTILINE) for cell, text in kept.items()}
-    assert rows.pop("petastorm-keep") == ["6,480", "6,453"]
+    if HAS_PETASTORM:
+        assert rows.pop("petastorm-keep") == ["6,480", "6,453"]
     assert list(rows.values()) == [["6,464", "6,464"]] * 3
 
     failed = [cell for cell, made in found.items() if any(output.output_type == "error" for output in made)]
     assert failed == ["hang", "fewer"]
     panel, error = found["hang"]
-    assert error.ename == "RunTimeout"
-    assert re.search(r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue)
-    assert re.search(r"silent for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
-    assert printed(found["hang-result"]).splitlines() == [
-        "rank 0 was given 7,733 rows for 121 steps",
-        "rank 1 was given 5,200 rows for 82 steps",
-    ]
-    (error,) = found["fewer"]
-    assert error.ename == "DataError"
-    assert "5 row groups in 1 file, too few for 8 ranks" in error.evalue
+    (refused,) = found["fewer"]
+    assert refused.ename == "DataError"
+    if HAS_PETASTORM:
+        assert error.ename == "RunTimeout"
+        assert re.search(
+            r"rank 0 waits in a TensorFlow graph, .*\n +rank 1 waits in allreduce, cell line", error.evalue
+        )
+        assert re.search(r"silent for \d s: rank 0 waits in a TensorFlow graph", panel.data["text/html"])
+        assert printed(found["hang-result"]).splitlines() == [
+            "rank 0 was given 7,733 rows for 121 steps",
+            "rank 1 was given 5,200 rows for 82 steps",
+        ]
+        assert "5 row groups in 1 file, too few for 8 ranks" in refused.evalue
+    else:
+        assert "Petastorm cannot be installed for Python" in error.evalue
+        assert "Petastorm cannot be installed for Python" in refused.evalue
     assert all(any("image/png" in output.get("data", {}) for output in found[cell]) for cell in PICTURES["shards"])
 
 

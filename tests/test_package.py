@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -69,7 +70,16 @@ def test_lower_bounds_are_what_the_oldest_set_has():
 
 def test_each_set_of_versions_says_for_which_python_it_is():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for constraints, version in SETS.items():
-        name, python = constraints.removeprefix("constraints").removesuffix(".txt"), ".".join(map(str, version))
+    for constraints, needed in SETS.items():
+        name, python = constraints.removeprefix("constraints").removesuffix(".txt"), ".".join(map(str, needed))
         assert f"Python {python}" in (ROOT / constraints).read_text(encoding="utf-8")
         assert re.search(rf"(?m)^PYTHON_OF{name} := {re.escape(python)}$", makefile)
+
+
+def test_versions_are_printed_in_one_line(capsys):
+    sparkring.show_versions("numpy", "sklearn", "no_such_package")
+    python = f"python {sys.version.split()[0]}"
+    told = f"{python} · numpy {version('numpy')} · sklearn {version('scikit-learn')} · no_such_package not installed\n"
+    assert capsys.readouterr().out == told
+    sparkring.show_versions()
+    assert f"{python} · sparkring {sparkring.__version__} · " in capsys.readouterr().out

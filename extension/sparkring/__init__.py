@@ -19,6 +19,7 @@ if sys.platform == "win32":
     raise ImportError("sparkring runs on Linux and macOS: on Windows, install it in WSL2 and run the notebook there.")
 
 if TYPE_CHECKING:
+    from sparkring.capture.versions import show_versions as show_versions
     from sparkring.checkpointing.store import checkpoints as checkpoints
     from sparkring.data.shards import shards as shards
     from sparkring.engine.api import HorovodRunner as HorovodRunner
@@ -48,6 +49,7 @@ _HOMES = {
     "log_to_driver": "runtime.report",
     "run": "engine.api",
     "shards": "data.shards",
+    "show_versions": "capture.versions",
     "spark": "engine.api",
 }
 __all__ = sorted([*_HOMES.keys() - {"last_result"}, "load_ipython_extension"])

@@ -1,4 +1,4 @@
-"""The versions of the notebook's packages that a run uses, and whether ranks have the same."""
+"""The versions of the notebook's packages, and whether ranks have the same."""
 
 from __future__ import annotations
 
@@ -9,21 +9,45 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import sparkring
 
-_MODULES = ("horovod", "tensorflow", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
+_MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
 # The packages that may provide a module, if not only the package with the module's name does.
-_PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")}
+_PACKAGES = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
+    "sklearn": ("scikit-learn",),
+}
 
 
 @functools.cache  # the search takes some milliseconds; a cell on a warm gang does not take much longer
 def versions() -> tuple[tuple[str, str], ...]:
     """Names and versions of Python, of sparkring and of the frameworks that are installed; none is imported."""
-    found = [(name, next(filter(None, map(_version, _PACKAGES.get(name, (name,)))), "")) for name in _MODULES]
+    found = ((name, _version_of(name)) for name in _MODULES)
     ours = ("python", platform.python_version()), ("sparkring", sparkring.__version__)
     return (*ours, *((name, version) for name, version in found if version))
+
+
+def show_versions(*modules: str) -> None:
+    """Print in one line the versions of Python and of `modules`, such as "tensorflow"; none is imported.
+
+    Without arguments, all packages are printed that the record of a run contains: sparkring, and those of the
+    frameworks, Spark and data formats that are installed.
+    """
+    found = versions()
+    if modules:
+        found = (
+            ("python", platform.python_version()),
+            *((name, _version_of(name) or _by_files(name)) for name in modules),
+        )
+    print(" · ".join(f"{name} {version or 'not installed'}" for name, version in found))  # noqa: T201  its purpose
+
+
+def _by_files(module: str) -> str:
+    """The version of the package that has the module among its files; '' if the module cannot be imported."""
+    return installed().get(module, "") if find_spec(module) else ""
 
 
 class Difference(NamedTuple):
@@ -64,6 +88,11 @@ def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference |
 
 def _minor(version: str) -> list[str]:
     return re.findall(r"\d+", version)[:2]
+
+
+def _version_of(module: str) -> str:
+    """The version of the package that provides the module, or an empty string if none is installed."""
+    return next(filter(None, map(_version, _PACKAGES.get(module, (module,)))), "")
 
 
 def _version(package: str) -> str:

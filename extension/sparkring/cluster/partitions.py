@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.cluster.java_errors import REASONS, line_with
 from sparkring.cluster.jobs import interruptibly
-from sparkring.cluster.session import stopped
+from sparkring.cluster.session import pandas_unused, stopped
 from sparkring.errors import LaunchError, OptionsError
 from sparkring.wire.ticket import SPARK_SCHEMA
 
@@ -81,7 +81,8 @@ class Data(NamedTuple):
         """The barrier stage of `size` tasks over the DataFrame's partitions, not yet run."""
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
-        return frame.mapInArrow(task, "nothing int", barrier=True)
+        with pandas_unused():
+            return frame.mapInArrow(task, "nothing int", barrier=True)
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:

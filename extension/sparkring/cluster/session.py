@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,7 +107,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
     if java:
         os.environ["JAVA_HOME"] = java
     started = time.monotonic()
-    session = (
+    builder = (
         SparkSession.builder.master(f"local[{slots}]")
         .appName("sparkring")
         # Only loopback, because the user did not ask for a session that other machines can reach.
@@ -114,11 +116,23 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.defaultJavaOptions", f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}")
-        .getOrCreate()
     )
+    with pandas_unused():
+        session = builder.getOrCreate()
     _own = session.sparkContext
     say(f"started SparkSession local[{slots}] in {time.monotonic() - started:.1f} s; later cells use it, too")
     return session
+
+
+@contextlib.contextmanager
+def pandas_unused() -> Iterator[None]:
+    """A context for calls of pyspark that use no pandas, but in which pyspark 4.3 warns about pandas 3.
+
+    Calls of the notebook that do use pandas, such as the definition of a pandas UDF, cause the warning again.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        yield
 
 
 def find_java() -> str:
