@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 from versions import keras_3
 
@@ -170,3 +174,83 @@ def test_functions_whose_ranks_get_tf_keras(monkeypatch):
     assert not is_legacy(Trainer())
     monkeypatch.setenv(VARIABLE, "0")
     assert not is_legacy(imports_it)
+
+
+GOES_ON = """
+import os, signal
+import keras
+import numpy as np
+from sparkring import checkpoints
+
+keras.config.disable_interactive_logging()
+x = np.random.default_rng(0).random((64, 3)).astype("float32")
+
+def fitted(model=None, epochs=1):
+    "Train a model, or a new one, further, as if both were in one process."
+    if model is None:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    model.fit(x, x.sum(1), batch_size=16, epochs=epochs, shuffle=False, verbose=0, callbacks=[
+        keras.callbacks.ModelCheckpoint(os.path.join(folder, "last.weights.h5"), save_weights_only=True)
+    ])
+    return model
+
+def numbers(*owners):
+    return [np.asarray(keras.ops.convert_to_numpy(each)).tobytes() for owner in owners for each in owner.variables]
+
+store = checkpoints()
+if store.latest() is None:
+    store.save(4, {"model": fitted()})
+    store.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+model = fitted(epochs=0)
+step = store.restore({"model": model})
+fitted(model)
+whole = fitted(fitted())
+data = numbers(model, model.optimizer)
+[keras.backend.backend(), step, data == numbers(whole, whole.optimizer), len(data),
+ store.load()["model"].__class__.__name__]
+"""
+
+
+@keras_3
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_other_backends_of_keras(local, tmp_path, backend):
+    """A rank that was killed trains on from its checkpoint with the same numbers; fit() reports by itself."""
+    result = local.run(
+        GOES_ON,
+        1,
+        namespace={"folder": str(tmp_path)},
+        env=(("KERAS_BACKEND", backend),),
+        checkpoint_dir=str(tmp_path / "run"),
+        max_restarts=1,
+    )
+    assert result.values == [[backend, 4, True, 25, "Sequential"]]
+    assert [each.failure.summary for each in result.record.attempts if each.failure] == ["killed by SIGKILL"]
+    assert {m.epoch for m in result.record.metrics if m.ends_epoch and "loss" in m.values} == {1}
+    assert (str(tmp_path), "last.weights.h5") in [(each.folder, each.name) for each in result.record.checkpoints]
+
+
+@keras_3
+def test_the_loops_in_the_docs(local, notebook_cell):
+    """Horovod with Keras 3 in a loop of one's own, on TensorFlow and on PyTorch: ranks end with equal weights."""
+    page = (Path(__file__).parents[2] / "docs" / "versions.md").read_text(encoding="utf-8")
+    namespace = notebook_cell("""
+        import numpy as np
+        x = np.random.default_rng(0).random((64, 3)).astype("float32")
+        y = x.sum(1, keepdims=True)
+        def make_model():
+            import keras
+            return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    """)
+    loops = re.findall(r"(?s)```python\n%%horovod -n -2(?: --env (\w+)=(\w+))?\n(.*?)```", page)
+    assert [value for _, value, _ in loops] == ["", "torch"]
+    for name, value, cell in loops:
+        env = ((name, value),) if name else ()
+        # Weights would differ without Horovod, since each rank draws its own at first and reads its own rows.
+        first, second = local.run(cell, framework="horovod", namespace=namespace, env=env).values
+        assert all(map(np.array_equal, first, second))
+        assert len(first) == 4

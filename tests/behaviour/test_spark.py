@@ -72,7 +72,10 @@ df = session.range(0, 4, 1, 2)
 source = "[row.id for row in rows], sys.executable"
 work = Cell(source, {"df": df, "sys": sys})
 found["its rows"] = run_spec(RunSpec(work, Options(np=0, data="df"), "barrier", "test"), View()).values
-session.stop()
+java = session.sparkContext._gateway.proc
+java.kill()
+java.wait()
+attempt("Java has ended", 2)
 """
 BARE = """
 OFFERED = '''
@@ -169,6 +172,13 @@ def test_a_stopped_session_is_told(attempts):
     kind, text, *_ = attempts["stopped"]
     assert kind == "LaunchError"
     assert "has been stopped" in text
+
+
+def test_a_java_that_has_ended_is_told(attempts):
+    """In one sentence, although pyspark itself still takes the session for one that runs."""
+    kind, text, *_ = attempts["Java has ended"]
+    assert kind == "LaunchError"
+    assert "Java process of the SparkSession has ended: restart the kernel" in text
 
 
 def test_dynamic_allocation_is_refused(attempts):

@@ -36,7 +36,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     global _own
     try:
         import pyspark
-        from pyspark.sql import SparkSession
+        from py4j.protocol import Py4JNetworkError
     except ImportError as error:
         raise LaunchError(
             f"{size} Spark tasks need pyspark, which is not installed here: `pip install 'sparkring[spark]'`"
@@ -45,19 +45,33 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
     connect = only_connect()
     if connect:
         raise LaunchError(f"{connect}{or_here(size, here)}.")
-    session = SparkSession.getActiveSession()
-    context = pyspark.SparkContext._active_spark_context
-    if session is None and context is not None:
-        session = SparkSession(context)
+    try:
+        session = _running_session()
+    except (OSError, Py4JNetworkError) as error:
+        raise LaunchError(
+            f"the Java process of the SparkSession has ended: restart the kernel{or_here(size, here)}."
+        ) from error
     if session is not None:
-        if session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped():
-            raise stopped()
         if session.sparkContext is not _own:
             _own = None
         return session
     if pyspark.SparkContext._gateway is not None and _own is None:
         raise stopped()
     return _new_session(size, say)
+
+
+def _running_session() -> SparkSession | None:
+    """The notebook's session; None if it has made none. LaunchError if it has been stopped."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    context = pyspark.SparkContext._active_spark_context
+    if session is None and context is not None:
+        session = SparkSession(context)
+    if session is not None and (session.sparkContext._jsc is None or session.sparkContext._jsc.sc().isStopped()):
+        raise stopped()
+    return session
 
 
 def only_connect() -> str:

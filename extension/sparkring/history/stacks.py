@@ -74,9 +74,11 @@ def install(fd: int) -> None:
     """Write the main thread's stack to `fd` on SIGUSR2, and all threads' stacks to stderr when the process crashes.
 
     The main thread handles the signal, so it can read its own stack. Reading the stacks of threads that are running
-    crashes the process sooner or later.
+    crashes the process sooner or later. A library may have replaced the handler, as Lightning does when a fit ends;
+    calling this again restores it.
     """
     faulthandler.enable(all_threads=True)  # a crash may be in a thread of a library
+    faulthandler.unregister(signal.SIGUSR2)  # otherwise, the next line would not set the signal's handler again
     faulthandler.register(signal.SIGUSR2, file=fd, all_threads=False)
 
 

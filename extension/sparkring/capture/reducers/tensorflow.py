@@ -266,6 +266,8 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
         is_code = isinstance(value, (type, types.FunctionType))
         if not is_code or by_reference(value) or _is_theirs(value) or any(value is other for other in found.values()):
             continue
+        if isinstance(value, types.FunctionType) and value.__globals__.get("__name__", "").startswith("tensorflow."):
+            continue  # TensorFlow's wrapper, in a tf.function; it has the module and the name of what it wraps
         name = keras.utils.get_registered_name(value)
         if name in found and ">" in name:
             raise ValueError(f"two of its classes or functions are registered as `{name}`")

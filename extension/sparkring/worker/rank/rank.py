@@ -53,6 +53,7 @@ class Rank:
         self.environment: dict[str, str] = {}  # the member's, for all requests; they override the notebook's
         self.notebook = RankState()
         self.cells = 0
+        self.stack_fd = stack_fd
         signal.signal(signal.SIGINT, _pass_over)
         _open_streams()
         stacks.install(stack_fd)
@@ -107,6 +108,7 @@ class Rank:
             match order := self.orders.get():
                 case messages.Run():
                     self.run(order)
+                    stacks.install(self.stack_fd)  # what ran may have replaced it
                 case messages.EnterWorld():
                     self.enter(order)
                 case messages.SetEnvironment():
