@@ -1206,7 +1206,11 @@ def results():
 @pytest.mark.versions("of Keras and TensorFlow")
 @pytest.mark.filterwarnings("ignore")
 def test_keras_models_and_what_tensorflow_has_traced(tmp_path: Path, watch: Any) -> None:
-    """Models of the notebook's classes, losses and lambdas, adapted layers, `tf.function` and datasets arrive."""
+    """Models of the notebook's classes, losses and lambdas, adapted layers, `tf.function` and datasets arrive.
+
+    Of the private attributes of models, `_flatten_layers` and `_compile_config` are used, as Keras 2.15 and 3.15 have
+    them.
+    """
     pytest.importorskip("tensorflow")
     namespace = watch.except_for(lambda: notebook(KERAS))  # TensorFlow leaves a file open
     cell = """

@@ -278,7 +278,8 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
 
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
-    return root in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy") or (
+    # Protocol buffers, in package google, are in each tf.function that was traced.
+    return root in ("keras", "tf_keras", "tensorflow", "google", "horovod", "torch", "jax", "numpy") or (
         root in sys.stdlib_module_names and root != "builtins"
     )
 
