@@ -279,7 +279,7 @@ def test_loading_imports_no_framework(kernels: Callable[..., Kernel]) -> None:
 def test_a_line_that_asks_for_help_gets_it(kernel: Kernel, line: str, said: str) -> None:
     cell = kernel.run(line).done()
     assert cell.printed.startswith(said)
-    assert len(cell.outputs) == 1
+    assert {output.get("name") for output in cell.outputs} == {"stdout"}  # in one piece or several
 
 
 def test_a_front_end_that_needs_a_view_of_the_widget_saves_nothing_of_it(kernel: Kernel) -> None:
