@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from sparkring.history import describe
+
 LIGHTNING = """
 import lightning as L
 import torch
@@ -94,4 +96,6 @@ def test_libraries_train_on_all_ranks(pair, tmp_path, monkeypatch):
         assert first[2] == second[2], "the ranks train one model"
         assert (len(first[3]), sorted(first[3] + second[3])) == (16, [float(row) for row in range(32)])
         assert first[4] == second[4]
+    # Lightning resets the handlers of signals, also the one that writes stacks; without a stack, no rank is idle.
+    assert [row[2] for row in describe.stacks_table(pair.gang.stacks())] == ["idle"] * 2
     pair.run("import torch\ntorch.distributed.destroy_process_group()", framework="torch")  # other tests follow there

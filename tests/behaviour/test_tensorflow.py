@@ -106,6 +106,15 @@ def test_a_shard_is_read_to_its_end(fitting_workers, tmp_path):
         assert [epoch.rows for epoch in rank.readings[0].ended] == [160, 160]
 
 
+MISTAKE_AMONG_WORKERS = """
+from sparkring.worker.rank.failures import as_failure
+with strategy.scope():
+    model.compile("sgd", "mse")
+try:
+    model.fit(x, y[:3], batch_size=16, verbose=0)
+except ValueError as error:
+    print("advice on a mistake:", repr(as_failure(error).advice))
+"""
 FIT_AMONG_WORKERS = """
 with strategy.scope():
     model.compile("sgd", "mse")
@@ -132,13 +141,17 @@ def test_the_help_of_tensorflow_runs_with_every_keras(workers, notebook_cell):
         return
     with pytest.raises(RunFailed) as failure:
         workers.run(
-            f"{example}\nprint({weights.strip()})\n{FIT_AMONG_WORKERS}", framework="tensorflow", namespace=namespace
+            f"{example}\nprint({weights.strip()})\n{MISTAKE_AMONG_WORKERS}{FIT_AMONG_WORKERS}",
+            framework="tensorflow",
+            namespace=namespace,
         )
     assert "TF_USE_LEGACY_KERAS=1" in failure.value.record.ranks[failure.value.record.failed_rank].failure.advice
     first, second = (
         next(line.text for line in rank.tail if line.text.startswith("[[")) for rank in failure.value.record.ranks
     )
     assert first == second
+    for rank in failure.value.record.ranks:  # below an error of the user's own, nothing is said about Keras
+        assert "advice on a mistake: ''" in [line.text for line in rank.tail]
 
 
 def digits():

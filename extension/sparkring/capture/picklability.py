@@ -10,7 +10,7 @@ import itertools
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from sparkring.capture.names import global_names
@@ -176,13 +176,19 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, t
 _WIDTH = 10_000  # how many items of one container are looked at
 
 
-def walk(root: object, *, limit: int) -> Iterator[Step]:
-    """Walk breadth-first, so on shortest paths, over at most `limit` objects, without running any of their code."""
+def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
+    """Walk breadth-first, so on shortest paths, over at most `limit` objects, without running any of their code.
+
+    An object for which `enters` is false is given, but not what it holds.
+    """
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}
     at = 0
     while at < len(steps):
         yield steps[at]
+        if not enters(steps[at].value):
+            at += 1
+            continue
         with contextlib.suppress(RuntimeError):  # another thread changed a container meanwhile: go on with the next
             for how, label, child in _children(steps[at].value):
                 if len(steps) >= limit:

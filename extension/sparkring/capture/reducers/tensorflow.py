@@ -226,7 +226,7 @@ def _refused_if_not_rebuilt(value: Any, noun: str) -> Iterator[None]:
     """Turn whatever the classes of a Keras object raise into advice on what to change."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # classes of the notebook may raise anything
         reason = " ".join(str(error).split())
         called = ", call the model once on data" if noun == "model" else ""
         raise Refused(
@@ -262,12 +262,16 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     """The classes and functions in Keras objects that are not Keras' own, by their names in the configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
-    for value in (step.value for part in parts if not _is_theirs(type(part)) for step in walk(part, limit=_SEARCHED)):
+    # A tf.function, for example, holds TensorFlow's wrappers of the function, under its name.
+    walks = (
+        walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
+        for part in parts
+        if not _is_theirs(type(part))
+    )
+    for value in (step.value for steps in walks for step in steps):
         is_code = isinstance(value, (type, types.FunctionType))
         if not is_code or by_reference(value) or _is_theirs(value) or any(value is other for other in found.values()):
             continue
-        if isinstance(value, types.FunctionType) and value.__globals__.get("__name__", "").startswith("tensorflow."):
-            continue  # TensorFlow's wrapper, in a tf.function; it has the module and the name of what it wraps
         name = keras.utils.get_registered_name(value)
         if name in found and ">" in name:
             raise ValueError(f"two of its classes or functions are registered as `{name}`")
@@ -276,12 +280,13 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     return found
 
 
+def _is_frameworks(value: Any) -> bool:
+    return value.__module__.partition(".")[0] in ("keras", "tf_keras", "tensorflow", "horovod", "torch", "jax", "numpy")
+
+
 def _is_theirs(value: Any) -> bool:
     root = value.__module__.partition(".")[0]
-    # Protocol buffers, in package google, are in each tf.function that was traced.
-    return root in ("keras", "tf_keras", "tensorflow", "google", "horovod", "torch", "jax", "numpy") or (
-        root in sys.stdlib_module_names and root != "builtins"
-    )
+    return _is_frameworks(value) or (root in sys.stdlib_module_names and root != "builtins")
 
 
 @contextmanager
