@@ -141,7 +141,7 @@ $(VENV_MADE):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) comes without venv: install it (Debian and Ubuntu: apt-get install python3-venv), then run make again." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint $(CONSTRAINTS) --upgrade pip setuptools
+	@$(BIN)/python $(WATCH) $(VENV)/pip.log 'Making $(VENV)' $(PIP) install --constraint $(CONSTRAINTS) --upgrade pip setuptools wheel
 	@touch $@
 
 SETUP := $(CONSTRAINTS) setup.cfg pyproject.toml
