@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 REASONS = ("Error", "Exception")  # a line with one of these in it says why
 
 
@@ -14,15 +16,23 @@ def line_with(text: str, *words: str) -> str:
     return (lines[0] if lines else "no reason given")[:400]
 
 
-def last_before_java(text: str) -> str:
-    """The last line before the first Java stack: where a Python traceback says what happened."""
-    before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
-    return (before[-1] if before else "no reason given")[:400]
-
-
 def root_cause(text: str) -> str:
-    """Why a Spark job failed: the last line of the Python traceback in the message, or its last `Caused by`."""
-    if "Traceback (most recent call last)" in text:
-        return last_before_java(text.partition("Traceback (most recent call last)")[2])
+    """Why a Spark job failed: the exception of a Python traceback in the message, else Java's root cause."""
+    _, traceback, stack = text.rpartition("Traceback (most recent call last):\n")
+    if traceback:
+        return _first_line("\n".join(line for line in stack.splitlines() if not line.startswith((" ", "\t"))))
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by: ")]
-    return causes[-1].removeprefix("Caused by: ")[:400] if causes else line_with(text, *REASONS)
+    if causes:
+        return _plain(causes[-1].removeprefix("Caused by: "))
+    _, barrier_task, reason = text.partition("finished unsuccessfully.\n")
+    return _plain(_first_line(reason) if barrier_task else line_with(text, *REASONS))
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else "no reason given")[:400]
+
+
+def _plain(line: str) -> str:
+    """The line without the name of Java's exception, where Spark's error class follows: `[DIVIDE_BY_ZERO] …`."""
+    return re.sub(r"^[\w.$]+: (?=\[[A-Z0-9_.]+\] )", "", line)[:400]

@@ -81,6 +81,8 @@ class Data(NamedTuple):
         """The barrier stage of `size` tasks over the DataFrame's partitions, not yet run."""
         as_it_is = self.counted or self.partitions() == size
         frame = self.frame if as_it_is else self.frame.repartition(size)
+        # mapInArrow() looks columns up by name, which fails if a name has a dot or if two columns have the same name.
+        frame = frame.toDF(*map(str, range(len(frame.columns))))
         with pandas_unused():
             return frame.mapInArrow(task, "nothing int", barrier=True)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkring
-from sparkring.cluster.java_errors import REASONS, last_before_java, line_with
+from sparkring.cluster.java_errors import line_with, root_cause
 from sparkring.cluster.python import SET_PYTHON, executed_by_this_python, executors_python
 from sparkring.cluster.session import LOOPBACK
 from sparkring.cluster.slots import Stage, check, check_gpus, gpus_per, running, slots, waiting
@@ -134,9 +134,7 @@ class SparkLauncher(Launcher):
             )
         if isinstance(self._error, LaunchError):
             return self._error
-        _, failed, reason = text.partition("finished unsuccessfully.\n")
-        said = last_before_java(reason) if failed else line_with(text, *REASONS)
-        return LaunchError(f"Spark ended the barrier stage: {said}")
+        return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
         """The error if too few slots are left. When Spark loses an executor, it says nothing, and waits."""

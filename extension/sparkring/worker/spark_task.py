@@ -124,7 +124,8 @@ def _feed(pipe: Any, rows: Iterable[Any], schema: bytes | None, rows_end: bytes)
 
     described = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema))
     writer = None
-    for batch in rows:
+    for numbered in rows:
+        batch = pyarrow.RecordBatch.from_arrays(numbered.columns, names=described.names)
         # Spark's batches have only Arrow's types; our schema's metadata has Spark's types.
         writer = writer or pyarrow.ipc.new_stream(pipe, batch.schema.with_metadata(described.metadata))
         writer.write_batch(batch)
