@@ -129,8 +129,10 @@ class Kernel:
                 return dict(message["content"])
 
     def run(self, code: str) -> Cell:
-        """Run a cell to its end."""
-        return self.receive(self.send(code))
+        """Run a cell to its end. ipykernel 6 does not run one that is sent just after a cell has failed: send it again."""
+        while (cell := self.receive(self.send(code))).status == "aborted":
+            time.sleep(0.1)
+        return cell
 
     def value(self, expression: str) -> str:
         """What the notebook shows for an expression."""

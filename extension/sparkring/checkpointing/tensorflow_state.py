@@ -264,10 +264,18 @@ def plain_model(tree: dict[str, Any]) -> Any:
     if tree["compile"] is not None:
         config = json.loads(tree["compile"])
         if _known(config, keras):
-            model.compile_from_config(config)
+            _compile(model, config)
             if tree["optimizer"] is not None:
                 put_optimizer(model.optimizer, tree["optimizer"], "the model", model.trainable_variables)
     return model
+
+
+def _compile(model: Any, config: dict[str, Any]) -> None:
+    try:
+        model.compile_from_config(config)
+    except AttributeError:  # Keras 2.13 builds the optimizer last, which those of optimizers.legacy do by themselves
+        if hasattr(model.optimizer, "build"):
+            raise
 
 
 _BUILD = "Build it (model.build(input_shape)), or call it once."

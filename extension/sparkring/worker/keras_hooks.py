@@ -122,9 +122,12 @@ def _tell_model_checkpoints(kind: Any) -> None:
     def note(callback: Any, took_s: float, filepath: Any = None) -> None:
         callback._sparkring_wrote = (os.fspath(filepath), took_s)
 
+    def aim(callback: Any, took_s: float, *of_path: Any) -> None:
+        callback._sparkring_aim = (callback._write_filepath, callback.best)
+
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
         # KeyError, which the caller suppresses, if the model was not good enough to be written.
-        path, writing_s = callback.__dict__.pop("_sparkring_wrote")
+        path, writing_s = callback.__dict__.pop("_sparkring_wrote", None) or _written(callback)
         took_s = writing_s or took_s
         if _writes(callback.model):
             folder, name = os.path.split(path.rstrip("/"))
@@ -134,9 +137,21 @@ def _tell_model_checkpoints(kind: Any) -> None:
             )
             report.tell(saved._replace(kind="keras"))
 
-    _tell_after(kind, "_save_handler", note)
-    _note_path(kind)
+    if hasattr(kind, "_save_handler"):
+        _tell_after(kind, "_save_handler", note)
+    elif hasattr(kind, "_should_save_model"):
+        _note_path(kind)
+    else:
+        _tell_after(kind, "_get_file_path", aim)
     _tell_after(kind, "_save_model", tell)
+
+
+def _written(callback: Any) -> tuple[str, float]:
+    """What a ModelCheckpoint of Keras 2.13 has written: it decides and writes in the same method. KeyError if nothing."""
+    path, best_before = callback.__dict__.pop("_sparkring_aim")
+    if callback.save_best_only and callback.best == best_before:
+        raise KeyError(path)
+    return path, 0.0
 
 
 def _note_path(kind: Any) -> None:
