@@ -15,7 +15,7 @@ def line_with(text: str, *words: str) -> str:
 
 
 def last_before_java(text: str) -> str:
-    """The last line before the first Java stack: where a Python traceback says what happened."""
+    """The last line before the first Java stack trace. There, a Python traceback says what happened."""
     before = [line.strip() for line in text.partition("\n\tat ")[0].splitlines() if line.strip()]
     return (before[-1] if before else "no reason given")[:400]
 
