@@ -1,5 +1,5 @@
-# `make demo` trains a model from a fresh checkout. Needed: Python 3.11 with venv, g++ and make; all else is installed
-# into .venv, which nothing here asks you to activate. With Python 3.13, the newest versions go into .venv-current, and
+# `make demo` trains a model from a fresh checkout. It needs Python 3.11 with venv, g++ and make. Everything else is
+# installed into .venv, which you need not activate. With Python 3.13, the newest versions go into .venv-current, and
 # with Python 3.10, the oldest go into .venv-oldest.
 
 PYTHON ?= python3.11
@@ -7,7 +7,7 @@ PYTHON ?= python3.11
 PYTHON_OF := 3.11
 PYTHON_OF-current := 3.13
 PYTHON_OF-oldest := 3.10
-# The set that fits the Python; the pinned one, whose name is empty, if none does.
+# The set for this version of Python; if there is none, the pinned set, whose name is empty.
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 SET := $(strip $(foreach set,-current -oldest,$(if $(filter $(PYTHON_OF$(set)),$(VERSION)),$(set))))
 VENV := .venv$(SET)
@@ -21,17 +21,18 @@ DEMO_PACKAGES := $(VENV)/.demo-packages-installed
 PACKAGES_INSTALLED := $(VENV)/.packages-installed
 HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Without isolation, so that the package is built with the setuptools that is already here.
 PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
+# Without isolation, so that the package is built with the setuptools that is already in the environment.
 INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
 
-# Triton comes with PyTorch's CUDA builds. TensorFlow 2.21 crashes a process that imports it later; only GPUs need it.
+# Triton comes with PyTorch's CUDA builds; only GPUs need it. Imported after TensorFlow 2.21, it crashes the process.
 REMOVE_TRITON := $(if $(SET),$(PIP) uninstall --quiet --yes triton)
-# mypy needs a newer typing_extensions than TensorFlow 2.13 admits, so `make check` is for the other sets.
+# mypy needs a newer typing_extensions than TensorFlow 2.13 allows, so `make check` is for the other sets.
 EXTRAS := all,$(if $(filter -oldest,$(SET)),test,dev)
 
-# watch.py LOG TITLE COMMAND…: how long it has taken so far, and on failure the lines of the log that say why.
+# watch.py LOG TITLE COMMAND… runs the command, and shows how long it takes or, if it fails, the lines of its log that
+# say why.
 WATCH := extension/sparkring/tools/watch.py
 
 # Tests often wait for a process to start or end, so three workers keep two cores busy. WORKERS=… sets another number.
@@ -57,14 +58,14 @@ help:
 	@printf '%-18s %s\n' 'make bench-sets' 'compare some figures with the pinned and the newest versions'
 	@printf '%-18s %s\n' 'make docs' 'rewrite docs/reference.md from the code'
 	@printf '%-18s %s\n' 'make notebooks' 'run all notebooks and save them with their outputs'
-	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects another Python 3.11, 3.13 or 3.10)'
+	@printf '%-18s %s\n' 'make env' 'only set up the environment (PYTHON=… selects the Python: 3.11, 3.13 or 3.10)'
 	@printf '%-18s %s\n' 'make env-current' 'set up the newest versions in .venv-current, on Python 3.13'
 	@printf '%-18s %s\n' 'make env-oldest' 'set up the oldest versions in .venv-oldest, on Python 3.10'
 	@printf '%-18s %s\n' 'make clean' 'remove files left by runs and tools (rm -r .venv .venv-* removes the environments)'
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
-# The first ring trains before Horovod is built, which takes most of the time; so its packages are installed first.
+# Building Horovod takes most of the time, so the first ring trains before that, and its packages are installed first.
 demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
@@ -74,13 +75,13 @@ test: env
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
-# What can differ between sets: what runs in one process, in a kernel and, where the launcher matters, in local ranks; of
-# the tests that take long or need Spark or a browser, those whose marker says why.
+# The tests that can differ between sets: those in one process or in a kernel, those in local ranks for which the
+# launcher matters, and of those that take long or need Spark or a browser, the ones marked with `versions`.
 TEST_VERSIONS := not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions
 test-versions: env
 	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
 
-# These choose the set by its name, and a Python for it unless PYTHON names one.
+# The targets below select a set by its name, and use the Python of this set unless PYTHON names one.
 WITH = --no-print-directory SET=$(1) PYTHON=$(if $(filter file,$(origin PYTHON)),python$(PYTHON_OF$(1)),$(PYTHON))
 env-current:
 	@$(MAKE) $(call WITH,-current) env
@@ -100,7 +101,7 @@ check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory check-panel; \
-		else echo 'npm is not installed: the panel’s bundle is compared with src/ by its digest only, in the tests.'; fi
+		else echo 'npm is not installed: only the tests compare the panel’s bundle with src/, by its digest.'; fi
 
 .PHONY: check-panel
 check-panel: $(PANEL_PACKAGES)
@@ -163,7 +164,7 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
 		$(INSTALL) '.[$(EXTRAS)]'
-	@# Horovod's Keras 2. It names the package tensorflow, which would overwrite tensorflow-cpu.
+	@# tf_keras is Keras 2 for Horovod. It requires the package tensorflow, which would overwrite tensorflow-cpu.
 	@$(if $(filter -current,$(SET)),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@$(REMOVE_TRITON)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@

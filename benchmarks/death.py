@@ -32,7 +32,7 @@ def killed(effort: Effort) -> list[Row]:
             },
         )
         on_spark[name] = Turns(effort.runs, {US: functools.partial(_seconds, functools.partial(_ours, name, 2))})
-    # Not in turn but last: with pyspark 4.3, its tasks take a local session's Java along.
+    # TorchDistributor on Spark comes last, not in turn: with pyspark 4.3, it ends a local session's Java process.
     for name in states:
         torch = functools.partial(torch_distributor_death, in_allreduce=name != "death", local=False)
         peer[name] = Turns(effort.runs, {"TorchDistributor": functools.partial(_seconds, torch)})

@@ -116,7 +116,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def columns(lines: list[tuple[str, ...]]) -> str:
-    """The lines, of which the first has the headings, as a Markdown table that also lines up as plain text."""
+    """The lines as a Markdown table that is also aligned as plain text. The first line has the headings."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
@@ -168,7 +168,7 @@ class Turns:
         of: Turns | None = None,
         goal: Goal | None = None,
     ) -> Row:
-        """One line of the table; `of`: the turns that the peer had, if they are not these."""
+        """One line of the table; `of`: the turns that include the peer, if these do not."""
         turns = of or self
         theirs = turns.series(key, peer) if turns._found.get(peer) else None
         return Row(what, unit, self.series(key, us), peer, theirs, goal)
@@ -213,7 +213,7 @@ def script(name: str) -> Path:
 def run(
     source: str, np: int, view: View, *, framework: str = "horovod", env: Mapping[str, str] | None = None
 ) -> RunResult:
-    """Run a cell as the magic does, its capture included."""
+    """Run a cell as the magic does, including the capture of its names."""
     options = Options(np=np, env=tuple((env or {}).items()))
     return run_spec(RunSpec(Cell(source, {}), options, framework, "benchmark", source), view)
 

@@ -1,7 +1,7 @@
 """Measure sparkring and its peers in turn, and say which goals are met.
 
 python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
-python benchmarks/run.py --only trivial burst   these only
+python benchmarks/run.py --only trivial burst   only these
 python benchmarks/run.py --quick                smaller data and fewer turns, to see that everything works
 python benchmarks/run.py --sets                 some, with both sets of versions; writes a section of RESULTS.md
 """
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 # their functions by name.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# Users' Python keeps what it has compiled; else every rank would compile sparkring anew, and no peer its own package.
+# Keep bytecode, as users' Python does: otherwise, every rank would compile sparkring again, but no peer its package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -143,9 +143,9 @@ def report(rows: list[Row], effort: Effort, broken: list[str], seconds: float) -
         "# Benchmarks",
         "",
         "Written by `make bench`. sparkring and its peers are measured in turn, in one run. Each figure is the median "
-        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns of training, latency and many ranks; "
-        "twice as many of loading). A ratio is ours divided by the peer's. Drivers are warm, as in a notebook that is "
-        "in use: the extension is loaded, and Spark's session is up.",
+        f"of {effort.runs} turns, with the minimum and maximum (at most 3 turns for training, latency and many ranks; "
+        "twice as many turns for loading). A ratio is ours divided by the peer's. Drivers are warm, as in a notebook "
+        "that is in use: the extension is loaded, and Spark's session is up.",
         "",
         f"{len(met)} goals met, {len(short)} not. The run took {seconds / 60:.0f} minutes.",
         *(f"Did not run: {name}." for name in broken),

@@ -56,7 +56,7 @@ def _measured(python: Path, quick: bool) -> tuple[dict[str, Row], str]:
     for each in saved["rows"]:
         peer = Series(tuple(each["peer"])) if each["peer"] else None
         row = Row(each["what"], each["unit"], Series(tuple(each["ours"])), each["peer_name"], peer)
-        if not row.what.startswith("…"):  # the row before, compared with another peer
+        if not row.what.startswith("…"):  # such a row compares the one before with another peer
             rows[row.what] = row
     return rows, saved["versions"]
 

@@ -24,7 +24,7 @@ HEAD = """# Reference
 [Magics](#magics) · [Python](#python) · [Shards](#shards) · [Checkpoints](#checkpoints) · [Petastorm](#petastorm) ·
 [TFRecord](#tfrecord) · [Errors](#errors) · [Settings](#settings)
 """
-# From their own modules, which can be imported without Petastorm.
+# Taken from their own modules, because these can be imported without Petastorm.
 PETASTORM = (
     readers.make_reader,
     readers.make_batch_reader,
@@ -32,12 +32,13 @@ PETASTORM = (
     converter.SparkDatasetConverter,
     readers.check_transform,
 )
+# Users create objects of these classes. Objects of other classes are returned by functions.
 MADE_BY_USERS = {
     "HorovodRunner",
     "MirroredStrategyRunner",
     "TorchDistributor",
-}  # objects of other classes are returned by functions
-# Methods without an underscore that only the package's other modules call.
+}
+# Methods that have no underscore, but are called only by other modules of the package.
 INSIDE = {"taking", "batches", "chunks", "ended", "handed_out", "read", "saves_in"}
 SETTINGS = {
     "SPARKRING_HOME": "The folder for runs, which are saved in its subfolder `runs`. Default: `sparkring` in your data "

@@ -1,6 +1,6 @@
 """A first ring: two processes train one small net on handwritten digits, with PyTorch only.
 
-`make demo` runs it before it builds Horovod, which the quickstart notebook needs.
+`make demo` runs this script before it builds Horovod, which the quickstart notebook needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a notebook in a real kernel of this environment, and show what it reached.
+"""Run a notebook in a real kernel of this environment, and show its results.
 
 The notebook's own results come from the file that it writes: a JSON list of
 `{"step": str, "where": str, "ranks": int, "seconds": float, "accuracy": float}` at the path in SPARKRING_DEMO_OUTCOME.
@@ -26,14 +26,14 @@ from nbconvert import HTMLExporter
 from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # where a live panel was: nothing to see
+PLACE = re.compile(r"\s*<div\b[^>]*\bdata-sparkring[^>]*>\s*</div>\s*")  # the place of a live panel, which is empty
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # The table's columns, and their formats.
 COLUMNS = {"step": "s", "where": "s", "ranks": "d", "seconds": ".1f", "accuracy": ".3f"}
 
 
 class CellFailed(Exception):
-    """A cell ended in an error; the message is the cell's own."""
+    """A cell did not end, or ended in an error; the message says which cell and why."""
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s: int) -> None:
@@ -45,10 +45,10 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
         timeout=timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
-        # Sockets in the file system: everyone on this machine can listen to a kernel on TCP, which warns about that.
+        # Sockets in the file system: any user of this machine could connect to a kernel on TCP, and it warns of that.
         config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
     )
-    # The log takes what the kernel's children, such as Spark's Java, write directly. Here it would break up the lines.
+    # The kernel's children, such as Spark's Java, write to the log. On the terminal, they would break up the lines.
     with sockets, log.open("wb") as sink, client.setup_kernel(stdout=sink, stderr=sink):
         try:
             for number, (index, cell) in enumerate(code, start=1):

@@ -1,8 +1,8 @@
 """Run the notebooks and write them back with their outputs, so that they can be read where nothing runs.
 
 What depends on the machine or on the moment is removed: folders and names of this computer, the state of widgets
-(their static view stays), timings. A notebook is left as it was if a cell fails that is not meant to, or if the
-notebook would still name this machine.
+(their static view stays), timings. A notebook is left as it was if a cell fails unexpectedly, or if the outputs would
+still name this machine, contain a secret or be too large.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def names_of_this_machine(home: Path) -> dict[str, str]:
 
 
 def by_length(names: Iterable[str]) -> list[str]:
-    """The names, the longest first, as it may contain another."""
+    """The names, the longest first, because a name may contain a shorter one."""
     return sorted(names, key=len, reverse=True)
 
 
@@ -82,7 +82,7 @@ def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
 
 
 def joined(outputs: list[NotebookNode]) -> Iterator[NotebookNode]:
-    """The outputs, with consecutive pieces of a stream joined: where it was split is chance."""
+    """The outputs, with consecutive pieces of a stream joined: where it is split varies from run to run."""
     last = None
     for output in outputs:
         if last is not None and output.output_type == last.output_type == "stream" and output.name == last.name:

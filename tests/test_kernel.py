@@ -129,7 +129,7 @@ class Kernel:
                 return dict(message["content"])
 
     def run(self, code: str) -> Cell:
-        """Run a cell to its end. ipykernel 6 does not run one that is sent just after a cell has failed: send it again."""
+        """Run a cell to its end. If ipykernel 6 does not run it, since a cell has just failed, send it again."""
         while (cell := self.receive(self.send(code))).status == "aborted":
             time.sleep(0.1)
         return cell
@@ -1064,8 +1064,8 @@ WITH_A_GANG = {
     "%%ranks x\n1": r"OptionsError: %%ranks takes the ranks first, .*",
     "%%ranks 7\n1": r"OptionsError: %%ranks 7: the gang has ranks 0 to 1\.",
     "%%ranks 0 -n -3\n1": r"OptionsError: %%ranks runs on the gang that was started last, which has -n -2: .*",
-    "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have another number\. .*",
-    "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the warm gang .* have another number\. .*",
+    "%%ranks 0 --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the .* have a different number of GPUs\. .*",
+    "%%horovod --gpus 1\n1": r"OptionsError: --gpus 1: the ranks of the .* have a different number of GPUs\. .*",
 }
 
 

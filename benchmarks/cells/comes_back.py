@@ -1,4 +1,4 @@
-"""Steps of 10 ms, with a checkpoint every tenth. In the first attempt, rank 1 dies at step 35. Times go to files."""
+"""Steps of 10 ms; a checkpoint every ten steps. In the first attempt, rank 1 dies at step 35. Times go to files."""
 
 import os
 import signal

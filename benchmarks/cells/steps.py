@@ -1,4 +1,4 @@
-"""A training loop that saves every few steps, or not at all. The cell's value is the loop's seconds."""
+"""A training loop that saves every few steps, or not at all. The cell's value is the loop's duration in seconds."""
 
 import os
 import time

@@ -75,7 +75,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """`%unload_ext sparkring`: take the magics away again."""
+    """`%unload_ext sparkring`: remove the magics."""
     from sparkring.notebook import extension
 
     extension.unload(ipython)

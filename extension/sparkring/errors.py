@@ -32,7 +32,7 @@ class SparkringError(Exception):
     """The root of sparkring's errors."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's hook for how an exception is shown: name and message, no frames of ours."""
+        """IPython's hook for showing an exception: only its name and message, without sparkring's frames."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -66,7 +66,7 @@ class MemberLost(LaunchError):
 class RunFailed(SparkringError):
     """A rank failed and the gang was ended.
 
-    `record` holds everything known of the run: the failure, each rank's last lines, metrics.
+    `record` holds everything that is known about the run: the failure, each rank's last lines, metrics.
     `values` holds the values of those ranks that had already finished, by rank.
     """
 
@@ -77,7 +77,7 @@ class RunFailed(SparkringError):
 
 
 class RunTimeout(RunFailed, TimeoutError):
-    """The run's time limit passed; the message says where each rank stood."""
+    """The run's time limit passed; the message says what each rank was doing."""
 
 
 class ResultError(RunFailed):

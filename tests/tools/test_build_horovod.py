@@ -240,7 +240,7 @@ SETUPTOOLS = "there = {{'setuptools': '{}', 'pip': '26', 'torch': '2.1.2'}}; b._
         (
             {"g++": ("", 0), "make": ("", 0)},
             f"{SETUPTOOLS.format('80')}; b._torchs_build_support = lambda: 'from pkg_resources import packaging'",
-            r"PyTorch .* cannot be built for with setuptools 80: .*install 'setuptools<70' wheel`.*",
+            r"Horovod cannot be built for PyTorch .* with setuptools 80: .*install 'setuptools<70' wheel`.*",
         ),
         ({}, "sys.path[:] = []", r"Neither TensorFlow nor PyTorch is installed in .*: install one of them with pip.*"),
     ],

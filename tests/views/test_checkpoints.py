@@ -133,7 +133,7 @@ def test_a_metric_that_no_checkpoint_has():
 
 def test_two_trainings_in_one_directory():
     """The advice says so, before a training continues from another one's checkpoint."""
-    assert "2 trainings have saved to this directory" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
+    assert "2 training runs have saved to this" in views.advice(directory(entry(1), entry(2, lineage="other")))[0]
 
 
 def test_an_empty_directory_is_one_sentence():
@@ -267,7 +267,7 @@ def test_one_line_on_what_was_saved(replayed):
     (series,) = views.recorded(record)
     assert views.saved_words(record, series, T + 33) == (
         "saved step 30, 3 s ago · 4.20 MB in 0.2 s, of which training waited 12 ms · loss 0.5 · "
-        f"3 saved, 1 there, 1 damaged · {FOLDER}"
+        f"3 saved, 1 still there, 1 damaged · {FOLDER}"
     )
     assert [(mark.state, mark.resumes) for mark in series.marks] == [
         ("removed", False), ("damaged", False), ("committed", True)
@@ -282,7 +282,7 @@ def test_keras_own_checkpoints_are_a_series_of_their_own(replayed):
     ours, theirs = views.recorded(record)
     assert (theirs.noun, theirs.kind, theirs.marks[0].resumes) == ("epoch", "BackupAndRestore", False)
     assert ours.marks[0].resumes
-    assert views.saved_words(record, theirs, T + 1).endswith(f"1 saved, 1 there · BackupAndRestore in {FOLDER}")
+    assert views.saved_words(record, theirs, T + 1).endswith(f"1 saved, 1 still there · BackupAndRestore in {FOLDER}")
     assert views.progress_words(record) == "saved epoch 2"
 
 

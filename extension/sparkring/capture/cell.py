@@ -74,14 +74,14 @@ def capture(
     scripts: Collection[Script] = (),
     dry_run: bool = False,
 ) -> Captured:
-    """Take from `namespace` the names that a cell reads, and those that its functions use, and pack their values.
+    """Find the names in `namespace` that a cell reads or that its functions use, and pack their values.
 
     `provided`: names that a rank defines unless the notebook does. `reserved`: names that a rank always defines.
     `also`: names to send even if the cell does not read them. `on_ranks`: names that earlier cells have bound on the
     ranks. `held`: names whose values the ranks have; they are not sent again. `scripts`: those that the cell runs.
 
-    Raises SyntaxError. Unless `dry_run`, raises one CaptureError for all names that are defined nowhere, or else for
-    all names that the cell needs and that cannot travel.
+    Raises SyntaxError. If names are defined nowhere, raises one CaptureError for all of them; otherwise, one for all
+    names that the cell needs and that cannot travel. With `dry_run`, raises no CaptureError.
     """
     cell = names_read(source)
     in_strings = names_in_strings(ast.parse(source), namespace) if MARKS.search(source) else []
@@ -164,10 +164,10 @@ def captured_call(
 
 
 def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str], dict[str, str], set[str]]:
-    """Find the names of the notebook that functions in the values of `names` use.
+    """Find the notebook's names that are used by functions in the values of `names`.
 
     Returns the names that the functions read, those in annotations that are text, and those that the functions set.
-    The first two are dicts: name → the one of `names` in whose value it was found.
+    The first two are dicts: name → the one of `names` whose value uses it.
     """
     used: dict[str, str] = {}
     hints: dict[str, str] = {}
@@ -188,7 +188,7 @@ def _used_by(names: Iterable[str], namespace: Namespace) -> tuple[dict[str, str]
 
 
 def _turn(value: object) -> int:
-    """The sort key of a value when packing: data comes first, so that functions that use it do not count its size."""
+    """The sort key for packing. Data comes first, so that its size is not counted for a function that uses it."""
     if isinstance(value, (type, types.FunctionType)):
         return 2
     return 0 if by_reference(type(value)) else 1

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 
 class GlobalNames(NamedTuple):
-    """The module-level names that a code object, with all code inside it, `reads` (name → line) and `writes`."""
+    """The module-level names that a code object and all code inside it read (`reads`: name → line) and write."""
 
     reads: dict[str, int]
     writes: set[str]
@@ -37,7 +37,7 @@ def instructions(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
 
 
 def is_class_body(code: types.CodeType) -> bool:
-    """Whether code is a class body, which runs at once and keeps its names in a dict, and not a function."""
+    """Whether code is a class body, not a function. A class body runs at once and keeps its names in a dict."""
     return not code.co_flags & inspect.CO_OPTIMIZED
 
 
@@ -92,7 +92,7 @@ class Call(NamedTuple):
 
 
 def method_calls(source: str, name: str) -> list[Call]:
-    """Find the method calls in a cell on the notebook's object `name`; none if the cell itself binds the name."""
+    """Find a cell's method calls on the notebook's object `name`; none if the cell itself binds the name."""
     nodes = list(ast.walk(ast.parse(source)))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -109,13 +109,13 @@ def method_calls(source: str, name: str) -> list[Call]:
 class CellNames(NamedTuple):
     """The names that a cell reads from outside, each with the first line that reads it, and those it binds.
 
-    Builtins are among them, since the notebook may have its own.
+    The names of builtins are included, since the notebook may have redefined them.
 
     required: names that the cell has not bound when it reads them. The line is 0 for a name that a script reads.
     optional: names that the cell may have bound when it reads them, and names whose NameError it catches.
     immediate: those of `required` that are read outside functions, and not where a NameError is caught.
     bound: every name that the cell may bind at its top level.
-    star_imports: the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
+    star_imports: whether the cell may bind names that its text does not show (`import *`, `exec`, `globals()`, `%run`).
     chains: the attribute chains of its code, from attribute_chains().
     """
 
@@ -127,7 +127,7 @@ class CellNames(NamedTuple):
     chains: frozenset[tuple[str, ...]]
 
     def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
-        """Add the names of a script that the cell runs, `inside` the cell's namespace or in its own."""
+        """Add the names of a script that the cell runs, `inside` the cell's namespace or in the script's own."""
         required = {name: line for name, line in self.required.items() if name not in script.bound}
         optional = {**self.optional, **self.required}
         for name in {**script.required, **script.optional} if inside else ():
@@ -193,7 +193,7 @@ class _Reader:
         self._survey(whole, top=True)
 
     def _survey(self, code: types.CodeType, *, top: bool) -> None:
-        """Note, before the walk, all that the cell binds, and what its functions read."""
+        """Note all names that the cell binds and that its functions read, before any statement is followed."""
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
@@ -214,7 +214,7 @@ class _Reader:
         return known
 
     def statement(self, node: ast.stmt, known: frozenset[str]) -> _Known:
-        """Follow one statement: a compound one here, any other through the compiler."""
+        """Follow one statement: the parts of a compound one here, any other by its compiled code."""
         if isinstance(node, _TRIES):
             return self.try_(node, known)
         match node:
@@ -250,7 +250,7 @@ class _Reader:
                 self.run(node, known)
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                # What its code reads is noted where its name is read, or here if a decorator may call it at once.
+                # What the body reads is noted where the definition's name is read, or here if a decorator may call it.
                 return self.run(node, known, deferred=not node.decorator_list)
         return self.run(node, known)
 
@@ -290,8 +290,8 @@ class _Reader:
         return after
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
-        """Return the names that are known to be bound in every round of a loop, not only in the first."""
-        # A round may read what the previous one has bound. Inside the `while`, a `break` out of an outer loop compiles.
+        """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
+        # An iteration may read what the previous one bound. Inside the `while`, a `break` of an outer loop compiles.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -318,7 +318,7 @@ class _Reader:
         """Follow code in the order of its instructions; `own` collects what a class body binds in its own scope."""
         jumps: list[int] = []
         ends: list[frozenset[str]] = []
-        shaky: dict[str, int] = {}  # bound name → the offset to which a jump past its binding leads
+        shaky: dict[str, int] = {}  # bound name → the target offset of a jump that skips its binding
         for instruction, line in instructions(code):
             known -= {name for name, end in shaky.items() if end <= instruction.offset}
             shaky = {name: end for name, end in shaky.items() if end > instruction.offset}
@@ -408,7 +408,7 @@ def _in_commands(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 if texts[:1] == ["time"] and method == "run_line_magic":
                     snippets += texts[1:]
                 for snippet in snippets:
-                    with contextlib.suppress(SyntaxError):  # braces of the shell
+                    with contextlib.suppress(SyntaxError):  # the braces are the shell's
                         parts = ast.walk(ast.parse(str(snippet).strip()))
                         yield from ((part.id, node.lineno) for part in parts if isinstance(part, ast.Name))
 

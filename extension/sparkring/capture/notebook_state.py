@@ -178,7 +178,7 @@ class RankState:
             if value is None:
                 if changed:
                     os.environ.pop(name, None)
-            elif changed or name not in os.environ:  # MLflow deletes the variable of the run once it has read it
+            elif changed or name not in os.environ:  # MLflow deletes MLFLOW_RUN_ID once it has read it
                 os.environ[name] = value
 
     def _apply_logging(self, before: Mapping[str, Logger], now: NotebookState) -> None:

@@ -2,7 +2,8 @@
 
 One pickler writes all values one after another, so an object that two names share is also shared on the rank. Functions
 of the notebook get the rank's own `__main__` as their globals, in place of the notebook's, and keep their source
-lines. The notebook's classes and functions that values need are defined there, too, so that pickle finds them by name.
+lines. The notebook's classes and functions that values need are defined in this `__main__`, too: pickle finds them by
+name.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _POSITIONAL = ""  # in a packed call, the name under which the number of positio
 
 
 def rank_namespace() -> Namespace:
-    """Return the dict that the notebook's functions have as globals on a rank: its `__main__`'s."""
+    """Return the globals of the notebook's functions on a rank: the dict of the rank's `__main__`."""
     return vars(sys.modules["__main__"])
 
 
@@ -66,7 +67,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callabl
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, except that it refuses what must not be sent and gives functions the rank's namespace.
+    """cloudpickle's pickler, but it refuses what must not be sent, and gives functions the rank's namespace.
 
     `stays(name)` says whether a name of the notebook is left behind when functions that use it travel.
     """
@@ -76,7 +77,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=self._within)
         self.buffers: list[memoryview] = []
-        self.last: object = None  # the object whose packing was begun last: after a failure, the culprit
+        self.last: object = None  # the object whose packing began last; if packing fails, the culprit
         self.met: set[str] = set()  # the notebook's names that packed values need in `__main__`
         self._namespace, self._stays = namespace, stays
         self._kinds: dict[type, Kind | None] = {}
@@ -84,9 +85,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        self._cells: dict[int, StandIn] = {}  # for closure cells, by id: functions that share one share it on the rank
+        # For closure cells, by id: functions that share a cell in the notebook also share it on the rank.
+        self._cells: dict[int, StandIn] = {}
         if namespace is not None:
-            # cloudpickle asks here for the dict that functions with these globals share once they are loaded.
+            # cloudpickle looks up here which dict functions with these globals share once they are loaded.
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
@@ -98,7 +100,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
-        if value is sys.stdout or value is sys.stderr:  # the rank's own; a kernel's cannot be packed
+        if value is sys.stdout or value is sys.stderr:  # becomes the rank's own; a kernel's cannot be packed
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
         cls = type(value)
         if cls not in self._kinds:
@@ -114,7 +116,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls is not types.ModuleType and issubclass(cls, types.ModuleType) and by_reference(value):
             return importlib.import_module, (value.__name__,)  # cloudpickle knows plain modules only
         if cls in (functools._lru_cache_wrapper, typing.NewType, typing.TypeVar) and value.__module__ == "__main__":
-            # They pack themselves as their names, which the rank's `__main__` does not have yet.
+            # These would be pickled as their names, which the rank's `__main__` does not have yet.
             if cls is typing.NewType:
                 return typing.NewType, (value.__name__, value.__supertype__), {"__module__": "__main__"}
             if cls is typing.TypeVar:
@@ -126,7 +128,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if (reduced := reducer(value)) is not None:
                 return reduced
         reduced = super().reducer_override(value)
-        if isinstance(reduced, tuple):  # a function or a class that goes by value
+        if isinstance(reduced, tuple):  # a function or a class that is sent by value
             if isinstance(value, types.FunctionType):
                 self._complete(value, reduced[2][1])
                 if value.__closure__:  # cloudpickle would give each function its own cells
@@ -143,7 +145,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _complete(self, function: types.FunctionType, state: dict[str, Any]) -> None:
-        """Add to the state of a function that goes by value what cloudpickle overlooks, and remove what stays."""
+        """Complete the state of a function that is sent by value: add what cloudpickle overlooks, remove what stays."""
         code, carried = function.__code__, state["__globals__"]
         for name in global_names(code).reads:  # also those that a class body inside the function reads
             if name in function.__globals__:
@@ -167,7 +169,7 @@ def _complete_class(cls: type, reduced: tuple[Any, ...]) -> None:
     if "." in cls.__qualname__:
         attributes["__qualname__"] = cls.__qualname__
     slots = cls.__dict__.get("__slots__")
-    # Enumerations take no such options, and named tuples must not be given any.
+    # For an enumeration, `options` is not a dict. A named tuple must not be given `__slots__`.
     if isinstance(slots, (str, tuple, list)) and isinstance(options, dict) and not issubclass(cls, tuple):
         options["__slots__"] = slots
 
@@ -226,10 +228,10 @@ def pack(
     bound: Collection[str] = (),
     submodules: Iterable[str] = (),
 ) -> Packed:
-    """Pack `values` in their order, and then what they need; a value's size is what it adds to those before it.
+    """Pack `values` in their order, and then what they need. A value's size is what it adds to the values before it.
 
-    Functions whose globals are `namespace` get the rank's; names for which `stays` is true stay behind. `bound` are the
-    names that the rank's `__main__` has anyway; `submodules` are imported on the rank.
+    Functions whose globals are `namespace` get the rank's namespace; names for which `stays` is true stay behind.
+    `bound` are the names that the rank's `__main__` has anyway; `submodules` are imported on the rank.
     """
     kinds = {name: kind for name, value in values.items() if (kind := kind_of(value))}
     problems = {name: Problem(f"`{name}` is {kind.noun}", kind.advice) for name, kind in kinds.items()}
@@ -275,7 +277,7 @@ def pack(
 def pack_call(
     function: Callable[..., Any], kwargs: dict[str, Any], namespace: Namespace | None, args: Sequence[Any] = ()
 ) -> Packed:
-    """Pack a function and its arguments; with a notebook's `namespace`, its functions share the rank's `__main__`.
+    """Pack a function and its arguments. Functions whose globals are `namespace` get the rank's `__main__`.
 
     `sizes` has the function first, then `args` by the names of their parameters, then `kwargs`. Raises CaptureError if
     one of them cannot travel.
@@ -284,7 +286,7 @@ def pack_call(
     hidden = ipython_names(namespace) if namespace is not None else frozenset()
     arguments = {**dict(zip(names_of(function, args), args, strict=True)), **kwargs}
     while name in arguments:
-        name += "()"  # a function may have an argument of its own name
+        name += "()"  # an argument may have the function's name
     packed = pack({name: function, **arguments, _POSITIONAL: len(args)}, namespace, hidden.__contains__)
     packed.sizes.pop(_POSITIONAL, None)
     if packed.problems:
@@ -331,9 +333,9 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """On a rank: load into `namespace`, its `__main__.__dict__`, the values that `capture` packed.
+    """On a rank: load the values that `capture` packed into `namespace`, the rank's `__main__.__dict__`.
 
-    Raises CaptureError, naming the value, if one cannot be loaded here, such as when a module is missing.
+    If a value cannot be loaded here, for example because a module is missing, raises CaptureError with its name.
     """
     for name, value in _load(payload, namespace, buffers):
         namespace[name] = value

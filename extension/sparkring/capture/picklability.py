@@ -22,7 +22,7 @@ Namespace = dict[str, object]
 
 
 class Problem(NamedTuple):
-    """Why a value cannot travel: `what`, naming the offending object by its path, and `advice`, the next step."""
+    """Why a value cannot travel. `what` names the offending object by its path; `advice` is the next step."""
 
     what: str
     advice: str
@@ -108,7 +108,7 @@ def type_name(value: object) -> str:
 def by_reference(value: object) -> bool:
     """Whether a value is a module, or a function or class that the rank can import by its name."""
     if issubclass(type(value), types.ModuleType):
-        # getattr, not vars, also gets the name of a lazily loaded module (`keras` in `from tensorflow import keras`).
+        # Unlike vars(), getattr() also gets the name of a lazily loaded module (`from tensorflow import keras`).
         return sys.modules.get(getattr(value, "__name__", "")) is not None
     if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
         return False
@@ -120,7 +120,7 @@ def by_reference(value: object) -> bool:
 
 
 def name_in_main(value: object, namespace: Namespace | None) -> str | None:
-    """Find the notebook's variable under whose name pickle looks for `value`, which is of a type in FOUND_BY_NAME.
+    """Find the name in the notebook under which pickle looks for `value`, whose type is one of FOUND_BY_NAME.
 
     For a value inside a class, this is the name of the outermost class. None if `value` is not found there.
     """
@@ -135,7 +135,7 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
 
 
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
-    """Find the names that IPython itself put into the notebook over builtins (`open`, `exit`) or over `names`.
+    """Find the builtins (`open`, `exit`), and the names in `names`, that IPython itself redefined in the notebook.
 
     Their values refer to the notebook's shell, or need IPython on the rank; the rank has its own.
     """
@@ -143,7 +143,7 @@ def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        if isinstance(value, types.FunctionType):  # not by __module__: IPython's `open` has that of the builtin
+        if isinstance(value, types.FunctionType):  # not __module__: IPython's `open` has the builtin's
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON
 
@@ -159,7 +159,7 @@ class Refused(Exception):
         self.kind = kind
 
 
-# ── Diagnosis: the way from a name to the object that cannot travel ──────────────────────────────────────────────────
+# ── Diagnosis: the path from a name to the object that cannot travel ─────────────────────────────────────────────────
 
 
 class Step(NamedTuple):
@@ -177,9 +177,9 @@ _WIDTH = 10_000  # how many items of one container are looked at
 
 
 def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
-    """Walk breadth-first, so on shortest paths, over at most `limit` objects, without running any of their code.
+    """Walk over at most `limit` objects without running their code. Breadth-first, so the paths are the shortest.
 
-    An object for which `enters` is false is given, but not what it holds.
+    An object for which `enters` is false is yielded, but what it holds is not.
     """
     steps = [Step(root, -1, "root", "")]
     seen = {id(root)}

@@ -27,7 +27,7 @@ class Held:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        self._now: dict[str, _Print] = {}  # computed since the last beside(): a large value takes a while
+        self._now: dict[str, _Print] = {}  # made since the last beside(); kept, because a large value takes a while
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -36,7 +36,7 @@ class Held:
         return set(self._ranks_with)
 
     def beside(self, notebook: Mapping[str, Any], ranks: Iterable[int]) -> Container[str]:
-        """The names whose values on `ranks` are to be used; whether a name is one of them is computed by `in`."""
+        """The names whose values on `ranks` are to be used; `in` computes whether a name is one of them."""
         self._notebook, self._asked_for = notebook, frozenset(ranks)
         self._now.clear()
         return self
@@ -93,7 +93,7 @@ class _Print:
 
 
 def _content(value: Any) -> bytes:
-    """A digest of plain data, or of the plain attributes of an object of a class of the notebook; else no bytes."""
+    """A digest of plain data, or of the plain attributes of an object whose class the notebook defines; else b''."""
     if not _is_plain(value):
         if type(value).__module__ != "__main__" or isinstance(value, type):
             return b""
@@ -102,9 +102,9 @@ def _content(value: Any) -> bytes:
     buffers: list[pickle.PickleBuffer] = []
     try:
         found = hashlib.sha256(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-        for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of the time
+        for buffer in buffers:  # the contents of arrays; CRC-32 takes a third of SHA-256's time
             found.update(zlib.crc32(buffer.raw()).to_bytes(4, "big"))
-    except Exception:  # something in it cannot be pickled: then only its identity is compared
+    except Exception:  # something in it cannot be pickled: only the value's identity is compared
         return b""
     return found.digest()
 

@@ -28,8 +28,8 @@ _ELSEWHERE = {flag: of for flags, of in (("db", "debugger"), ("plrsTD", "profile
 def find_script(line: str, expand: Callable[[str], str], transform: Callable[[str], str]) -> Script:
     """The script of a `%run` line.
 
-    `expand` fills in the notebook's variables in the path, `transform` turns IPython cells into Python. OptionsError
-    says what is wrong with the line or with the script.
+    `expand` fills in the notebook's variables in the path; `transform` turns IPython cells into Python. Raises
+    OptionsError, which says what is wrong with the line or with the script.
     """
     flags, target, arguments = _parsed(line)
     if not target:
@@ -137,7 +137,7 @@ def _decoded(path: str, data: bytes) -> str:
 
 
 def _checked(name: str, source: str) -> str:
-    """The source itself, which must be Python; `await` may stand outside functions where IPython allows it."""
+    """Return `source`; OptionsError if it is not Python. `await` may be outside functions where IPython allows it."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_for_ipython(name) else 0
     try:
         with warnings.catch_warnings():

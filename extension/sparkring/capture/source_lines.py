@@ -22,7 +22,7 @@ def source_text(filename: str) -> str:
 
 
 def keep_lines(filename: str, text: str) -> None:
-    """Put the lines of `filename` into linecache. They stay: linecache does not check entries without a time."""
+    """Put the lines of `filename` into linecache. linecache keeps entries that have no modification time."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 

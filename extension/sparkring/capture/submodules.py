@@ -1,4 +1,4 @@
-"""Finds submodules that the notebook has imported, and that code reaches by their package: `a.b.x` after `import a.b`.
+"""Finds submodules that the notebook has imported, and that code reaches through a package: `a.b.x` after `import a.b`.
 
 A module is sent as its name, and importing a package does not import its submodules.
 """

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import sparkring
 
 _MODULES = ("horovod", "tensorflow", "keras", "torch", "pyspark", "numpy", "petastorm", "pyarrow")
-# The packages that may provide a module, if not only the package with the module's name does.
+# For modules that a package with another name may provide: the packages to look for.
 _PACKAGES = {
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"),
     "sklearn": ("scikit-learn",),
@@ -33,8 +33,8 @@ def versions() -> tuple[tuple[str, str], ...]:
 def show_versions(*modules: str) -> None:
     """Print in one line the versions of Python and of `modules`, such as "tensorflow"; none is imported.
 
-    Without arguments, all packages are printed that the record of a run contains: sparkring, and those of the
-    frameworks, Spark and data formats that are installed.
+    Without arguments, print what the record of a run contains: the versions of Python and sparkring, and of the
+    packages for frameworks, Spark and data formats that are installed.
     """
     found = versions()
     if modules:
@@ -78,7 +78,7 @@ def installed() -> dict[str, str]:
 
 
 def difference(modules: Iterable[str], there: Mapping[str, str]) -> Difference | None:
-    """The first of `modules` that is installed here, and `there` not at all or in another minor version."""
+    """The first of `modules` that is installed here, but is missing or has another minor version in `there`."""
     here = installed()
     for module in sorted(modules):
         if here.get(module) and _minor(here[module]) != _minor(there.get(module, "")):

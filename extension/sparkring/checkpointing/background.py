@@ -39,15 +39,15 @@ class Flight:
             return
         try:
             self._save()
-        except Exception as error:  # whatever it is, the training's own thread is to raise it
+        except Exception as error:  # whatever it is, wait() raises it in the training's own thread
             self.error = error
         else:
             _on_their_way.pop(self, None)
 
     def wait(self) -> None:
-        """Wait until the save is done, and raise its error, if it has not been raised before."""
+        """Wait until the save is done, and raise its error unless it was raised before."""
         if self._pid != os.getpid():
-            return  # a forked child has the memory of its parent's threads, and not the threads
+            return  # a forked child has a copy of its parent's memory, but not the parent's threads
         self._thread.join()
         _on_their_way.pop(self, None)
         error, self.error = self.error, None
@@ -61,7 +61,7 @@ def finish() -> None:
     for flight in list(_on_their_way):
         try:
             flight.wait()
-        except Exception as error:  # the others are waited for all the same
+        except Exception as error:  # the other saves must still be waited for
             errors.append(error)
     if errors:
         raise errors[0]

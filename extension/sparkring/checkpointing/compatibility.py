@@ -33,12 +33,12 @@ def saved_words(entry: Entry, now: float) -> str:
 
 
 def stamp_after(stamps: list[int]) -> int:
-    """The stamp of an attempt that begins now: ms since 1970, but larger than `stamps`, whatever the clock says."""
+    """The stamp of an attempt that begins now: ms since 1970, but larger than `stamps` even if the clock went back."""
     return max([int(time.time() * 1000), *(stamp + 1 for stamp in stamps)])
 
 
 def _body(code: str) -> list[str]:
-    """The lines of a cell, without the line of its magic, whose options may change."""
+    """The lines of a cell, without the magic's own line, because its options may change."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 
@@ -48,7 +48,7 @@ def _meaning(code: str) -> str:
     text = "\n".join(_body(code)).strip()
     try:
         return ast.dump(ast.parse(text))
-    except SyntaxError:  # a line for IPython, say
+    except SyntaxError:  # for example, because of a line magic
         return text
 
 

@@ -17,8 +17,8 @@ class Digest:
             import xxhash
         except ImportError as error:
             raise CheckpointError(
-                "checkpoints need the package xxhash where the ranks run: run `pip install xxhash` there, on a "
-                "cluster on every node."
+                "checkpoints need the package xxhash where the ranks run: run `pip install xxhash` there (on a "
+                "cluster: on every node)."
             ) from error
         self._hasher = xxhash.xxh3_128()
         self.size_bytes = 0

@@ -1,4 +1,4 @@
-"""The directory of checkpoints of a run, as the driver sees it. The driver chooses where the ranks continue."""
+"""The directory of checkpoints of a run, as the driver sees it. The driver chooses the one to continue from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # After an error, what the ranks have reported is enough; if they cannot read the directory, they say so.
+        # If this fails, the ranks' reports are enough. Ranks that cannot read the directory report that themselves.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))

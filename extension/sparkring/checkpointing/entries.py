@@ -2,7 +2,7 @@
 
     DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; number in the attempt
         rank-0.safetensors              what a rank wrote, in one go; without sharding, only rank 0 writes
-        commit.json                     written last, with sizes and digests: without it the folder is no checkpoint
+        commit.json                     written last, with sizes and digests: without it, the folder is not a checkpoint
 
 Later attempts have larger stamps, so the newest checkpoint has the largest (stamp, number), whatever its step.
 """
@@ -53,7 +53,7 @@ class File(NamedTuple):
 class Commit(NamedTuple):
     """What commit.json says. `time` is in Unix seconds; `size` is the number of ranks that trained.
 
-    `data` are the versions of the data sets whose position is kept, by name. `sharded`: every rank has its own file.
+    `data` has the version of each data set whose position is saved, by name. `sharded`: every rank has its own file.
     """
 
     step: int
@@ -117,14 +117,14 @@ def newest(entries: list[Entry] | tuple[Entry, ...]) -> Entry | None:
 
 
 def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["min", "max"]) -> Entry | None:
-    """The committed checkpoint with the best value of `metric`, the newest of equal ones; None if none has a value."""
+    """The newest committed checkpoint with the best value of `metric`; None if no checkpoint has a value."""
     sign = 1 if mode == "max" else -1
     scored = [
         (sign * entry.commit.metrics[metric], entry.parsed.age, entry)
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # NaN is no value: it compares as neither better nor worse
+        # NaN does not count as a value: it is neither better nor worse than another
         and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
     ]
     return max(scored)[2] if scored else None

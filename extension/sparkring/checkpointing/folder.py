@@ -1,7 +1,7 @@
 """A directory of checkpoints in storage: lists, checks, commits and removes them.
 
-A checkpoint exists when it has a commit.json, which is written last, in one go, with the digests of all files and of
-itself. It never changes, so what was read once is cached.
+A folder is a checkpoint once it has a commit.json. That file is written last, in one go, with the digests of all files
+and of its own content. It never changes, so it is cached once it has been read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
 class Folder(NamedTuple):
-    """One of our folders as the storage lists it: the sizes of its files; size, times and etag of its commit.json.
+    """A checkpoint's folder as the storage lists it: the sizes of its files, and size, times and etag of commit.json.
 
     `changed` is when something in it last changed, in Unix seconds; 0.0 where the storage does not tell.
     """
@@ -45,8 +45,8 @@ class Folder(NamedTuple):
 def listing(directory: Location) -> list[Entry]:
     """The checkpoints in `directory`, newest first; other files are skipped.
 
-    Commits are read and sizes compared; the contents of files are left to check(). On a mount, what another machine
-    has just written may not be there yet. CheckpointError if the directory cannot be read; if it is missing, [].
+    Reads the commits and compares the sizes of files; check() reads their contents. On a mount, what another machine
+    has just written may not be visible yet. [] if the directory is missing; CheckpointError if it cannot be read.
     """
     key = directory.url
     known, now = _remembered.get(key, {}), {}
@@ -59,7 +59,7 @@ def listing(directory: Location) -> list[Entry]:
         try:
             commit = commit or read_commit(directory, name)
         except FileNotFoundError:
-            continue  # somebody has removed it just now
+            continue  # it has just been removed
         except CheckpointDamagedError as error:
             entries.append(Entry(name, "corrupt", None, str(error)))
             continue
@@ -71,10 +71,10 @@ def listing(directory: Location) -> list[Entry]:
 
 
 def folders(directory: Location) -> dict[str, Folder]:
-    """What the storage lists of our folders in `directory`, by name."""
+    """The folders of checkpoints in `directory`, complete or not, as the storage lists them, by name."""
     found: dict[str, Folder] = {}
     with in_words(f"the checkpoints in {directory.written} cannot be read"):
-        directory.fs.invalidate_cache()  # fsspec remembers listings for as long as it lives
+        directory.fs.invalidate_cache()  # fsspec caches listings without a time limit
         for info in _listed(directory):
             path = info["name"].rstrip("/")
             parts = path[len(directory.path) :].strip("/").split("/")
@@ -129,7 +129,7 @@ def check(directory: Location, entry: Entry) -> str:
 
 
 def read_commit(directory: Location, name: str) -> Commit:
-    """The contents of commit.json. FileNotFoundError: there is none. CheckpointDamagedError: it is damaged."""
+    """The contents of commit.json. FileNotFoundError if there is none, CheckpointDamagedError if it is damaged."""
     path = (directory / name / COMMIT).path
     with in_words(f"the checkpoint {name} in {directory.written} cannot be read"):
         data = directory.fs.cat_file(path)
@@ -160,7 +160,7 @@ def make(directory: Location, name: str) -> None:
 def write_commit(directory: Location, name: str, commit: Commit) -> None:
     """Turn a folder whose files are all written and closed into a checkpoint. Raises OSError."""
     folder = directory / name
-    sync_folder(folder)  # the files' names must be on the disk before the commit that vouches for them
+    sync_folder(folder)  # the files' names must be on the disk before the commit that lists them
     _write_sealed(folder / COMMIT, content_of(commit))
     sync_folder(folder)
     sync_folder(directory)
@@ -196,7 +196,7 @@ def part(rank: int) -> str:
 
 
 def remove(directory: Location, entry: Entry) -> None:
-    """Remove a checkpoint, its commit first, so that a remainder is not taken for a checkpoint. Raises OSError."""
+    """Remove a checkpoint, its commit first: what an interrupted removal leaves is not a checkpoint. Raises OSError."""
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
@@ -204,7 +204,7 @@ def remove(directory: Location, entry: Entry) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
     if folder.local:
-        with contextlib.suppress(OSError):  # if there is something else in it
+        with contextlib.suppress(OSError):  # the folder contains something else
             os.rmdir(folder.path)
             return
     with contextlib.suppress(FileNotFoundError):
@@ -215,13 +215,13 @@ def remove(directory: Location, entry: Entry) -> None:
 def in_words(what: str) -> Iterator[None]:
     """Turn any error of a file system into a CheckpointError that says `what`, the reason, and what to do.
 
-    A file that is not there remains a FileNotFoundError: often that is not an error.
+    A FileNotFoundError is raised unchanged, because a missing file is often expected.
     """
     try:
         yield
     except (SparkringError, FileNotFoundError):
         raise
-    except Exception as error:  # each of fsspec's packages has its own
+    except Exception as error:  # each of fsspec's packages has errors of its own
         raise CheckpointStorageError(f"{what}: {told(error)}") from error
 
 
@@ -241,12 +241,12 @@ def told(error: Exception) -> str:
 
 
 def sync_folder(folder: Location) -> None:
-    """See to it that the names in a local folder are on the disk."""
+    """Flush the names of the files in a local folder to the disk."""
     if not folder.local:
         return
     try:
         descriptor = os.open(folder.path, os.O_RDONLY)
-    except OSError:  # not every mount opens folders
+    except OSError:  # not every mount can open folders
         return
     try:
         tensors.sync(descriptor)
@@ -257,13 +257,13 @@ def sync_folder(folder: Location) -> None:
 def _listed(directory: Location) -> Iterator[dict[str, Any]]:
     fs = directory.fs
     with contextlib.suppress(FileNotFoundError):
-        if not directory.local:  # an object store lists all below a path in one go
+        if not directory.local:  # an object store lists everything below a path in one go
             yield from fs.find(directory.path, withdirs=True, detail=True).values()
             return
         for info in fs.ls(directory.path, detail=True):
             yield info
             if info["type"] == "directory" and Name.of(info["name"].rpartition("/")[2]):
-                with contextlib.suppress(FileNotFoundError):  # somebody has removed it just now
+                with contextlib.suppress(FileNotFoundError):  # it has just been removed
                     yield from fs.ls(info["name"], detail=True)
 
 
@@ -277,7 +277,7 @@ def _write_sealed(file: Location, content: dict[str, Any]) -> None:
 
 
 def _opened(sealed: bytes) -> dict[str, Any] | None:
-    """What was sealed with a digest; None if any bit has changed."""
+    """The content that _write_sealed() wrote; None if it does not match its digest."""
     found = _SEALED.fullmatch(sealed)
     if found is None or digest_of(found[2]).encode() != found[1]:
         return None

@@ -33,7 +33,10 @@ class Seen(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A checkpoint of another tool: a file, a prefix of files or a folder; `note` says what is visibly missing."""
+    """A checkpoint of another tool. `name` is a file, a folder, or the common prefix of several files.
+
+    `note` says what is missing, as far as the names of the files show it.
+    """
 
     kind: Kind
     name: str
@@ -65,7 +68,7 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
 
 
 def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
-    """TensorFlow's checkpoint in several files; None for an .index file alone, which may be of any tool."""
+    """TensorFlow's checkpoint in several files; None for an .index file alone, which any tool may have written."""
     shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
     if not shards:
         return None

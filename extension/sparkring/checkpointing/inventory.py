@@ -12,15 +12,15 @@ from sparkring.checkpointing.foreign import Other, Seen, recognised
 from sparkring.errors import OptionsError
 from sparkring.runtime.storage import Location, locate
 
-DEPTH = 3  # the levels of folders to look into, as for BACKUP/chief/ckpt-1.index
-FOLDERS = 200  # the most folders to look into, so that a directory with many others is listed quickly
+DEPTH = 3  # the levels of folders to look into: enough for BACKUP/chief/ckpt-1.index
+FOLDERS = 200  # the most folders to look into, so that a directory with many folders is listed quickly
 
 
 class Inventory(NamedTuple):
     """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
 
     `entries` are sparkring's checkpoints, newest first; `others` are recognised by their names. `checked`: every byte
-    of `entries` was read. `metric` and `mode` say which entry is the best; '' for none. `exists`: the folder exists.
+    of `entries` was read. `metric` ('' for none) and `mode` say which entry is the best. `exists`: the folder exists.
     """
 
     directory: str
@@ -74,9 +74,9 @@ def inventory(
 ) -> Inventory:
     """The checkpoints that are in a directory now; runs may write to it at the same time.
 
-    With `check`, all bytes are read and compared with their digests; before each checkpoint and after the last, `say`
-    is called with the numbers of checkpoints that are done and in all, and the same two in bytes. Raises
-    CheckpointError if the directory cannot be listed.
+    With `check`, all bytes are read and compared with their digests. Before each checkpoint and after the last, `say`
+    is called with four numbers: checkpoints done, checkpoints in all, bytes done, bytes in all. Raises CheckpointError
+    if the directory cannot be listed.
     """
     from sparkring.checkpointing.folder import listing
 
@@ -89,7 +89,7 @@ def inventory(
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
-    """Read all bytes of the committed `entries`. Return the entries without damaged ones that a run has removed."""
+    """Read all bytes of the committed `entries`. Return all, except damaged ones that a run has removed since."""
     from sparkring.checkpointing.folder import check as what_is_wrong
     from sparkring.checkpointing.folder import listing
 

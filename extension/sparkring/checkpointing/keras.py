@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Positioned:
-    """A data set with the position to save, since TensorFlow reads ahead of the training; None: the data set's own."""
+    """A data set with the position that is to be saved.
+
+    The data set's own position (None) would be too far, because TensorFlow reads ahead of the training.
+    """
 
     def __init__(self, data: Shards, position: Any) -> None:
         self.dataset = data.dataset
@@ -36,21 +39,21 @@ class Positioned:
 def resume(store: Store, model: Any, data: Shards | None = None, every: str | int = "epoch") -> Any:
     """Restore `model` and `data` from the newest checkpoint, and return a Keras callback that saves them.
 
-    every: "epoch", or a number of batches; a save at an epoch's last batch is made at the epoch's end. With "epoch",
-        a checkpoint has the metrics of the epoch, including validation; with batches, it has the running ones.
+    every: "epoch", or a number of batches. A save that is due at an epoch's last batch is made at the epoch's end. With
+        "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
-    The callback has `initial_epoch` for fit(), which starts there even without this argument, and `history`, the
-    metrics of all epochs by name. Leave out `steps_per_epoch`, or repeat() the data set, because the rest of an epoch
-    is shorter than an epoch. The metrics of this epoch cover only its rest.
+    The callback's attribute `initial_epoch` is for fit(), which starts there even without this argument; `history` has
+    the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest of this epoch,
+    and its metrics cover only this rest. So leave out `steps_per_epoch`, or repeat() the data set.
 
     The training continues with exactly the same numbers: weights, optimizer, learning rate, loss scale and random
     layers (Dropout and similar layers draw from generators whose states can be saved). Every row of the epoch is read
-    once. The numbers differ, but the training is as good, if the model or its data draw from tf.random in functions
-    without a generator; if operations add numbers in varying order, as on GPUs; on another number of ranks; and in the
-    random layers of ranks that do not save, which draw their own numbers. Without `data`, the argument of fit() decides
-    what the rest of an epoch reads. Under a strategy with several replicas, `data` is refused, and random layers are
-    not changed. With Keras 3, the backend must be TensorFlow, batches of the first epoch are numbered from 0 for
-    callbacks, and fit() must be given `data.as_tf(…)` itself, not a data set that was made of it with map().
+    once. The numbers differ, but the training is as good, if the model or its data draw from tf.random in a tf.function
+    without a generator, if operations add numbers in varying order, as on GPUs, or if the number of ranks has changed.
+    Random layers of ranks that do not save draw numbers of their own. Without `data`, the data set that is passed to
+    fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is refused, and
+    random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the batches of the
+    first epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it with map().
 
     Raises OptionsError, CheckpointError.
     """
@@ -131,7 +134,7 @@ class Resume:
     def _count(self, batches: int) -> None:
         self._step += batches
         self._taken += batches
-        if self._data is not None and self._taken >= self._left:  # data.start may be further: a strategy reads ahead
+        if self._data is not None and self._taken >= self._left:  # not from data.start: a strategy reads ahead
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
     def _begin(self, start: Any) -> None:
@@ -146,7 +149,7 @@ class Resume:
         if self._data is not None:
             found["data"] = Positioned(self._data, self._data.resume(self._start).position(self._taken))
         if _read_together(self._kept_model) and world.world().rank and not getattr(self._store, "sharded", False):
-            parts.tree_of(self._kept_model)  # replicas can read averaged variables only together, whoever writes
+            parts.tree_of(self._kept_model)  # replicas can read averaged variables only together, so all ranks do so
         self._store.save(self._step, found, report.numbers(logs))
         self._saved = self._step
 
@@ -172,20 +175,20 @@ class ResumeKeras2(Resume):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: Any
     ) -> tuple[int, int]:
-        """The epoch that fit() begins with, and its first batch: Keras asks `model._training_state`."""
+        """The epoch and the batch that fit() begins with. Keras calls this method of `model._training_state`."""
         self.model._training_state = None
         assert self._first is not None
         (epoch, batch), self._first = self._first, None
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # The first batch on this number of ranks. Keras takes the last batch's number as the length of all epochs.
+            # Counted for this number of ranks, because Keras takes the last batch's number as the length of all epochs.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """End an epoch after its last step. Keras would try one more, for which random layers would draw numbers."""
+        """End an epoch after its last step. Keras would try one more, in which random layers would draw numbers."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -209,7 +212,7 @@ _EPOCH_ENDS = object()
 
 
 class ResumeKeras3(Resume):
-    """Starts at the checkpoint's position. Keras 3 cannot begin within an epoch, so its first one is cut short."""
+    """Starts at the checkpoint's position. Keras 3 cannot begin within an epoch, so the first one is ended early."""
 
     model: Any  # Keras sets it
     _before = 0  # the batches of this epoch that were taken before this fit()
@@ -219,13 +222,13 @@ class ResumeKeras3(Resume):
             if self._data.start.legs and not self.params.get("steps"):
                 raise CheckpointError(
                     f"Keras does not know how many batches of {self._data.dataset.name} an epoch has, and would treat "
-                    "the rest of this one as a whole one: give fit() data.as_tf(…) itself, and shards() the changes of "
-                    "the data as transform=."
+                    "the rest of this one as a whole one: pass data.as_tf(…) itself to fit(), and changes of the data "
+                    "to shards() as transform=."
                 )
             self._begin(self._data.start)
         self._epoch, self._batch = -1, 0
         if self._first:
-            self.model._initial_epoch = self._first[0]  # fit() asks for it next, also for BackupAndRestore
+            self.model._initial_epoch = self._first[0]  # fit() reads it next, as it does for BackupAndRestore
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._before = epoch, 0

@@ -1,7 +1,7 @@
 """Saves the state of Keras 3's models, layers, optimizers and variables, on each of its backends, and restores it.
 
-For Keras 2 and tf-keras, tensorflow_state.py does this. Nothing here imports Keras: a process that has such an object
-has imported it. Tested with Keras 3.15 on TensorFlow.
+For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras: a process
+that has such an object has already imported it. Tested with Keras 3.15 on TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
 _SEED = "seed_generator_state"
-_VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__")  # in configurations
+# In configurations, these class names stand for values.
+_VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__slice__", "__ellipsis__")
 
 
 def backend() -> str:
@@ -70,7 +71,7 @@ def leaf(variable: Any) -> Any:
 def array(found: Any) -> Any:
     """The NumPy array of a leaf."""
     if isinstance(found, Raw):
-        import ml_dtypes  # which Keras 3 needs
+        import ml_dtypes  # Keras 3 depends on it
 
         dtype = np.dtype(getattr(ml_dtypes, found.dtype_name))
         return np.frombuffer(found.buffer, np.uint8).view(dtype).reshape(found.shape)
@@ -101,7 +102,7 @@ def take_layer(layer: Any, path: str) -> dict[str, Any]:
             f"{path}: the {_called(layer)} is not built yet, so it has no weights. Build it, or call it once."
         )
     if hasattr(layer, "jax_state_sync"):
-        layer.jax_state_sync()  # during fit(), JAX has the state
+        layer.jax_state_sync()  # during fit() on JAX, the variables do not have the current values
     optimizer = getattr(layer, "optimizer", None)
     return {
         **VARIABLES.take(layer.variables),
@@ -136,10 +137,10 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def plain_layer(tree: dict[str, Any]) -> Any:
-    """A model made from what was saved, compiled if it was; the arrays by name of a layer.
+    """A model made from what was saved, compiled if the saved one was; for a layer, its arrays by name.
 
-    Returns the arrays of a model, too, if there is no configuration, or if it names something that is neither Keras'
-    own nor registered with it, which a warning names: a checkpoint must not run code.
+    Also returns a model's arrays by name if its configuration was not saved, or if the configuration names a class or
+    function that is neither Keras' own nor registered with it: a checkpoint must not run code. A warning then names it.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it

@@ -139,7 +139,7 @@ def memory_of(value: Any) -> dict[str, npt.NDArray[Any]]:
     except CheckpointError:
         return {}  # put_back() reports it
     arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, np.ndarray)}
-    shared = _sharing(arrays)  # what is read into one of these would be overwritten by the other
+    shared = _sharing(arrays)  # reading into one of these would overwrite another
     return {
         name: array
         for name, array in arrays.items()
@@ -230,14 +230,14 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 
 def _made_anew(tree: Any, path: str) -> Any:
-    """Return plain(tree), where the state has no object to restore it into. CheckpointError if it needs one."""
+    """Return plain(tree): the state has no object to restore it into. CheckpointError if the tree needs one."""
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
 
 def _with_pieces(
     tree: Any, put: _AtTensor, path: str, keys: tuple[Any, ...] = (), whole: _AtTensor = lambda whole, keys, path: whole
 ) -> Any:
-    """The tree with each piece replaced by put(piece, keys, path), other tensors by whole(tensor, keys, path)."""
+    """The tree with each piece replaced by put(piece, keys, path), and other tensors by whole(tensor, keys, path)."""
     kind = _saved_kind(tree)
     if kind in (_PIECE, _WHOLE):
         return (put if kind == _PIECE else whole)(tree, keys, path)
@@ -329,14 +329,14 @@ def _take_state_dict(value: Any, path: str) -> dict[str, Any]:
 
 def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
     state: Any = plain(_for_object(value, tree["value"], path))
-    if tree["metadata"]:  # it tells torch's modules by which version they were saved
+    if tree["metadata"]:  # it tells torch's modules which version of them was saved
         state = OrderedDict(state)
         state._metadata = OrderedDict(plain(tree["metadata"]))
     try:
         value.load_state_dict(state)
     except SparkringError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except Exception as error:  # whatever a class of the user's may raise
+    except Exception as error:  # a user's class may raise anything
         told = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
         raise CheckpointError(
             f"{path}: the saved state of a {tree['class']} does not fit this {type(value).__name__}: {told}. Make "
@@ -346,7 +346,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """A saved state_dict() with its pieces as tensors that are spread over the ranks, as the object's own are."""
+    """A saved state_dict() with its pieces as tensors that are spread over the ranks like the object's own."""
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
@@ -365,9 +365,9 @@ def _for_object(value: Any, tree: Any, path: str) -> Any:
 def random_states() -> Any:
     """The states of the global random generators of Python and of the packages that have been imported.
 
-    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. TensorFlow's random
-    operations that use no generator have a state that cannot be read if they are in a tf.function: a training run
-    that uses them there continues with other numbers (see tensorflow_state.keep_random for Keras' layers).
+    These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. If TensorFlow's random operations are used
+    in a tf.function without a generator, their state cannot be read, and a training run continues with other numbers
+    (see tensorflow_state.keep_random for Keras' layers).
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
     torch = sys.modules.get("torch")
@@ -391,7 +391,7 @@ def set_random_states(tree: Any) -> None:
 
 
 def seed_from(*what: object) -> None:
-    """Seed the generators of Python and all imported packages: alike for the same `what`, differently for another."""
+    """Seed the generators of Python and of imported packages: equal `what` gives equal seeds, other `what` others."""
     number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")
     random.seed(number)
     numpy, torch, tensorflow, keras = (sys.modules.get(name) for name in ("numpy", "torch", "tensorflow", "keras"))

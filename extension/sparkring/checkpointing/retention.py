@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 
 from sparkring.checkpointing.entries import Entry, Name, best
 
-ABANDONED_AFTER_S = 3600.0  # a save that has written nothing for this time is abandoned
+ABANDONED_AFTER_S = 3600.0  # a save that has written nothing for this long is abandoned
 
 Mode = Literal["min", "max"]
 
 
 class Policy(NamedTuple):
-    """What is to be kept: the newest `keep` of a lineage (None for all) and its best by `metric`, '' for none.
+    """What to keep of a lineage: the newest `keep` (None for all), and the best one by `metric` ('' for no metric).
 
     `resume` names the checkpoint that other ranks may be restoring now, '' for none. `stamp` is that of the
     attempt that saves. `alone`: no other run writes to this directory now.
@@ -28,12 +28,12 @@ class Policy(NamedTuple):
     alone: bool
 
     def best(self, entries: Sequence[Entry]) -> Entry | None:
-        """The best of this lineage; None without a metric, or if none has it."""
+        """The best checkpoint of this lineage; None without a metric, or if no checkpoint has it."""
         return best(of_lineage(entries, self.lineage), self.metric, self.mode) if self.metric else None
 
 
 def of_lineage(entries: Sequence[Entry], lineage: str) -> list[Entry]:
-    """The entries of one training; an entry without a commit is of no known training."""
+    """The entries of one training. Those without a commit are left out, since their lineage is unknown."""
     return [entry for entry in entries if entry.commit is not None and entry.commit.lineage == lineage]
 
 
@@ -51,15 +51,15 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
     resumed = Name.of(policy.resume)
     if resumed is not None and sum(entry.parsed.age > resumed.age for entry in whole) < 2:
         kept.add(policy.resume)
-    # Newer damaged ones are kept: they may look damaged only because a listing is stale.
+    # Damaged ones are kept if they are newer than this: they may look damaged only because a listing is stale.
     oldest = recent[0].parsed.age
     return [entry for entry in ours if entry.name not in kept and entry.parsed.age < oldest]
 
 
 def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
-    """The unfinished folders that were abandoned; `changed` is the time of their last change, 0.0 if unknown.
+    """The unfinished folders that were abandoned; `changed` has the time of each one's last change, 0.0 if unknown.
 
-    They are of an earlier attempt, and either have not changed for an hour, or only this attempt writes here.
+    They belong to an earlier attempt, and either only this attempt writes here or they have not changed for an hour.
     """
     found = []
     for name, when in changed.items():

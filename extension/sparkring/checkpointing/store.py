@@ -1,4 +1,4 @@
-"""`checkpoints(…)`: saves the state of a training, and restores it."""
+"""`checkpoints(…)`: saves the state of a training run, and restores it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sparkring.runtime.resume_point import here
 from sparkring.runtime.storage import locate
 from sparkring.wire.messages import CheckpointRestored
 
-HISTORY = 10_000  # how many metrics are kept, the newest ones
+HISTORY = 10_000  # the most entries of `history`; the newest are kept
 LAYOUT = 1
 _NAMED = 20  # the most checkpoints that an error names
 
@@ -152,7 +152,7 @@ class Store:
         flight = Flight()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # raised again: also after an interrupt, nothing must wait for this save
+        except BaseException:  # even an interrupt, which is raised again: nothing must wait for this save
             flight.depart(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)
@@ -160,7 +160,7 @@ class Store:
         flight.depart(lambda: writing.carry_out(save, (copy,)))
 
     def wait(self) -> None:
-        """Wait until the current save is complete. CheckpointError: it failed."""
+        """Wait until the current save is complete. CheckpointError if it failed."""
         if self._flight is not None:
             self._flight.wait()
             self._flight = None
@@ -203,7 +203,7 @@ class Store:
         """The contents of a checkpoint as new objects: arrays, tensors, models with a saved configuration.
 
         It needs no existing model or optimizer. `which` is as in restore(), but "latest" is the newest of list(), even
-        after --fresh. CheckpointError: there is none.
+        after --fresh. CheckpointError if there is none.
         """
         self.wait()
         found = self._read(which, {})
@@ -238,9 +238,9 @@ class Store:
         """The newest complete checkpoint, or None.
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
-        restore, or None after --fresh. Once this rank has called save(), it is the newest complete one among these
-        saves, if there is one. A checkpoint is complete when rank 0 has written it. For the same result on all ranks,
-        first call wait() and then a collective on all of them.
+        restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
+        of this attempt, if there is one. A checkpoint is complete when rank 0 has written it. To get the same result on
+        all ranks then, first call wait() and then a collective on all of them.
         """
         if not self._is_here():
             return newest(self.list())
@@ -259,9 +259,8 @@ class Store:
         """The checkpoint with the best metric.
 
         Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        They are taken from list(), so in a run with --checkpoint-dir, ranks get the same result under the same
-        conditions.
-        CheckpointError: the store has no metric.
+        They are taken from list(), so ranks may get different results in the same cases as there.
+        CheckpointError if the store has no metric.
         """
         return self._best(self.list())
 
@@ -290,7 +289,7 @@ class Store:
         self.__post_init__()
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """The arrays of a state and of the random states, not copied, and everything else."""
+        """Split a state and the random states into their arrays, not copied, and everything else."""
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
@@ -423,7 +422,7 @@ class Store:
     def _held(self, entry: Entry, room: Room) -> Held:
         """Read this rank's file of a checkpoint; arrays that have memory in `room` are read into it.
 
-        Raises CheckpointDamagedError, which says what is wrong with the file; then nothing has been changed.
+        Raises CheckpointDamagedError, which says what is wrong with the file. In that case, nothing has been changed.
         """
         rank, size = world.world()[:2]
         try:
@@ -434,7 +433,7 @@ class Store:
             raise CheckpointError(
                 f"the checkpoint {entry.name} in {self.directory} was saved by {commit.size} ranks with sharded=True, "
                 f"but this run has {size}: run it with -n {-commit.size} or -n {commit.size}, or save with "
-                "sharded=False, which any number of ranks can restore."
+                "sharded=False, so that any number of ranks can restore the checkpoint."
             )
         wanted = folder.data(rank if commit.sharded else 0)
         written = next((file for file in commit.files if file.name == wanted), None)

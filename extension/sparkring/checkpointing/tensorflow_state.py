@@ -1,7 +1,8 @@
 """Saves the state of TensorFlow's and Keras' objects to a checkpoint's tree, and restores it.
 
 They are Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
-variables and tensors. Nothing here imports TensorFlow: a process that has such an object has imported it.
+variables and tensors. Importing this module does not import TensorFlow: a process that has such an object has already
+imported it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparkring.checkpointing.variables import Variables, raw_or_array
 from sparkring.errors import CheckpointError
 from sparkring.runtime import world
 
-STREAM = 1 << 40  # the distance between the random streams of two ranks
+STREAM = 1 << 40  # the distance between the random streams of consecutive ranks
 
 
 # ── kinds of objects ──────────────────────────────────────────────────────────
@@ -71,11 +72,11 @@ def keras_of(model: Any) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """The current value of a variable or tensor: its own memory, which TensorFlow does not change once it was read."""
+    """The current value of a variable or tensor, in memory that TensorFlow does not change after it has been read."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
         found = np.asarray(memoryview(tensor))
-    except (TypeError, ValueError):  # a dtype without a buffer protocol, or a tensor on another device
+    except (TypeError, ValueError):  # the dtype has no buffer protocol, or the tensor is on another device
         found = np.asarray(tensor.numpy())
     if found.dtype.kind in "OS":  # bytes of any length
         return [list(found.shape), found.reshape(-1).tolist()]
@@ -160,7 +161,7 @@ def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Se
         for key, found in tree["gradients"].items():
             if key in helper.locally_aggregated_grads:
                 helper.locally_aggregated_grads[key].assign(array(found))
-            else:  # Horovod makes them in the first step, unless they are there
+            else:  # Horovod makes them in the first step, unless they exist
                 helper.locally_aggregated_grads[key] = tf.Variable(array(found), trainable=False)
 
 
@@ -240,10 +241,10 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 
 
 def plain_model(tree: dict[str, Any]) -> Any:
-    """A model made from what was saved, compiled if it was.
+    """A model made from what was saved, compiled if the saved one was.
 
-    Returns the arrays by name if there is no configuration, or if it names something that is neither Keras' own nor
-    registered with it. A Lambda layer contains Python code, and code from a checkpoint is not run.
+    Returns the arrays by name if there is no configuration, or if the configuration names something that is neither
+    Keras' own nor registered with it, or a Lambda layer, which contains Python code: a checkpoint must not run code.
     """
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
@@ -260,7 +261,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
     model = keras.models.model_from_json(tree["architecture"])
     if not model.built:
         _build(model, tree, "the model")
-    VARIABLES.put(model.weights, tree, "the model", "the model", "It was saved by another Keras")
+    VARIABLES.put(model.weights, tree, "the model", "the model", "It was saved by another version of Keras")
     if tree["compile"] is not None:
         config = json.loads(tree["compile"])
         if _known(config, keras):
@@ -303,7 +304,7 @@ def or_none(make: Callable[[], str | None]) -> str | None:
     """Return make(), or None if it fails: a user's own model may have no configuration, and needs none here."""
     try:
         return make()
-    except Exception:  # whatever a layer of the user's may raise
+    except Exception:  # a user's layer may raise anything
         return None
 
 
@@ -312,7 +313,7 @@ _FUNCTIONS = ("activations", "losses", "metrics", "initializers", "regularizers"
 
 
 def _known(config: Any, keras: Any) -> bool:
-    """Whether all that a configuration names is Keras' own or registered; otherwise a checkpoint could run code."""
+    """Whether everything that a configuration names is Keras' own or registered: a checkpoint must not run code."""
     if isinstance(config, list):
         return all(_known(item, keras) for item in config)
     if not isinstance(config, dict):
@@ -353,7 +354,7 @@ def keep_random(model: Any) -> None:
 
 
 def replicas(model: Any) -> int:
-    """The number of replicas, on all ranks, that a model's strategy trains; 1 without a strategy."""
+    """The number of replicas in a model's strategy, on all ranks together; 1 without a strategy."""
     return int(getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
@@ -368,7 +369,7 @@ def _random_sources(model: Any) -> list[Any]:
 
 
 def _draw_from_generator(source: Any) -> bool:
-    """Make a source draw from a generator, and return True, if it drew from older operations; else return False."""
+    """If a source draws from older operations, make it draw from a generator. Return whether it was changed."""
     if source._rng_type != source.RNG_LEGACY_STATEFUL:
         source._maybe_init()
         return False

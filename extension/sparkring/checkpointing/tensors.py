@@ -4,8 +4,8 @@
     header      JSON: {"__metadata__": {text: text}, name: {"dtype": …, "shape": […], "data_offsets": [from, to]}, …}
     the rest    the arrays' bytes in C order, one after another, without gaps
 
-A mount of an object store supports only this: no seek, no append, no rename. The digest is computed while the file is
-written or read. dtypes that the format lacks are stored as bytes, with the dtype in the metadata.
+A mount of an object store supports only sequential access: no seek, no append, no rename. The digest is computed while
+the file is written or read. dtypes that the format lacks are stored as bytes, with the dtype in the metadata.
 https://github.com/huggingface/safetensors
 """
 
@@ -32,12 +32,12 @@ from sparkring.checkpointing.tree import Array, Leaf, Raw
 from sparkring.errors import CheckpointDamagedError, CheckpointError
 from sparkring.runtime.storage import Location
 
-CHUNK_BYTES = 512 << 10  # fits into a core's cache, so what was just copied is hashed there
+CHUNK_BYTES = 512 << 10  # fits into a core's cache, where a piece that was just written or read is hashed
 COPIERS = min(4, os.cpu_count() or 1)  # the most threads that copy
 PER_COPIER_BYTES = 8 << 20  # how many bytes justify another thread
 COPIED_BYTES = 4 << 20  # how much a thread copies at a time
-HEADER_BYTES = 100_000_000  # the most that safetensors' own readers take
-_npy: Any = np.lib.format  # it writes dtypes as .npy files do; it has no annotations
+HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
+_npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because it has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _OURS, _DTYPES = "sparkring", "dtypes"  # in the metadata: what the caller gave, and the dtypes that the format lacks
@@ -63,7 +63,10 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class Lies(NamedTuple):
-    """An array's place in the bytes after the header, and its type there; `dtype` is '' unless the format lacks it."""
+    """An array's place in the bytes after the header, and its type there.
+
+    `dtype` is the array's own type if the format lacks it, otherwise ''.
+    """
 
     name: str
     code: str
@@ -114,7 +117,7 @@ def copy_into(arena: npt.NDArray[np.uint8], layout: Layout, leaves: Mapping[str,
 
 
 def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]:
-    """The bytes of `leaves` in the order of the file, as they lie in memory."""
+    """The bytes of `leaves` in the order of the file, copied only if they are not contiguous."""
     return (_bytes_of(leaves[lies.name]) for lies in layout.arrays)
 
 
@@ -135,7 +138,7 @@ def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: 
 
 
 def sync(descriptor: int) -> None:
-    """Flush what was written to a local file to the disk."""
+    """Flush a local file or folder to the disk."""
     try:
         os.fsync(descriptor)
     except OSError as error:  # not every mount supports it; a full disk is reported here, too
@@ -148,8 +151,8 @@ def read(
 ) -> tuple[dict[str, Any], dict[str, Leaf]]:
     """Read the metadata and the arrays of a file, and check that its size and digest are those in `written`.
 
-    With `room`, a local file is read twice, first to check its digest. Then each array that fits the array of the
-    same name in `room` is read into it, which takes less time than new memory. Every other array has memory of its own.
+    With `room`, a local file is read twice, first to check its digest. Then each array is read into the array of the
+    same name in `room`, if it fits, because this takes less time than new memory. Every other array gets new memory.
     Raises CheckpointDamagedError, which says what is wrong with the file, and OSError.
     """
     check_size(file, written)
@@ -261,7 +264,7 @@ def _bytes_of(leaf: Leaf) -> memoryview:
 
 class _Reading:
     """A file that is being read from its beginning to its end. Everything in its header is checked before use, because
-    its digest is known only at the end. `digest` is None if the file's digest has been checked before.
+    its digest can be checked only at the end. `digest` is None if the file's digest has been checked before.
     """
 
     def __init__(self, source: Any, digest: Digest | None, size_bytes: int, name: str) -> None:
@@ -332,7 +335,7 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory. NumPy's would be huge pages, which Linux makes slowly when cached files fill the memory."""
+    """New memory. NumPy would use huge pages, which Linux allocates slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

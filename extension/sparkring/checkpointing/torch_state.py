@@ -22,7 +22,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def leaf(tensor: Any, path: str) -> Any:
-    """A tensor's values, in its own memory if that is the CPU's; Raw if NumPy lacks its dtype.
+    """A tensor's values, in its own memory if it is on the CPU; Raw if NumPy lacks its dtype.
 
     Raises CheckpointError, with the path, for a tensor that cannot be saved.
     """
@@ -75,9 +75,9 @@ def put(value: Any, found: Any, path: str) -> Any:
 class Layout(NamedTuple):
     """How a tensor is spread over the ranks, and which piece of it is this rank's.
 
-    It has the shape of the whole tensor, the shape of the mesh of ranks, this rank's coordinate in the mesh (None: it
-    has no piece), and torch's short name of the placement along each dimension of the mesh: "S(0)" is cut along
-    dimension 0, "R" repeated.
+    `shape` is that of the whole tensor, and `mesh` that of the mesh of ranks. `at` is this rank's coordinate in the
+    mesh, None if it has no piece. `placements` has torch's short name of the placement along each dimension of the
+    mesh: "S(0)" is sharded along dimension 0, "R" is replicated.
     """
 
     shape: tuple[int, ...]
@@ -87,12 +87,12 @@ class Layout(NamedTuple):
 
 
 def is_spread(value: Any) -> bool:
-    """Whether a value is a tensor of which each rank has a piece."""
+    """Whether a value is a tensor that is spread over the ranks."""
     return isinstance(value, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def piece(tensor: Any, path: str) -> dict[str, Any]:
-    """This rank's piece of a spread tensor, and how it is spread; waits for no other rank."""
+    """This rank's piece of a spread tensor, and how it is spread. Does not wait for other ranks."""
     return {"value": leaf(tensor.detach().to_local(), path), "layout": tuple(_layout(tensor))}
 
 
@@ -115,8 +115,8 @@ def joined(found: dict[str, Any], like: Any, path: str) -> Any:
     now = _layout(like) if is_spread(like) else None
     if saved != now:
         raise CheckpointError(
-            f"{path} was saved as {_layout_words(saved)}, but here it is {_layout_words(now)}. Shard the model as it "
-            "was when it was saved, before restore(), or start over."
+            f"{path} was saved as {_layout_words(saved)}, but here it is {_layout_words(now)}. Before restore(), "
+            "shard the model as it was when it was saved, or start over."
         )
     local = tensor(found["value"]).to(like.to_local().device)
     return DTensor.from_local(
@@ -144,9 +144,9 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function that maps the keys of a value in an object's state_dict() to its tensor in the object, or None.
+    """Return a function from the keys of a value in an object's state_dict() to the object's own tensor there, or None.
 
-    For an optimizer's state of a parameter, it is that parameter, since nothing else exists before the first step.
+    For an optimizer's state of a parameter, this is the parameter: before the first step, there is no other tensor.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
@@ -162,7 +162,7 @@ def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def has_pieces(value: Any) -> bool:
-    """Whether a value is a module, or the optimizer of one, that is spread over the ranks."""
+    """Whether a value is a module that is spread over the ranks, or the optimizer of one."""
     return any(map(is_spread, _parameters(value)))
 
 
@@ -200,9 +200,9 @@ def refuse_piece(path: str) -> NoReturn:
 
 
 _GATHER = (
-    "gather it on every rank first, with get_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
-    "cpu_offload=True)), for the optimizer with get_optimizer_state_dict, from "
-    "torch.distributed.checkpoint.state_dict, and save the result"
+    "gather it on every rank first with get_model_state_dict(…, options=StateDictOptions(full_state_dict=True, "
+    "cpu_offload=True)), or get_optimizer_state_dict for the optimizer (both from "
+    "torch.distributed.checkpoint.state_dict), and save the result"
 )
 
 

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """A tensor whose dtype NumPy lacks: torch's name for that ("bfloat16"), its shape, and its bytes in C order."""
+    """A tensor whose dtype NumPy lacks: torch's name of the dtype ("bfloat16"), its shape, and its bytes in C order."""
 
     dtype_name: str
     shape: tuple[int, ...]
@@ -45,15 +45,15 @@ Leaf = Array | Raw
 def flatten(state: Any, called: str = "state") -> tuple[Any, dict[str, Leaf]]:
     """Split `state` into a skeleton of new JSON values and its arrays by path ("model/0.weight"), not copied.
 
-    Subclasses of dict, tuple, str, int and float come back as these. Raises CheckpointError for what cannot be saved,
-    with its path, which begins with `called`.
+    Subclasses of dict, tuple, str, int and float come back as these types. Raises CheckpointError for what cannot be
+    saved, with its path, which begins with `called`.
     """
     taking = _Taking(called)
     return taking.apart(state, ()), taking.leaves
 
 
 def rebuild(skeleton: Any, leaves: dict[str, Leaf]) -> Any:
-    """The tree that flatten() split. CheckpointError if the skeleton is not one of this version."""
+    """The tree that flatten() split. CheckpointError if the skeleton has something that this version does not know."""
     try:
         return _together(skeleton, leaves)
     except (KeyError, ValueError, TypeError, struct.error) as error:
@@ -127,7 +127,7 @@ class _Taking:
                 f"{self._told(path)} is an array of Python objects, which a checkpoint cannot hold: give it a dtype, "
                 "or make it a list."
             )
-        if dtype.isbuiltin == 2:  # a dtype that another package has added to NumPy, and whose name says nothing here
+        if dtype.isbuiltin == 2:  # another package's dtype: its name does not suffice to read it back
             raise CheckpointError(
                 f"{self._told(path)} is an array of {dtype}, which is not one of NumPy's own dtypes: save it as "
                 "float32, for example."
@@ -151,7 +151,7 @@ class _Taking:
 def _text(key: Any, how: Callable[[Any], str] = str) -> str:
     try:
         return how(key)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python does not convert integers of more than 4,300 digits to text
         return "…"
 
 

@@ -17,7 +17,7 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # None in place of a dimension of any length, or in place of the shape if all of them are.
+    # None in the shape is a dimension of any length; None instead of it is a shape with any number of dimensions.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
@@ -47,7 +47,7 @@ class Variables:
         self.assign(zip(variables, values, strict=True), path, owner)
 
     def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
-        """Assign leaves to the variables of `owner`. CheckpointError, before the first is touched, if one differs."""
+        """Assign leaves to the variables of `owner`. CheckpointError, before any has changed, if one does not fit."""
         ready = [(variable, self.array(found)) for variable, found in pairs]
         for variable, found in ready:
             shape, dtype = self.shape(variable), self.dtype(variable)

@@ -64,7 +64,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: what has been written is removed
         if not save.commit.sharded:
-            # Without a commit it is no checkpoint; why the save failed matters more than why the removal fails.
+            # Without a commit, it is not a checkpoint. The error of the save matters more than one of the removal.
             with contextlib.suppress(Exception):
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):
@@ -81,12 +81,12 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
 
 
 def tell_damaged(directory: Location, entry: Entry, reason: str) -> None:
-    """Tell the driver that a checkpoint is not as it was written."""
+    """Tell the driver that a checkpoint is damaged."""
     report.tell(CheckpointDamaged(directory.written, entry.name, entry.step, reason))
 
 
 def _written(save: Save, buffers: Iterable[memoryview]) -> tuple[File, ...] | None:
-    """All files of the checkpoint, once they are there; None on ranks that do not commit."""
+    """Write this rank's file, and return the files of all ranks once they exist; None on ranks that do not commit."""
     place = save.directory / save.name
     folder.make(save.directory, save.name)
     file = tensors.write(place / folder.data(save.rank), save.layout, save.metadata, buffers)
@@ -174,7 +174,7 @@ def _removed(directory: Location, entry: Entry) -> bool:
 
 
 def _complain(directory: Location, error: Exception) -> None:
-    """Report an error, once per directory, because every save fails alike."""
+    """Report an error once per directory, because every save would repeat it."""
     if directory.written not in _complained:
         _complained.add(directory.written)
         reason = str(error) if isinstance(error, CheckpointError) else folder.told(error)

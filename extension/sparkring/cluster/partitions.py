@@ -55,7 +55,7 @@ class Data(NamedTuple):
         return found
 
     def schema(self) -> bytes:
-        """The DataFrame's Arrow schema; the metadata say how toPandas() converts the columns to Python."""
+        """The DataFrame's Arrow schema. Its metadata says how toPandas() converts the columns to Python."""
         import cloudpickle
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -66,7 +66,7 @@ class Data(NamedTuple):
             structs = "dict" if by_arrow else "row"
         try:
             schema = self.frame.schema
-            # Pickled and not JSON, since ranks cannot import types that the notebook defines.
+            # Pickled by value, not JSON, because the notebook may define types that ranks cannot import.
             told = cloudpickle.dumps((schema, setting("spark.sql.session.timeZone"), by_arrow, structs))
             # Tasks use only the metadata of this schema.
             described = to_arrow_schema(schema, **_time_zone(to_arrow_schema))
@@ -88,7 +88,7 @@ class Data(NamedTuple):
 
 
 def _time_zone(to_arrow_schema: Callable[..., Any]) -> dict[str, str]:
-    """The argument without which to_arrow_schema() of pyspark 4.3 refuses timestamps; before, it always used UTC."""
+    """The argument that to_arrow_schema() needs for timestamps since pyspark 4.3; before, it always used UTC."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 

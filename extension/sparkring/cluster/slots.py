@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register a moment after the session is up; slots are asked for again until then.
+# Executors register a moment after the session is up, so check() counts slots again for this time if there are too few.
 SETTLE_S = 1.2
 
 
@@ -40,7 +40,7 @@ class Slots(NamedTuple):
 
 
 class Stage:
-    """One of our barrier stages, as long as it may run: what it is for, and how many slots it holds.
+    """A barrier stage of sparkring that may be running: what it is for, and how many slots it holds.
 
     `persistent`: it keeps its slots until it is stopped.
     """

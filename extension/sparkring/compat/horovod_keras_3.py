@@ -1,8 +1,8 @@
-"""Adapts Horovod 0.28's Keras functions to Keras 3, for which they were not written: otherwise they average nothing.
+"""Adapts Horovod 0.28's Keras functions to Keras 3. Without this, they would average nothing.
 
-Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides; ranks would train apart without an
-error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls. For Keras 2
-and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
+Keras 3 calls none of the methods that Horovod's DistributedOptimizer overrides, so each rank would train on its own,
+without an error. Here the optimizer averages in `apply()`, which every `fit` and `apply_gradients()` of Keras 3 calls.
+For Keras 2 and tf-keras, Horovod's functions stay as they are. Tested with Keras 3.15 on TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _scales_loss(optimizer: Any) -> bool:
 
 
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
-    """Have a Keras 3 optimizer average its gradients, in place; its class keeps its name, under which it is saved."""
+    """Make a Keras 3 optimizer average its gradients, in place. Its class keeps its name, under which it is saved."""
     base = type(optimizer)
     local: set[Any] = set()
 
@@ -171,7 +171,7 @@ def _load_model(real: Any) -> Any:
         classes = {kind.__name__: kind for kind in custom_optimizers or ()}
         model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
         if getattr(model, "optimizer", None) is not None:
-            # wrap_optimizer() would make a new optimizer; the loaded one has the state, so it gets only the class.
+            # wrap_optimizer() makes a new optimizer, which lacks the loaded one's state: only its class is used.
             stateless = type(model.optimizer).from_config(model.optimizer.get_config())
             model.optimizer.__class__ = type(wrap_optimizer(lambda: stateless)())
         return model
@@ -204,7 +204,7 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _shared_values(model: Any, optimizer: Any) -> list[Any]:
-    """The values that all ranks begin with. Seeds stay each rank's own, or dropout would drop the same units on all."""
+    """The values that all ranks begin with. Not seeds: with the same ones, dropout would drop the same units on all."""
     return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]
 
 

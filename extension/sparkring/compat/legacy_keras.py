@@ -1,6 +1,6 @@
 """When ranks have to use tf-keras as tf.keras. tf-keras is Keras 2 for TensorFlow versions that come with Keras 3.
 
-horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras. In these versions, this is Keras 3 unless
+horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras. In these versions, tf.keras is Keras 3 unless
 TensorFlow is told otherwise. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
 """
 

@@ -1,1 +1,1 @@
-"""Reads data sets: each rank reads its shard, and all shards are even."""
+"""Reads data sets: they are divided evenly among the ranks, and each rank reads its shard."""

@@ -1,12 +1,12 @@
-"""Arrow columns as NumPy arrays, as models need them: all rows of a column have the same shape.
+"""Converts Arrow columns to the NumPy arrays that models need: all rows of a column have the same shape.
 
 numbers, booleans        [rows]                 as stored; with nulls, float64 with NaN or objects with None
 strings, binary          [rows] of object       str or bytes
 dates and times          [rows] datetime64      with NaT for nulls
 decimals                 [rows] of object       decimal.Decimal
-lists, tensors           [rows, …]              all rows of one length
+lists, tensors           [rows, …]              all rows must have the same length
 Spark ML's vectors       [rows, length]         float64, sparse ones filled with zeros
-rows, maps, their lists  [rows] of object       as from toPandas(); dicts if the source is not a DataFrame
+rows, maps, their lists  [rows] of object       as toPandas() returns them; dicts if not from a DataFrame
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 Array = Any  # numpy.ndarray
-Raw = tuple[np.dtype[Any], tuple[int, ...]]  # what the bytes of a row are: dtype and shape
+Raw = tuple[np.dtype[Any], tuple[int, ...]]  # the dtype and shape that the bytes of a row have
 _VECTOR = {"type", "size", "indices", "values"}
 
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made from columns, by name; the same for all batches, whichever rows they have.
+    """How arrays are made from columns. It is the same for all batches, whatever rows they contain.
 
-    `fill` has the values that replace nulls. `nulls` are the columns with nulls, among those whose dtype depends on
-    this. `raw` has the dtype and shape of a row of bytes. `spark` has Spark's types of columns of rows or maps.
+    `fill` has the values that replace nulls, by column. `nulls` names the columns whose nulls change the dtype of
+    the array. `raw` has the dtype and shape of a row of a binary column. `spark` has the Spark types of columns that
+    hold rows or maps.
     """
 
     fill: Mapping[str, Any]
@@ -46,19 +47,19 @@ class Making:
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Whether this is the type as which Spark ML's VectorUDT is stored."""
+    """Whether Spark ML's VectorUDT is stored as this type."""
     return pa.types.is_struct(kind) and {part.name for part in kind} == _VECTOR
 
 
 def is_object(kind: pa.DataType) -> bool:
-    """Whether a column of this type (rows, maps, lists of these, only nulls) becomes an array of Python objects."""
-    if not pa.types.is_nested(kind):  # checked first, since this is called for each piece that is read
+    """Whether a column of this type (rows, maps, lists of these, or nulls only) becomes an array of Python objects."""
+    if not pa.types.is_nested(kind):  # the usual case, checked first for speed
         return bool(pa.types.is_null(kind))
     return is_object(kind.value_type) if _is_list(kind) else not is_vector(kind)
 
 
 def changes_with_nulls(kind: pa.DataType) -> bool:
-    """Whether the dtype of such a column's array depends on its having nulls."""
+    """Whether nulls in a column of this type change the dtype of its array."""
     types = pa.types
     if types.is_dictionary(kind):
         return changes_with_nulls(kind.value_type)
@@ -66,14 +67,14 @@ def changes_with_nulls(kind: pa.DataType) -> bool:
 
 
 def holds_nulls(kind: pa.DataType) -> bool:
-    """Whether the array of such a column can hold nulls."""
+    """Whether the array of a column of this type can hold nulls."""
     return is_object(kind) or not (_is_list(kind) or is_vector(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
 def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, exact: bool = True) -> Array:
     """A column as an array of shape [rows, …]; floating-point values and decimals as `dtype`, if one is given.
 
-    Decimals become float64 unless they are to be `exact`.
+    Without a `dtype`, decimals stay decimals if `exact` is true; otherwise, they become float64.
     Raises DataError for nulls that the array cannot hold and `fill` does not replace, for rows of different lengths,
     and for a type that cannot become an array.
     """
@@ -90,7 +91,7 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     if is_object(kind):
         return _objects(filled, spark)
     found = _array(filled, name, exact=exact and dtype is None)
-    if nulls:  # this batch may have none
+    if nulls:  # even if this batch has none
         found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
     if dtype is not None and found.dtype.kind == "f":
         found = found.astype(dtype, copy=False)
@@ -106,15 +107,17 @@ def _filled(array: pa.Array, name: str, fill: Mapping[str, Any]) -> pa.Array:
         return pc.fill_null(array, pa.scalar(fill[name], array.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OverflowError):
         pass
-    # Arrow cannot fill lists: put the value where they are missing.
+    # Arrow cannot fill null lists, so they are replaced in Python.
     try:
         return pa.array([fill[name] if value is None else value for value in array.to_pylist()], array.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError):
-        raise DataError(f"fill={{'{name}': {fill[name]!r}}}: column `{name}` is {array.type}.") from None
+        raise DataError(
+            f"fill={{'{name}': {fill[name]!r}}}: column `{name}` is {array.type}, which cannot hold this value."
+        ) from None
 
 
 def has_nulls(name: str, count: int, rows: int) -> DataError:
-    """The error for a column that has nulls, no place for them and no fill value."""
+    """The error for a column with nulls that its array cannot hold and that `fill` does not replace."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), which an array of its shape cannot hold: replace "
         f"them with fill={{'{name}': …}}, or leave these rows out with where=\"{name} is not None\"."
@@ -169,9 +172,9 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that turns the maps in pyarrow's value, or None, into dicts; None if the type has no maps.
+    """Return a function that converts the maps in a value from pyarrow to dicts; None if the type has no maps.
 
-    Maps whose keys are rows stay pairs, since a dict cannot be a key.
+    The function accepts None, too. Maps whose keys are rows stay lists of pairs, since a dict cannot be a key.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
@@ -190,7 +193,7 @@ def _same(value: Any) -> Any:
 
 
 def _from_bytes(array: pa.Array, name: str, raw: Raw) -> Array:
-    """The bytes of all rows, taken from memory without a Python object for each row."""
+    """The bytes of all rows as one array, read from Arrow's memory without a Python object for each row."""
     dtype, shape = raw
     wanted = dtype.itemsize * math.prod(shape)
     types, kind = pa.types, array.type
@@ -230,7 +233,7 @@ def _length(lengths: Array, name: str) -> int:
 
 
 def ragged(name: str, lengths: list[int]) -> DataError:
-    """The error for a column whose rows have these lengths, sorted."""
+    """The error for a column whose rows have these different lengths; `lengths` is sorted."""
     shown = f"{lengths[0]} and {lengths[-1]}" if len(lengths) < 3 else f"between {lengths[0]} and {lengths[-1]}"
     return DataError(
         f"column `{name}` has rows of different lengths ({shown}), but a batch is one array: pad or cut them first, or "

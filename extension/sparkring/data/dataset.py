@@ -1,4 +1,7 @@
-"""A Parquet data set as described by its footers: files, row groups, rows, columns. Nothing else is read."""
+"""A Parquet data set as described by its footers: files, row groups, rows, columns.
+
+Rows are read only to count those that pass a filter, and only if the footers are not enough for this.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,21 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # footers that are read at the same time: most of the time is spent waiting
+AT_ONCE = 16  # files whose footers are read at once, since a read mostly waits
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-# What Arrow raises for bytes that are not Parquet and for damaged compressed data, and what file systems raise.
+# The errors of Arrow for files that are not Parquet and for damaged data, and the errors of file systems.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
-    """One row group. `rows` pass the filter, `rows_in_file` are all; sizes in bytes are of the columns that are read.
+    """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` that of all rows.
 
-    `size_bytes` is what they take in the file, `stored_bytes` what they take uncompressed.
+    The sizes are those of the columns that are read: `size_bytes` as compressed in the file, `stored_bytes`
+    uncompressed.
     """
 
     rows: int
@@ -58,7 +62,7 @@ class RowGroup(NamedTuple):
 
 
 class DataFile(NamedTuple):
-    """One Parquet file; `version` is a digest of its footer, `partitions` the values that its path gives."""
+    """One Parquet file; `version` is a digest of its footer, `partitions` has the keys and values in its path."""
 
     path: str
     size_bytes: int
@@ -69,11 +73,12 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as it was when it was opened: `version` is a digest of all footers and what was chosen of them.
+    """A data set as it was when it was opened.
 
-    `schema` has the chosen columns, in their order, `stored_schema` all that the files and their paths have.
-    `reads` are the chosen ones and those that the filter reads. `where` is the filter in words. `nulls` is the number
-    of nulls by column in all rows, as far as footers and paths tell. `spark`, if the data comes from a DataFrame, has
+    `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
+    columns, in the order in which they were chosen; `stored_schema` has all columns of the files and their paths.
+    `reads` are the chosen columns and those that the filter reads. `where` is the filter as text. `nulls` is the number
+    of nulls by column in all rows, as far as footers and paths tell. If the data comes from a DataFrame, `spark` has
     the Spark types of those columns whose values must be converted to Spark's.
     """
 
@@ -100,12 +105,12 @@ class Dataset:
 
     @property
     def row_groups(self) -> int:
-        """The number of row groups, including those of which no row passes the filter."""
+        """The number of row groups, including those in which no row passes the filter."""
         return len(self._groups())
 
     @property
     def size_bytes(self) -> int:
-        """What the columns that are read take in the files."""
+        """The compressed size of the columns that are read."""
         return sum(group.size_bytes for group in self._groups())
 
     @property
@@ -114,7 +119,7 @@ class Dataset:
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
-        """Rows that pass the filter, by file and row group: what plan() takes."""
+        """The number of rows that pass the filter, by file and row group, as plan() expects it."""
         return [[group.rows for group in file.row_groups] for file in self.files]
 
     def row_bytes(self) -> float:
@@ -126,7 +131,7 @@ class Dataset:
 
 
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
-    """Read the footers of a Parquet file, a folder of them (Hive partitions too), a glob, or a list of those.
+    """Read the footers of a Parquet file, a folder of files (also with Hive partitions), a glob, or a list of these.
 
     With a filter, the rows that pass are counted; where the footers are not enough, the filter's columns are read.
     DataError if nothing is there, if there are no rows, if a file is damaged or not Parquet, if the files' columns
@@ -180,7 +185,7 @@ def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Wh
 
 
 def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
-    """Those of `columns` that have nulls in rows that pass the filter; if there is a filter, their values are read."""
+    """Those of `columns` that have nulls in rows that pass the filter. With a filter, this may read their values."""
     found = {name for name in columns if dataset.nulls.get(name)}
     if dataset.condition is None or not found:
         return frozenset(found)
@@ -189,7 +194,7 @@ def having_nulls(dataset: Dataset, columns: Iterable[str]) -> frozenset[str]:
 
 
 def arrow_file_system(fs: AbstractFileSystem) -> Any:
-    """The file system as Arrow knows it: its own for local files, which is the fastest."""
+    """The file system as an Arrow object. For local files, it is Arrow's own, which is the fastest."""
     import pyarrow.fs
 
     if Location(fs, "", "").local:
@@ -198,11 +203,12 @@ def arrow_file_system(fs: AbstractFileSystem) -> Any:
 
 
 def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
-    """A file of the data set, to be read and closed. DataError if it is no longer what it was."""
+    """Open a file of the data set; the caller closes it. DataError if it has been removed or rewritten."""
     known = dataset.files[file]
     try:
-        # By default, Arrow reads whole columns of a row group; through a buffer, it reads only what it decodes, and is
-        # faster. In remote storage, a request for each piece costs more than the memory, unless row groups are large.
+        # By default, Arrow reads whole columns of a row group. With a buffer, it reads only what it decodes next, which
+        # is faster. In remote storage, the request for each piece costs more than the memory for whole columns, unless
+        # row groups are large.
         if dataset.local:
             # pre_buffer: True by default in pyarrow 26.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
@@ -227,7 +233,7 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
 
 @functools.lru_cache(maxsize=10_000)
 def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
-    """A remote file's footer, cached because requests cost time and money; `version` tells a rewritten file apart."""
+    """A remote file's footer, cached because requests cost time and money. A rewritten file has another `version`."""
     with fs.open(path, "rb") as opened:
         return pq.read_metadata(opened)
 
@@ -237,7 +243,7 @@ def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMe
 
 class _File(NamedTuple):
     path: str
-    below: str  # its path relative to the one given, which may contain partitions
+    below: str  # its path below the one that was given; it may contain partitions
     size_bytes: int
 
 
@@ -248,7 +254,7 @@ class _Footer(NamedTuple):
 
 
 def _files(place: Location) -> list[_File]:
-    """The files at a path, in the order of their names; what begins with _ or . is not data."""
+    """The files at a path, in the order of their names, without those whose names begin with _ or ."""
     fs, path = place.fs, place.path
     try:
         if any(sign in path for sign in "*?["):
@@ -283,7 +289,7 @@ def _files(place: Location) -> list[_File]:
 
 
 def _similar(place: Location) -> str:
-    """The end of a sentence: what is there under a similar name."""
+    """The end of a message about a missing path: a similar path, or that its folder is missing, too."""
     with contextlib.suppress(OSError, PathError):
         beside = [
             posixpath.basename(str(each).rstrip("/"))
@@ -320,7 +326,7 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """What Hive-style paths say, key=value, and the keys' types: integer if all values are integers."""
+    """The partitions in Hive-style paths (key=value), and the type of each key: integer if all its values are."""
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
         for path in below
@@ -351,7 +357,7 @@ def _with_partitions(schema: pa.Schema, keys: Sequence[tuple[str, Any]], kinds: 
 
 
 def _check_equal(schemas: Sequence[pa.Schema], names: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise DataError if one of the `wanted` columns is not the same in all files."""
+    """Raise DataError unless all files have the `wanted` columns, with the same types."""
     first = schemas[0]
     for schema, name in zip(schemas[1:], names[1:], strict=True):
         if schema is first or schema.equals(first):
@@ -383,7 +389,7 @@ def _row_groups(metadata: pq.FileMetaData, columns: set[str]) -> tuple[RowGroup,
 
 
 def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
-    """The number of nulls in each of `columns`, as far as the footers have it; nested columns are left out."""
+    """The number of nulls in each of `columns`, as far as the footers tell; nested columns are left out."""
     leaves = {name: at for at in range(metadata.num_columns) if (name := metadata.schema.column(at).path) in columns}
     found: Counter[str] = Counter()
     for number in range(metadata.num_row_groups):
@@ -399,7 +405,7 @@ def _nulls(metadata: pq.FileMetaData, columns: set[str]) -> Counter[str]:
 
 
 def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
-    """The columns that a filter reads. Arrow does not list them, so each is tried on a table without it."""
+    """The columns that a filter reads. Arrow does not list them, so the filter is tried without each column in turn."""
     found = set()
     for name in schema.names:
         rest = pa.schema([field for field in schema if field.name != name]).empty_table()
@@ -438,7 +444,7 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """The results of `work` for all items, several at a time; the first error ends it. Long work is reported."""
+    """Run `work` for all items, several at a time, and return the results. Long work is reported; an error ends it."""
     found = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")

@@ -17,7 +17,7 @@ GETS_PER_S = 5_500  # what S3 serves under one prefix: Amazon S3 User Guide, "Be
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch; files and row groups are those of which it reads any part.
+    """What one rank reads in an epoch. `files` and `row_groups` count those that it reads at least in part.
 
     `size_bytes` is the compressed size of the chosen columns. A part of a row group counts in proportion to its rows.
     """
@@ -32,10 +32,10 @@ class Share(NamedTuple):
 class Requests(NamedTuple):
     """GET requests for a data set in an object store.
 
-    `opening` counts those for opening the data set once: a footer per file. `per_epoch` counts, for every row group,
-    the ranks that read any of it, times the runs of adjacent columns. Readers that fetch in smaller pieces, or open
-    each file anew for every epoch, make more requests. `busiest` counts those of an epoch that go to `folder`,
-    the folder with the most requests.
+    `opening` counts those for opening the data set once: a footer per file. For each row group, `per_epoch` counts one
+    request per rank that reads any of it and per run of adjacent columns. Readers that fetch in smaller pieces, or open
+    each file anew for every epoch, make more requests. `busiest` counts the requests of an epoch to `folder`, the
+    folder with the most requests.
     """
 
     opening: int
@@ -54,9 +54,10 @@ class Requests(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """An epoch, rank by rank: `ours` by our even split, `petastorms` by Petastorm's shards of whole row groups.
+    """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
 
-    `stretches` are, for each rank, the rows of our split: from, to, in the order of the files.
+    Petastorm's shards consist of whole row groups. `stretches` has, for each rank, where its rows in the even split
+    begin and end (not included), counted in the order of the files.
     """
 
     dataset: Dataset
@@ -74,14 +75,14 @@ class Outlook(NamedTuple):
 
     @property
     def rows_unread(self) -> int:
-        """Rows that are left out of every epoch so that all ranks take equally many steps (drop); else 0."""
+        """With "drop", the rows that every epoch leaves out so that all ranks take the same number of steps; else 0."""
         if self.remainder != "drop":
             return 0
         return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
 
     @property
     def rows_twice(self) -> int:
-        """Rows that are read a second time in an epoch to fill the last batches (pad); else 0."""
+        """With "pad", the rows that are read a second time in an epoch to fill the last batches; else 0."""
         if self.remainder != "pad":
             return 0
         return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
@@ -97,10 +98,10 @@ def outlook(
 ) -> Outlook:
     """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    Petastorm gives row group i, counted through the files in their order, to shard i % size, and a shard takes steps
-    until it has no more rows; its last step may have fewer. Our shards are those of an epoch that is not shuffled;
-    in another order a rank may touch one row group more or less. Where there is a filter, only rows that pass it count,
-    under either split.
+    Petastorm numbers the row groups through all files and gives row group i to shard i % size. A rank takes steps until
+    its shard has no more rows; its last step may have fewer. Our shards are those of an epoch that is not shuffled; in
+    a shuffled epoch, a rank may read from one row group more or less. If there is a filter, both splits count only the
+    rows that pass it.
     """
     ours, stretches = _ours(dataset, size, batch_size, remainder)
     return Outlook(
@@ -162,7 +163,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """The number of runs of adjacent columns that the columns to read form in the files."""
+    """The number of runs of columns to read: columns that are adjacent in the files form one run."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -1,9 +1,9 @@
 """Spark DataFrames: whether one can be used, and whether two have the same rows.
 
-A version is computed from the plan if the plan determines the data: Spark's own expressions over files, with the sizes
-and modification times of the files. If it does not (rows of the notebook, a Python function, JDBC, a cached DataFrame,
-the time of day), it is computed from the rows, in one pass of Spark: their number and two sums of 64-bit hashes, which
-do not depend on the order. In case of doubt, the rows are used.
+If the plan determines the rows, a version is computed from the plan and the sizes and modification times of its files.
+Such a plan has only Spark's own expressions over files. Otherwise (rows of the notebook, a Python function, JDBC, a
+cached DataFrame, the time of day), a version is computed from the rows, in one Spark job: from their number and two
+sums of 64-bit hashes, which do not depend on the order. In case of doubt, the rows are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
-# Spark's own formats. Others, such as Delta, may not be determined by their data files alone.
+# Spark's own formats. In others, such as Delta, the data files alone may not determine the rows.
 _FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
 # Nodes of a plan that depend on the time, the user or a function's body, or that contain another plan.
 _UNTOLD = re.compile(
@@ -34,7 +34,7 @@ _UNTOLD = re.compile(
 # are covered by _files() or by the plan below. Any other null may hide something.
 _EMPTY = {
     "evalMode",
-    "evalContext",  # what Spark 4.3 has in its place
+    "evalContext",  # in Spark 4.3, in place of evalMode
     "relation",
     "desc",
     "timeZoneId",
@@ -71,7 +71,7 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
 def for_arrays(frame: DataFrame) -> DataFrame:
     """The same rows in types that every Parquet reader knows: MLlib's vectors as arrays of doubles, local times.
 
-    Times are in the session's time zone, as in toPandas(). Spark would write them to Parquet in UTC.
+    Times are local in the session's time zone, as in toPandas(). Spark would write them to Parquet in UTC.
     """
     from pyspark.sql import functions
 
@@ -92,7 +92,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """The types of for_arrays()'s columns that hold rows or maps, which are needed to make Spark's values."""
+    """The types of those columns of for_arrays() that hold rows or maps. Making Spark's values requires these types."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -111,7 +111,7 @@ def _has_times(kind: DataType) -> bool:
 
 
 def _without_zone(kind: DataType) -> DataType:
-    """The type of a column with timestamps that have no time zone, including those within other types."""
+    """The same type, but with timestamps that have no time zone, also within arrays, maps and rows."""
     from pyspark.sql.types import ArrayType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
     if isinstance(kind, ArrayType):
@@ -126,11 +126,11 @@ def _without_zone(kind: DataType) -> DataType:
 
 
 def version_of(frame: DataFrame) -> str:
-    """Return a text that is the same for two DataFrames only if they have the same rows, also in later kernels.
+    """Return a text that is the same for two DataFrames only if they have the same rows, even in different kernels.
 
-    If they have times, the session's time zone must also be the same.
+    If they have times, the text also depends on the session's time zone.
 
-    If the plan does not determine the rows, they are read in one Spark job, whose errors are raised.
+    If the plan does not determine the rows, they are read in one Spark job. Errors of this job are raised.
     """
     found = _by_plan(frame) or _by_rows(frame)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
@@ -144,7 +144,7 @@ def version_of(frame: DataFrame) -> str:
 def _by_plan(frame: DataFrame) -> str:
     try:
         told = _told(frame)
-    except Exception:  # Spark's internal classes differ between versions; the rows do not
+    except Exception:  # Spark's internal classes differ between versions: use the rows
         return ""
     return f"plan-{_digest(told)}" if told else ""
 
@@ -160,7 +160,7 @@ def _told(frame: DataFrame) -> list[str]:
         return []
     leaves = plan.collectLeaves()
     files = [line for index in range(leaves.size()) for line in _files(session, leaves.apply(index))]
-    # The text says some things that the JSON leaves out, and has its own limit to how many fields it shows.
+    # The text contains some things that the JSON leaves out.
     text = _text(plan)
     seen: dict[str, str] = {}
     settings = [
@@ -181,7 +181,7 @@ def _told(frame: DataFrame) -> list[str]:
 def _text(plan: Any) -> str:
     from py4j.protocol import Py4JError
 
-    arguments = (True, False, 1_000_000, False)
+    arguments = (True, False, 1_000_000, False)  # verbose, addSuffix, maxFields, printOperatorId
     try:
         return str(plan.treeString(*arguments))
     except Py4JError:  # Spark 4.3 has a fifth parameter, without a default that Java could use
@@ -206,7 +206,7 @@ def _tells(node: dict[str, Any]) -> bool:
 
 
 def _files(session: SparkSession, leaf: Any) -> list[str]:
-    """The files of one leaf of a plan, a line each: path, size, time of change; how they are read comes first."""
+    """How the files of one leaf of a plan are read, then a line for each file: path, size, time of change."""
     if leaf.getClass().getName() != _FILES:
         return []
     relation = leaf.relation()
@@ -221,7 +221,7 @@ def _files(session: SparkSession, leaf: Any) -> list[str]:
 
 
 def _listed(session: SparkSession, folder: str) -> dict[str, str]:
-    """Size and time of change of each file in a folder, as the file system has them now, not Spark's cache."""
+    """Size and time of change of each file in a folder, from the file system itself, not from Spark's cache."""
     jvm: Any = session._jvm
     path = jvm.org.apache.hadoop.fs.Path(folder)
     listed = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).listStatus(path)
@@ -256,7 +256,7 @@ def _by_rows(frame: DataFrame) -> str:
     from pyspark.sql import functions
 
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
-    # As decimals, the sums have room for 10^19 rows, so they do not overflow, which is an error in ANSI mode.
+    # As decimals, the sums have room for 10^19 rows. In ANSI mode, an overflow would be an error.
     sums = [
         functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
         for salt in (0, 1)
@@ -266,7 +266,7 @@ def _by_rows(frame: DataFrame) -> str:
 
 
 def _hashable(field: StructField) -> list[Column]:
-    """The expressions to hash for a column: xxhash64 skips nulls, runs arrays together, and refuses maps."""
+    """The expressions to hash for a column. xxhash64 itself ignores nulls and where arrays end, and refuses maps."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 

@@ -30,10 +30,11 @@ class Spec(NamedTuple):
 
 @dataclass
 class Layout:
-    """The columns of a batch by name, each of one stored column or of several side by side, and how they are made.
+    """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
-    learn() finds `spec` from the first rows; all others must be like them. `objects` has the names of a transform's
-    arrays that hold objects other than str and bytes, with the type of one. `data` is the data set's name in messages.
+    learn() finds `spec` from the first rows; all other rows must match it. `objects` has an entry for each array of a
+    transform that holds objects other than str and bytes: the type of one of them. `data` is the data set's name in
+    messages.
     """
 
     data: str
@@ -45,7 +46,7 @@ class Layout:
     objects: dict[str, str] = field(default_factory=dict)
 
     def learn(self, rows: pa.RecordBatch) -> None:
-        """Find `spec` from some rows. Raises DataError if their columns, or the transform's, cannot be arrays."""
+        """Find `spec` from some rows. Raises DataError if their columns, or the transform's, cannot become arrays."""
         batch = self._columns(rows)
         if self.transform is not None:
             batch = self._transformed(batch)
@@ -61,10 +62,10 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """The first `rows` of `length` rows in an `order` (None: as they come) as arrays, not transformed yet.
+        """Put `length` rows in `order` (None: keep theirs), and return the first `rows` as arrays, not yet transformed.
 
-        Also returns how many bytes were stored. Each batch is copied to its place before the next is decoded,
-        while it is still in the processor's cache; then its memory is free for the next.
+        Also returns the size in bytes of all these rows in Arrow's memory. Each batch is copied to its place before the
+        next is decoded, while it is still in the processor's cache; its memory is then free for the next.
         """
         place = None
         if order is not None:
@@ -91,16 +92,16 @@ class Layout:
         return found, size_bytes
 
     def transformed(self, batch: Batch, rows: int, where: str) -> Batch:
-        """The transformed batch. DataError if it differs in form from that of the first rows."""
+        """The transformed batch. DataError if its columns, shapes or dtypes differ from those of the first rows."""
         found = self._transformed(batch)
         self._check(found, rows, where)
         return found
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """The columns of a batch, made from the stored ones, several of them side by side where `groups` says so."""
+        """The columns of a batch, made from the stored ones. `groups` says which of these to put side by side."""
         found = {}
         for name, members in self.groups.items():
-            exact = len(members) == 1  # decimals cannot stand beside numbers
+            exact = len(members) == 1  # decimals cannot be in one array with numbers
             parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
             found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
         return found
@@ -150,8 +151,8 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array to be filled.
 
-    Its memory is Arrow's, which is reused rather than given back to the system, and which is aligned so that TensorFlow
-    can use the array without a copy.
+    Arrow allocates its memory. Arrow reuses memory rather than giving it back to the system, and aligns it so that
+    TensorFlow can use the array without a copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)

@@ -3,12 +3,12 @@
     CACHE/<key>/<random>/
         _owner.json         the process that writes the folder; written first
         part-*.parquet      what Spark writes
-        _sparkring.json     the files, their rows and sizes; written last; a folder without it is not a copy
+        _sparkring.json     the files, their rows and sizes; written last; without it, a copy is incomplete
         _used               when the copy was last used
 
 The key is computed from the DataFrame's version (frames.py) and from how it is written. Nothing is renamed, because not
-every mount supports this. The first process to write removes incomplete copies of killed kernels, and copies that have
-not been used for a month.
+every mount supports this. Before a process writes a copy, it removes incomplete copies of killed kernels, and copies
+that have not been used for a month.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 
 
 class Copy(NamedTuple):
-    """A DataFrame's rows as Parquet files: the folder, its version and size, and whether it was there before."""
+    """A DataFrame's rows as Parquet files. `version` is the DataFrame's; `reused` is true if they were there before."""
 
     location: Location
     version: str
@@ -68,12 +68,12 @@ def materialise(
     name: str = "",
     say: Say | None = None,
 ) -> Copy:
-    """The copy of a Spark DataFrame in `cache`: the one that is there, or one that is written now.
+    """The copy of a Spark DataFrame in `cache`. If there is none yet, it is written now.
 
-    `cache` is any path that Spark's executors and this process both reach; default: see cache_folder(). Row groups
-    are of about `row_group_bytes` before compression; MLlib's vectors become arrays of doubles, and times are in the
-    session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook, and `say` is told what
-    happens. An interrupt ends Spark's job, and leaves nothing half-written.
+    `cache` is any path that both Spark's executors and this process can reach; default: see cache_folder(). Row groups
+    have about `row_group_bytes` bytes before compression. MLlib's vectors become arrays of doubles, and times are in
+    the session's time zone, as in toPandas(). `name` is the DataFrame's name in the notebook. `say` is called with
+    messages for the user. An interrupt ends Spark's job, and incomplete files are removed.
     DataError: the DataFrame is empty or cannot be computed, or the cache cannot be used.
     """
     called = f"`{name}`" if name else "the DataFrame"
@@ -99,9 +99,9 @@ def materialise(
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSession | None = None) -> Location:
-    """Where copies are kept: `cache`, or `dataframes` in $SPARKRING_CACHE, or in the user's cache folder.
+    """Where copies are kept: `cache`, or the folder `dataframes` in $SPARKRING_CACHE or in the user's cache folder.
 
-    On Databricks the last is dbfs:/tmp/sparkring/<user>, which the executors reach, too.
+    On Databricks, dbfs:/tmp/sparkring/<user> is used as the user's cache folder, since executors can reach it, too.
     """
     if cache is not None:
         return locate(cache)
@@ -150,7 +150,7 @@ def _find(folder: Location, version: str, tell: Say) -> Copy | None:
         damage = _damage(copy, commit)
         if damage:
             tell(f"the copy in {copy.written} is damaged ({damage}); rewriting it")
-            with contextlib.suppress(OSError):  # a damaged copy does no harm
+            with contextlib.suppress(OSError):  # a damaged copy that stays does no harm
                 _remove(copy)
             continue
         with contextlib.suppress(OSError):  # a read-only cache can be used, too
@@ -173,7 +173,7 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
-    """The folders in `parent` that have names as materialise() gives them; a cache may contain other folders."""
+    """The folders in `parent` whose names match `pattern`; a cache may contain others, which are not copies."""
     with contextlib.suppress(FileNotFoundError):
         listed = parent.fs.ls(parent.path, detail=True, refresh=True)
         names = sorted(
@@ -199,7 +199,7 @@ def _read(file: Location) -> dict[str, Any]:
 
 
 def _used(copy: Location, commit: dict[str, Any]) -> float:
-    """When a copy was last asked for, in seconds since 1970."""
+    """When a copy was last used, in seconds since 1970."""
     try:
         return float(copy.fs.cat_file((copy / USED).path))
     except (FileNotFoundError, ValueError):
@@ -230,7 +230,7 @@ def _write(
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes a file even if it has no rows.
+            # Spark's first task writes a file even if it has no rows. If it is not here, it is on an executor's disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
@@ -253,7 +253,7 @@ def _write(
 
 
 def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], Any], tell: Say) -> Any:
-    """Return ask(), whose Spark jobs end at an interrupt. Raises DataError with Spark's reason."""
+    """Return the result of ask(). An interrupt ends its Spark jobs. Raises DataError with Spark's reason."""
     try:
         return interruptibly(session.sparkContext, f"{doing} {called}", ask, tell)
     except KeyboardInterrupt:
@@ -264,7 +264,7 @@ def _computed(session: SparkSession, called: str, doing: str, ask: Callable[[], 
 
 
 def _advice(reason: str) -> str:
-    """Advice for a failure of Spark that concerns the cache; '' for another failure."""
+    """Advice if Spark failed to write to the cache; '' for other failures."""
     if re.search(r"No space left|File too large|[Qq]uota|Permission denied|Mkdirs failed|Read-only", reason):
         return f". Free up some space, or set another folder with cache=… or {CACHE}."
     return ""
@@ -287,7 +287,7 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         return
     path = (copy / OWNER).path
 
-    # Sent by value, since executors need not have sparkring; so everything that it needs is in it.
+    # This function is pickled by value, since executors may not have sparkring. It uses only the standard library.
     def look(_: int) -> tuple[str, bool]:
         import os
 
@@ -337,7 +337,7 @@ def _usable(home: Location) -> Iterator[None]:
 
 
 def _remove(copy: Location) -> None:
-    """Remove a folder; a task that Spark is just ending may still write to it for a moment."""
+    """Remove a folder. Try again if it reappears: a task that Spark is ending may still write to it for a moment."""
     deadline = time.monotonic() + _LAST_TASKS_S
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -349,7 +349,7 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Whether this copy was abandoned. This is known on the same host; for another host, a day has to pass."""
+    """Whether the process that wrote this copy has ended. If it ran on another host, this is assumed after a day."""
     owner = _read(copy / OWNER)
     ended = owners.has_ended(owner) if owner else None
     if ended is not None:
@@ -367,7 +367,7 @@ def _modified(copy: Location) -> float:
 
 
 def _user(session: SparkSession | None) -> str:
-    """The user: on Databricks, all notebooks run as root, and only Spark knows the user."""
+    """The user's name. It comes from Spark if possible, because all notebooks on Databricks run as root."""
     import getpass
 
     from pyspark.sql import SparkSession

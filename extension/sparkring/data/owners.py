@@ -13,14 +13,14 @@ def me() -> dict[str, Any]:
 
 
 def has_ended(owner: dict[str, Any]) -> bool | None:
-    """Whether the process that me() described has ended; None if it ran on another host and this is unknown."""
+    """Whether the process that me() described has ended; None (unknown) if it ran on another host."""
     if owner["host"] != socket.gethostname():
         return None
     return bool(owner["started"] != _started(owner["pid"]))
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks, which differs if a pid is reused. '' if the process has ended."""
+    """When a process began, in clock ticks, to tell it from another with the same pid. '' if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""Which rank reads which rows: pure functions of the row groups' sizes, the ranks, a seed and a position.
+"""Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
 
 An epoch is one sequence of all row groups, in its own order. Each rank reads one contiguous part of this sequence. So
 every row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
-Within its part, a rank shuffles windows of rows, which limits the memory.
+Within its part, a rank shuffles one window of rows at a time, to limit the memory that it needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Leg(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far the ranks are: in which epoch (from 1), under which seed, and which legs of the epoch they have read.
+    """How far the ranks have read: the epoch (from 1), its seed, and the legs of the epoch that they have read.
 
     It consists of numbers only, so that it can be saved as JSON; of() accepts lists in place of tuples.
     """
@@ -64,8 +64,8 @@ class Position(NamedTuple):
 class Shard(NamedTuple):
     """What one rank reads in the rest of an epoch: `steps` batches from `ranges`. shuffled() orders each window.
 
-    `rows` is how many rows are in `ranges`; the first `read` of them have been read, and "drop" leaves out the last
-    ones. `pad` are the rows that fill the last batch.
+    `rows` is the number of rows in `ranges`. The first `read` of them have already been read. With "drop", the last
+    ones may be left out; with "pad", the rows in `pad` fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -76,7 +76,7 @@ class Shard(NamedTuple):
 
 
 def seat(rank: int | None, size: int | None) -> tuple[int, int] | None:
-    """The rank and the number of ranks that were given, or None if neither was. DataError if they do not fit."""
+    """(rank, size) if both are given; None if neither is. DataError if only one is, or if the rank is out of range."""
     if rank is None and size is None:
         return None
     if rank is None or size is None or not 0 <= rank < size:
@@ -95,7 +95,9 @@ def plan(
 ) -> tuple[Shard, ...]:
     """The shard of each of `size` ranks for (the rest of) an epoch.
 
-    `counts[file][row_group]` are rows. With a `window` of 0, nothing is shuffled: files and rows keep their order.
+    `counts[file][row_group]` is a number of rows. With a `window` of 0, nothing is shuffled: files and rows keep their
+    order.
+
     `remainder` decides how many steps a rank takes. "drop": as many as the rank with the fewest rows can fill. "pad":
     as many as the rank with the most rows needs; a rank fills up its batches with rows that it reads anyway. "join": as
     many as its own rows need, so that its last batch may be smaller, and one rank may need a step more than another
@@ -119,9 +121,10 @@ def plan(
 
 
 def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
-    """The position at which these ranks began to read with this window, and how many rows each has read since.
+    """The position at which `size` ranks began to read with this window, and how many rows each has read since.
 
-    If the number of ranks is the same, each continues in its own range; else they divide the remaining rows again.
+    If the last leg had the same size and window, each rank continues in its own part. Otherwise, the ranks divide the
+    remaining rows again.
     """
     legs = position.legs
     if legs and (legs[-1].size, legs[-1].window) == (size, window):
@@ -130,7 +133,7 @@ def begun(position: Position, size: int, window: int) -> tuple[Position, int]:
 
 
 def even(rows: int, size: int) -> list[int]:
-    """How many of `rows` each of `size` ranks reads: they differ by one at most."""
+    """How many of `rows` rows each of `size` ranks reads. These numbers differ by one at most."""
     return [rows * (rank + 1) // size - rows * rank // size for rank in range(size)]
 
 
@@ -201,7 +204,7 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
     """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
 
-    `key` is (seed, epoch, leg, rank). With a `window` of 0, they keep their order.
+    `key` is (seed, epoch, leg, rank). With a `window` of 0, the rows keep their order.
     """
     if not window:
         return np.arange(rows)
@@ -223,7 +226,7 @@ def _after(ranges: Sequence[RowRange], leg: Leg, key: tuple[int, ...]) -> list[R
 
 
 def _rows_at(ranges: Sequence[RowRange], places: Any) -> list[RowRange]:
-    """The rows at `places` (sorted, counted from the beginning of `ranges`), neighbours as one range."""
+    """The rows at `places` (sorted, counted from the beginning of `ranges`); adjacent rows form one range."""
     found: list[RowRange] = []
     begin = 0
     for each in ranges:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkring.data.epoch_plan import Outlook
     from sparkring.data.plan import Remainder
 
-BATCH_SIZE = 32  # where nothing says how large a batch will be
+BATCH_SIZE = 32  # if neither the user nor the Shards give one
 
 
 def preview(
@@ -31,7 +31,7 @@ def preview(
     """What each of `size` ranks will read of `value`, which the user calls `name`.
 
     `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` or `remainder` is None, that of the
-    Shards is used. Raises OptionsError if `value` is of another type; DataError, PathError.
+    Shards is used, if there is one. Raises OptionsError if `value` is of another type; DataError, PathError.
     """
     from sparkring.data.epoch_plan import outlook
 

@@ -13,14 +13,14 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-PIECES, PIECES_OF_ALL = 500, 32_000  # the most that a rank reports of an epoch, and all ranks together
+PIECES, PIECES_OF_ALL = 500, 32_000  # the most that are reported of an epoch: by a rank, by all ranks
 FILES_NAMED, NAME_CHARACTERS = 100, 80
 
 _numbers = itertools.count()
 
 
 class Route(NamedTuple):
-    """What a rank reads in an epoch, in its order: fields of DataPlanned, and `named`, which returns a file's path.
+    """What a rank reads in an epoch, in the order of reading, for DataPlanned. `named` returns the path of a file.
 
     The pieces are iterated over once, and only if progress is reported.
     """
@@ -32,7 +32,7 @@ class Route(NamedTuple):
 
 
 class Progress:
-    """One reader of this rank. It reports at most a few times a second, and always when an epoch has ended."""
+    """Reports the progress of one reader of this rank: at most a few times a second, and at the end of each epoch."""
 
     def __init__(self, **data: Any) -> None:
         """Report a new reader; `data` are the fields of DataOpened, except `reader`."""
@@ -42,7 +42,7 @@ class Progress:
         report.tell(DataOpened(self._reader, **data))
 
     def begin(self, epoch: int, rows: int | None = None, steps: int | None = None, route: Route | None = None) -> None:
-        """Begin an epoch (counted from 1); `rows` and `steps` are this rank's numbers, if they are known."""
+        """Begin an epoch (counted from 1); `rows` and `steps` are those planned for this rank, if they are known."""
         if route is not None and report.connected():
             self._tell_plan(epoch, route)
         self._epoch, self._rows_planned, self._steps_planned = epoch, rows, steps
@@ -90,7 +90,7 @@ class Progress:
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Merge pieces that follow one another in one row group."""
+    """Merge consecutive pieces of the same row group."""
     for (file, row_group), same in itertools.groupby(pieces, key=operator.itemgetter(0, 1)):
         yield Piece(file, row_group, sum(piece.rows for piece in same))
 

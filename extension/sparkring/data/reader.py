@@ -27,7 +27,7 @@ LOOK_EVERY_S = 0.2  # how often to check whether the thread that reads is alive
 
 
 class Window(NamedTuple):
-    """Some rows of a shard, and the place of the last one. `batches` reads them: use it up before the next window."""
+    """Some rows of a shard, and the place of the last one. Read all `batches` before you ask for the next window."""
 
     batches: Iterator[pa.RecordBatch]
     rows: int
@@ -74,8 +74,8 @@ class _Files:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self._open: dict[int, pq.ParquetFile] = {}  # the one that was opened first comes first
-        self._most = OPEN_FILES if dataset.local else 1  # each remote file holds what it has read ahead
+        self._open: dict[int, pq.ParquetFile] = {}  # in the order in which they were opened
+        self._most = OPEN_FILES if dataset.local else 1  # a remote file keeps in memory what it has read ahead
 
     def __enter__(self) -> _Files:
         return self
@@ -95,7 +95,7 @@ class _Files:
         return self._open[number]
 
     def read(self, wanted: RowRange, most_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, of the chosen columns, in pieces."""
+        """The chosen columns of a range of rows, in batches."""
         file, at = self._dataset.files[wanted.file], 0
         group = file.row_groups[wanted.row_group]
         row_bytes = max(1.0, group.stored_bytes / max(1, group.rows_in_file))
@@ -120,14 +120,14 @@ class _Files:
         )
 
     def _batches(self, wanted: RowRange, rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group that pass the filter, of the chosen columns."""
+        """The chosen columns of those rows of a row group that pass the filter."""
         dataset, file = self._dataset, self._file(wanted.file)
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If all columns to read are in the path, some other column tells how many rows there are.
+        # If the path has all columns to read, the first column of the file is read to count the rows.
         columns = stored or there[:1]
-        # Each of Arrow's threads decodes a column; with a single column, they only cost time.
+        # Each of Arrow's threads decodes one column. If there is only one column, threads only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
         for batch in file.iter_batches(rows, row_groups=[wanted.row_group], columns=columns, use_threads=threads):
             if keys:
@@ -147,9 +147,9 @@ class _Files:
 
 
 class Ahead(Generic[Made]):
-    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields each item with the wait in s.
+    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields (item, seconds waited for it).
 
-    Iterating raises the thread's exceptions, and DataError if the thread has ended without one. close() ends it.
+    Iterating raises the thread's exceptions, and DataError if the thread has died without one. close() ends the thread.
     """
 
     def __init__(self, make: Callable[[], Generator[Made, None, None]], depth: int) -> None:
@@ -176,7 +176,7 @@ class Ahead(Generic[Made]):
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._items.get_nowait()  # the thread may be waiting for room
+                self._items.get_nowait()  # the thread may be waiting for room in the queue
             self._thread.join(0.01)
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
@@ -197,7 +197,7 @@ class Ahead(Generic[Made]):
                     if not self._put(item, None):
                         return
             self._put(None, None)
-        except BaseException as error:  # whatever it is, the reader raises it
+        except BaseException as error:  # of any kind: it is raised again where the items are used
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 error = DataError(f"the thread that reads this rank's shard was ended by {type(error).__name__}.")
             self._put(None, error)

@@ -35,17 +35,17 @@ SHUFFLED_ROWS = 65_536
 SHUFFLED_BYTES = 16_000_000  # in a window, by default
 READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
-TRANSFORMED_AHEAD = 8  # with a transform: how many batches are read ahead in place of each buffer
+TRANSFORMED_AHEAD = 8  # with a transform: the number of batches to read ahead for each buffer of `prefetch`
 
-_AHEAD = -1  # in `_steps`: it is not known how many of the batches that were read have been used
+_AHEAD = -1  # as `_steps`: it is not known how many of the batches that were read have been used
 
 Held = TypeVar("Held")
 
 
 class Buffer(NamedTuple):
-    """A window and how many of its rows are handed out: the first `rows` of `order`; if it is None, of the window.
+    """A window, and which of its rows are handed out: the first `rows` in `order`, or as stored if `order` is None.
 
-    `before` is the number of rows before them in the epoch.
+    `before` is the number of rows of the epoch that come before them.
     """
 
     window: Window
@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk(Generic[Held]):
-    """Rows as they are handed out, in whole batches except the last of an epoch; `place` is that of the last row."""
+    """Rows to hand out: whole batches, except for the last batch of an epoch. `place` is that of the last row."""
 
     data: Held
     rows: int
@@ -140,8 +140,8 @@ def shards(
 class Shards:
     """A data set that is divided among the ranks. `len()` is the number of steps of this rank in an epoch.
 
-    Iterating with one of the `as_…` methods reads one epoch, the next one each time. An epoch that was not read to
-    its end is read again from its beginning. `position()` returns the position, and `resume()` continues from it.
+    Each iteration with one of the `as_…` methods reads the next epoch. An epoch that was not read to its end is read
+    again from its beginning. `position()` returns the position, and `resume()` continues from it.
     """
 
     dataset: Dataset
@@ -225,14 +225,14 @@ class Shards:
             self.spec  # noqa: B018
         except DataError:
             raise
-        except Exception:  # a transform may need what only ranks have; if not, ranks report the error with its line
+        except Exception:  # a transform may need what only ranks have; if not, ranks raise this error, with its line
             return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)
 
     def _nulls(self, name: str) -> int:
-        """How many nulls of a column there are in all batches, as far as this is known before they are read."""
+        """The number of nulls of a column in all batches, as far as it is known before they are read."""
         if name in self.layout.making.fill or self.dataset.condition is not None:  # a filter may remove them
             return 0
         return self.dataset.nulls.get(name, 0)
@@ -253,7 +253,7 @@ class Shards:
     # ── reading it ────────────────────────────────────────────────────────────
 
     def as_numpy(self, *names: str) -> Iterator[Any]:
-        """One epoch as NumPy batches: dicts of arrays [rows, …], the one array that is named, or tuples of several."""
+        """One epoch as NumPy batches: dicts of arrays [rows, …], arrays for one name, or tuples for several."""
         take = self.taking(names)
         return (take(batch) for batch in self.batches())
 
@@ -285,9 +285,9 @@ class Shards:
         return as_torch(self, names, workers)
 
     def position(self, step: int | None = None) -> Position:
-        """The position of all ranks after `step` batches of this epoch (after resume(): of the rest of it).
+        """The position of all ranks after `step` batches of this epoch, or, after resume(), of its rest.
 
-        The default is the number of batches that this rank has read. With TensorFlow, which reads ahead, pass `step`.
+        `step` defaults to the number of batches that this rank has read. Pass it with TensorFlow, which reads ahead.
         """
         if step is None:
             step = self._steps
@@ -384,7 +384,7 @@ class Shards:
         return self.handed_out(self._ahead(self.read), cut)
 
     def chunks(self) -> Iterator[Batch]:
-        """One epoch as arrays of several batches, for a format that cuts them itself and calls ended()."""
+        """One epoch as arrays of several batches each. The caller cuts them into batches, and calls ended()."""
         told, epoch, steps = self._begin(), self.start.epoch, len(self)
         self._steps = _AHEAD
         for chunk, waited_s in self._ahead(self.read):
@@ -394,7 +394,7 @@ class Shards:
             self.ended(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Begin the next epoch: the rank's own code has been handed the last batch of `epoch`."""
+        """Begin the next epoch. Called when the rank's own code is given the last batch of `epoch`."""
         if self.start.epoch == epoch:
             self.start, self._steps = Position(self.start.epoch + 1, self.start.seed), 0
             if self._progress is not None:
@@ -403,7 +403,10 @@ class Shards:
     def handed_out(
         self, chunks: Iterable[tuple[Chunk[Held], float]], cut: Callable[[Held, int], Held]
     ) -> Iterator[Held]:
-        """Cut an epoch's chunks, each with its waiting time in s, into batches. A batch handed out counts as read."""
+        """Cut the chunks of an epoch into batches. A batch counts as read when it is yielded.
+
+        `chunks` yields each chunk with the seconds that were waited for it.
+        """
         epoch, steps = self.start.epoch, len(self)
         told = self._begin()
         self._steps = 0
@@ -412,7 +415,7 @@ class Shards:
                 rows = min(self.batch_size, chunk.rows - begin)
                 told.batch(rows, chunk.size_bytes * rows // chunk.rows, 0.0 if begin else waited_s, chunk.place)
                 self._steps += 1
-                if self._steps == steps:  # code that counts steps never asks for one more
+                if self._steps == steps:  # code that counts steps never asks for another batch
                     self.ended(epoch)
                 yield cut(chunk.data, begin)
         if not steps:  # what is left of an epoch can be less than a batch
@@ -421,7 +424,7 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank, or every n-th buffer of it (n = `workers`), in the calling thread or process.
 
-        A chunk is a buffer. With a transform, it is a batch, unless `whole` is true.
+        Each chunk is a buffer. With a transform, each is a batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):
@@ -507,7 +510,7 @@ class Shards:
             yield Chunk(found, rows, table.nbytes, window.place)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The progress belongs to this process, and the plan is quickly made again.
+        # The progress belongs to this process, and making the plan again takes little time.
         return {**self.__dict__, "_progress": None, "_planned": None}
 
 
@@ -529,7 +532,7 @@ def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
 
 
 def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: bool = True) -> int:
-    """`rows`, or as many as fit into SHUFFLED_BYTES, in whole batches; one at least."""
+    """`rows`, or, if `bounded`, as many as fit into SHUFFLED_BYTES; in whole batches, at least one."""
     if bounded:
         rows = min(rows, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
     return max(1, rows // batch_size) * batch_size

@@ -21,7 +21,7 @@ def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
 
 
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
-    """A column as toPandas() gives it without Arrow; `convert` is the converter of its session's settings."""
+    """A column as toPandas() gives it without Arrow; `convert` is a converter() for the settings of its session."""
     import pandas
 
     return (convert or converter(kind))(pandas.Series(collected(column, kind, zoned=True), dtype=object))
@@ -37,14 +37,14 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
 
 
 def time_dtype(kind: DataType) -> Any:
-    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, microseconds from it on."""
+    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, then microseconds."""
     from pyspark.sql.pandas.types import _to_corrected_pandas_type
 
     return _to_corrected_pandas_type(kind)
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Return a function from pyarrow's non-null value of type `kind` to Spark's value; None if they are the same."""
+    """Return a function that converts pyarrow's non-null values of type `kind` to Spark's; None if they are equal."""
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 
@@ -75,7 +75,10 @@ def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
 
 
 def _binary_is_bytes() -> bool:
-    """Whether collect() gives bytes by default: from 4.1 on. This ignores spark.sql.execution.pyspark.binaryAsBytes."""
+    """Whether collect() gives bytes by default, as it does from Spark 4.1 on.
+
+    This ignores the setting spark.sql.execution.pyspark.binaryAsBytes.
+    """
     import pyspark
 
     major, minor = pyspark.__version__.split(".")[:2]

@@ -1,4 +1,4 @@
-"""A shard as a tf.data.Dataset. TensorFlow gets several small batches at a time, and splits them itself."""
+"""A shard as a tf.data.Dataset. Small batches are passed to TensorFlow several at a time, and split there."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # The reader reads ahead, and TensorFlow uses its arrays as they are. So a prefetch here, and another function
-        # to report which batches have been handed out, would cost time at the start of each epoch and gain none.
+        # The reader already reads ahead, and TensorFlow uses its arrays without a copy. A prefetch here would need
+        # a function that reports which batches have been handed out, and would only make epochs start later.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
-    # No length is declared for the rest of an epoch, since the epochs to come are longer, or under
-    # MultiWorkerMirroredStrategy: it splits each batch among its workers, but would still stop after the declared
-    # number of batches, so that most of the shard would never be read.
+    # In two cases, no length is declared. If only the rest of an epoch is left, the epochs after it are longer. Under
+    # MultiWorkerMirroredStrategy, TensorFlow splits each batch among its workers, but would still stop after the
+    # declared number of batches, so that most of the shard would never be read.
     if not data.start.legs and "TF_CONFIG" not in os.environ:
         found = found.apply(tf.data.experimental.assert_cardinality(data.steps))
     options = tf.data.Options()
-    # No prefetch after the last step of the pipeline: a batch that this step hands out must have reached the training.
+    # TensorFlow must not add a prefetch after the last step of the pipeline: batches that leave this step count as
+    # handed out, so they must go straight to the training.
     options.experimental_optimization.inject_prefetch = False
     # The data is a shard already.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
-        # Keras 3 asks for the length once, and uses the answer for all epochs; if the length is unknown, it uses that
-        # of the first epoch. Either way, an epoch ends when its rows do.
+        # Keras 3 asks for the length once, and uses it for all epochs; if it is unknown, Keras uses that of the first
+        # epoch. So it gets the length of a whole epoch; an epoch with fewer rows still ends after its last row.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
@@ -78,13 +79,13 @@ def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
 
 
 def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
-    """A dataset of batches that are passed several at a time and read ahead; it keeps track of those handed out."""
+    """A dataset of batches, passed several at a time and read ahead. It calls ended() when it hands out the last."""
     import tensorflow as tf
 
     size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Several batches at a time, stacked, and for each the number of the epoch if it is the last batch, else 0."""
+        """Yield (ends, several batches, stacked). `ends` has the epoch's number for its last batch, 0 for others."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))

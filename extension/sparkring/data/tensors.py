@@ -23,7 +23,7 @@ def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataE
 
 
 def check_values(name: str, array: Any) -> None:
-    """Raise DataError for nulls among strings, dates or times. With a filter, these are known only from the rows."""
+    """Raise DataError for nulls among strings, dates or times. With a filter, nulls are known only from the rows."""
     if array.dtype.kind == "O" and any(value is None for value in array.flat):
         raise DataError(f"column `{name}` has nulls, which no tensor can hold: {_filling(name, repr(''))}.")
     if array.dtype.kind in "mM" and np.isnat(array).any():
@@ -31,7 +31,7 @@ def check_values(name: str, array: Any) -> None:
 
 
 def as_int64(name: str, array: Any) -> Any:
-    """Times as int64 nanoseconds, those of dates and timestamps since 1970. DataError: they do not fit."""
+    """Times as int64 nanoseconds; dates and timestamps count from 1970. DataError: they do not fit."""
     try:
         found = array.astype(f"{array.dtype.kind}8[ns]")
         fits = bool((found.astype(array.dtype) == array).all())

@@ -32,7 +32,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
         return {name: _tensor(name, batch[name]) for name in wanted}
 
     class Reader(torch.utils.data.IterableDataset):  # type: ignore[misc]
-        """The batches of an epoch. A worker reads only every n-th chunk, so that all chunks are read in order."""
+        """The batches of an epoch; in a worker, every n-th chunk. The loader takes a chunk from each worker in turn."""
 
         def __len__(self) -> int:
             return len(data)
@@ -46,7 +46,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 
     class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
-        """Cuts the chunks that workers have read into batches, in the process that takes them."""
+        """Cuts the chunks that workers have read into batches, in the process that uses the batches."""
 
         def __iter__(self) -> Iterator[Any]:
             read = super().__iter__()
@@ -55,8 +55,8 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # torch draws a seed for the workers of each iterator. It is given a generator for this, because the training's own
-    # is restored from checkpoints, and its state must not depend on how often an epoch was begun.
+    # For each iterator, torch draws a seed for the workers. It is given a separate generator for this: the training's
+    # generator is restored from checkpoints, and its state must not depend on how often an epoch was begun.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # The items are batches already, so they are not collated.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)

@@ -28,11 +28,11 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
-    """A filter over the columns of `schema` as Arrow's expression, and in words; (None, '') for none.
+    """A filter over the columns of `schema` as Arrow's expression and as text; (None, '') for none.
 
     A string holds comparisons of columns with numbers, strings or None, joined by and, or, not; `in (…)` works, and
     dates are strings: `day >= '2026-01-31'`. Lists are pyarrow's `filters`: [('speed', '>', 3), …]. DataError names
-    what cannot be read.
+    the part that cannot be read.
     """
     if where is None or (isinstance(where, str) and not where.strip()):
         return None, ""
@@ -52,7 +52,7 @@ def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """The end of a sentence about a column that is not there: the one that may be meant, or those that exist."""
+    """The end of a message about a column that does not exist: a similar name, or the names that exist."""
     close = difflib.get_close_matches(name, names, 1, 0.6)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -135,7 +135,7 @@ class _Reader:
             kind = kind.value_type
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and _is_number(kind):
-            return pa.scalar(value)  # not cast to `kind`: a fraction stays one, and 300 may be compared with int8
+            return pa.scalar(value)  # not cast to `kind`: fractions are kept, and 300 can be compared with int8
         try:
             found = pa.scalar(value)
             if not number:
@@ -154,7 +154,7 @@ class _Reader:
 
 
 class _Constants(ast.NodeTransformer):
-    """Replaces the names true, false, null and none by their values, unless a column has that name."""
+    """Replaces the names true, false, null and none with their values, unless a column has that name."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns

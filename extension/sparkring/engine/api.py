@@ -1,6 +1,6 @@
 """The functions for notebooks and programs: prepare, show and execute a run, and return its result or raise its error.
 
-This is the only module of the engine that opens a view. It chooses the one for the place where Python runs.
+This is the only module of the engine that opens a view: the panel in a notebook, text elsewhere.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sparkring.views import open_view
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-last_result: RunResult | None = None  # of this process, for `sparkring.last_result`
+last_result: RunResult | None = None  # of the latest run of this process, for `sparkring.last_result`
 
 
 def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
-    """Carry out a run, and wait for it. A `view` shows it in place of the one for the place where Python runs.
+    """Carry out a run, and wait for it. Without a `view`, open_view() chooses one.
 
-    Raises CaptureError if something that the cell reads is missing or cannot travel; RunFailed, LaunchError or
-    KeyboardInterrupt if it does not end well; and the other errors of prepare().
+    Raises CaptureError if something that the cell reads is missing or cannot be sent; RunFailed, LaunchError or
+    KeyboardInterrupt if the run does not finish; and the other errors of prepare().
     """
     return _carry_out(_open(spec, view))
 
@@ -44,7 +44,7 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
     """Execute a run in its own thread. Errors that can be found before the launch are raised at once.
 
-    The spec's options ask for a run in the background, which cannot use a warm gang.
+    The spec's options have `background` set, and it names no warm gang.
     """
     run = _open(spec, view)
     directory = run.prepared.directory
@@ -108,7 +108,7 @@ class HorovodRunner:
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call `main(**kwargs)` on every rank; return what rank 0 returned.
 
-        The function and its arguments are sent with cloudpickle. RunFailed: a rank failed; it says which and why.
+        The function and its arguments are sent with cloudpickle. RunFailed says which rank failed, and why.
         """
         options = Options(np=self.num_processor, logs=self._logs)
         return run_spec(RunSpec(Call(main, (), kwargs), options, "horovod")).value
@@ -149,7 +149,7 @@ def run(
     BackgroundRun at once.
 
     A keyword that is an option and also a parameter of `main` is rejected. Pass the argument of `main` by position, or
-    with functools.partial(main, checkpoint_dir=…); the keyword is then the option.
+    with functools.partial(main, checkpoint_dir=…); the keyword then sets the option.
 
     Raises the same errors as %%horovod. OptionsError: an argument is invalid.
     """

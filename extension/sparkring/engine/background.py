@@ -1,6 +1,6 @@
 """Runs in the background, each in its own thread. The notebook does not wait for them.
 
-The kernel's interrupt reaches only the main thread: it ends what the notebook runs, but not these runs.
+An interrupt of the kernel reaches only the main thread: it ends the cell that is running, but not these runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparkring.runtime.storage import Location
 
 
 class BackgroundRun:
-    """A run in the background, which leaves the notebook free.
+    """A run in the background. The notebook does not wait for it.
 
     `result(timeout_s)` waits for the run and returns its RunResult, or raises its error (KeyboardInterrupt if it was
     stopped). `done`: whether the run has ended. `stop()` ends it. `show()`, or the object as the last expression of a
@@ -47,7 +47,7 @@ class BackgroundRun:
         self._asked = False
         self._started_in = current_cell()
         self._over = threading.Event()
-        # A daemon, which the interpreter does not wait for when it exits; stop_all() is called then.
+        # A daemon: the interpreter does not wait for it at exit, but calls stop_all().
         self._thread = threading.Thread(target=self._carry_out, args=(work,), name="sparkring-background", daemon=True)
         _going[self.run_id] = self
         self._thread.start()
@@ -124,20 +124,20 @@ class BackgroundRun:
 
 
 def _empty_frames(error: BaseException | None) -> None:
-    """Clear the frames of the error and its causes, which refer to everything that was sent to the ranks."""
+    """Clear the frames of the error and its causes: they hold references to everything that was sent to the ranks."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
-_going: dict[str, BackgroundRun] = {}  # by id, the last started comes last
+_going: dict[str, BackgroundRun] = {}  # by id, in the order of their starts
 
-# A forked process must not end, at its exit, what belongs to this one.
+# When a forked process exits, it must not end its parent's runs.
 os.register_at_fork(after_in_child=_going.clear)
 
 
 def going() -> list[BackgroundRun]:
-    """The runs of this process in the background, the last started first."""
+    """This process's runs in the background, the most recently started first."""
     return list(_going.values())[::-1]
 
 
@@ -155,7 +155,7 @@ def stop(name: str) -> BackgroundRun:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
             f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else ", and neither is any other.")
+            + (f"; running: {others}." if others else ", and no other is either.")
         )
     found.stop()
     return found

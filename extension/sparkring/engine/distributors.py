@@ -131,7 +131,7 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """The ranks to start, and a notice about GPUs or ''; `several`: `count` counts GPUs if tasks have several."""
+    """The options, and a notice about GPUs or ''. With `several`, `count` counts GPUs if each task has several."""
     from sparkring.launchers import gpus_of_a_rank
     from sparkring.runtime.kernel import tell
 

@@ -17,15 +17,15 @@ def default_np() -> int:
 def gang_for(options: Options) -> WarmGang | None:
     """The warm gang for a cell with these options, or None if it starts its own ranks.
 
-    Raises OptionsError if the cell asks for another number of GPUs than the gang's ranks have.
+    Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
     if _needs_own_ranks(options):
         return None
     gang = warm_gang.find(options.np, tell)
     if gang and options.gpus is not None and options.gpus != gang.wanted.gpus:
         raise OptionsError(
-            f"--gpus {options.gpus}: the ranks of the {gang.describe()} have another number. Start it again with this "
-            f"number: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
+            f"--gpus {options.gpus}: the ranks of the {gang.describe()} have a different number of GPUs. To change "
+            f"it: %gang stop, then %gang start -n {options.np} --gpus {options.gpus}."
         )
     return gang
 
@@ -49,7 +49,7 @@ def latest_gang(magic: str) -> WarmGang:
 
 
 def latest_gang_alive(magic: str) -> WarmGang:
-    """The gang that was started last. OptionsError also if its ranks are lost."""
+    """The same as latest_gang(), but OptionsError if the gang's ranks are lost."""
     np = warm_gang.default_np()
     ended = next((gang for gang in warm_gang.every() if gang.ended and gang.wanted.np == np), None)
     if ended is not None:

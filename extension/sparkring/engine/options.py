@@ -16,12 +16,13 @@ RESTARTS = 3  # the default for a run with checkpoints
 class Options:
     """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
 
-    `gpus`: the number for each rank; 0 hides all GPUs, None is the default of the place.
+    `gpus`: the number for each rank; 0 hides all GPUs, None means the launcher's default.
     `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
-    `checkpoint_dir`: the directory of checkpoints, from which the run continues, unless `fresh`; with `resume`, even if
-    the cell or its data has changed. `max_restarts`: how often lost ranks are restarted, with `least` ranks or more.
-    `background`: the notebook does not wait for the run. `timeline`: Horovod records a timeline from its start, so the
-    ranks are new ones.
+    `checkpoint_dir`: the directory of checkpoints. The run continues from the last one, unless `fresh`; with `resume`,
+    even if the cell or its data has changed.
+    `max_restarts`: how often lost ranks are restarted. `least`: the fewest ranks that may be started then; 0 means all.
+    `background`: the notebook does not wait for the run.
+    `timeline`: Horovod records a timeline. It does so only from its own start, so the run needs new ranks.
     """
 
     np: int = -1
@@ -69,7 +70,7 @@ def restarts(asked: int | None, checkpoint_dir: str) -> int:
 
 
 def checked(who: str, found: Options) -> Options:
-    """The options, if they go together. OptionsError says which do not."""
+    """Return the options if they can be combined. OptionsError says which cannot."""
     if (found.fresh or found.resume) and not found.checkpoint_dir:
         raise OptionsError(f"{who}: --{'fresh' if found.fresh else 'resume'} needs a --checkpoint-dir.")
     if found.background and found.dry_run:

@@ -42,7 +42,7 @@ PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML
 class PreparedRun(NamedTuple):
     """A validated run that has not started.
 
-    `launch` is what a launcher is to start if the run has ranks of its own; otherwise, it runs on `ranks` of `gang`.
+    `launch` is what a launcher is to start if the run has ranks of its own; otherwise, the run uses `ranks` of `gang`.
     `directory` is the directory of checkpoints, or None. `started` is the first event of the record, and `notices` come
     next. `on_result` is called with the result.
     """
@@ -67,7 +67,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # each with its name in the notebook; '' for arguments
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # their sources, which checkpoints treat as code of the cell
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of its code
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -75,7 +75,7 @@ class _Packed(NamedTuple):
 def prepare(spec: RunSpec) -> PreparedRun:
     """Look up, check and pack what a run needs.
 
-    Raises CaptureError if something that the work reads is missing or cannot travel; OptionsError, CheckpointError,
+    Raises CaptureError if something that the work reads is missing or cannot be sent; OptionsError, CheckpointError,
     PathError or LaunchError if something else is wrong; TypeError if the function to call is not callable.
     """
     packed = _pack_cell(spec, spec.work) if isinstance(spec.work, Cell) else _pack_call(spec, spec.work)
@@ -89,9 +89,9 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # Here, errors are raised at once, and a new SparkSession is made in the main thread.
+        # Opened here too, so that errors are raised at once, and a new SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The notebook may change its arrays before they are sent to the ranks, and to restarted ones: copy them.
+        # The notebook may change its arrays before they are sent, now or at a restart: copy them.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = (
         spec.framework == "horovod"
@@ -125,7 +125,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
     )
 
 
-# ── What travels ──────────────────────────────────────────────────────────────
+# ── What is sent ──────────────────────────────────────────────────────────────
 
 
 def capture_cell(spec: RunSpec, cell: Cell) -> Captured:
@@ -221,7 +221,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Raise the error of a value that cannot be used with this number of ranks, or as the cell calls it."""
+    """Let each value raise an error if it cannot be used with `size` ranks or with the methods that the cell calls."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:

@@ -51,7 +51,7 @@ class Recorder:
         self.add([events.Notice(time.time(), text, until)])
 
     def show_again(self) -> None:
-        """Show the run also in the current cell, since the user has asked for it."""
+        """Show the run in the current cell as well, since the user has asked for it."""
         self._show(self._view.again)
 
     def close(self, ending: events.Ending, message: str = "", failed_rank: int | None = None) -> RunRecord:

@@ -1,7 +1,7 @@
 """A run that can restart: if a rank is lost, all ranks are restarted and continue from the last checkpoint.
 
-One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before, the new ring
-is smaller, if the user allows it. When the slots are available again, the ring becomes larger after the next
+One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before and
+the user allows it, the new ring is smaller. When the slots are available again, the ring becomes larger after the next
 checkpoint.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
 LONGEST_PAUSE_S = 30.0  # … up to this
-SHRINK_AFTER_S = 5.0  # Spark may replace a lost executor in a moment
+SHRINK_AFTER_S = 5.0  # before the ring gets smaller: Spark may soon replace a lost executor
 SAY_AFTER_S = 1.0  # after this, report that the run waits for slots
 WAIT_FOR_SLOTS_S = 300.0
 LOOK_EVERY_S = 2.0
@@ -53,7 +53,7 @@ class Restarts:
         self._size = launch.size
         self._deadline = deadline_of(run.options)
         self._look_at = 0.0
-        self._room_since = 0.0  # when there was room for more ranks again; 0 if there is none
+        self._room_since = 0.0  # since when there is room for more ranks; 0 if there is none
 
     def outcome(self) -> Outcome:
         """Run the attempts. Return how the last one ended, or what ended the run between two of them."""
@@ -124,7 +124,7 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """All attempts, the last one with the failure that has ended it."""
+        """All attempts; the last one has the failure that ended it."""
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure
         return (*record.attempts[:-1], record.attempts[-1]._replace(failed_rank=outcome.rank, failure=failure))
@@ -174,7 +174,7 @@ class Restarts:
         return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
-        """The reason to restart a smaller ring: there is room for more ranks, and a checkpoint since then; else ''."""
+        """Why to restart a smaller ring: there is room for more ranks, and a checkpoint was saved since; else ''."""
         if self._size == self.launch.size:
             return ""
         now = time.monotonic()
@@ -191,7 +191,7 @@ class Restarts:
 
 
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts that count as lost.
+    """The failed attempts that count towards `max_restarts`.
 
     An attempt that found its checkpoint damaged does not count, since the next one takes an earlier checkpoint. If the
     next attempt finds the same damage, it counts: the cell itself asks for the damaged checkpoint.

@@ -66,7 +66,7 @@ def unpack_results(execution: Execution) -> Results:
         for name, packed in named.items():
             problem = f"cannot be pickled ({packed.error})" if packed.error else ""
             try:
-                # From a peer that has proved that it knows the gang's secret, and so is as trusted as this process.
+                # Safe: the peer has proved that it knows the gang's secret, so it is as trusted as this process.
                 value = None if problem else cloudpickle.loads(packed.parts[0], buffers=packed.parts[1:])
             except Exception as error:  # whatever the value's class does when it is rebuilt
                 problem = f"cannot be rebuilt here ({type(error).__name__}: {error})"

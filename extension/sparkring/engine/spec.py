@@ -1,4 +1,4 @@
-"""The specification of a run and its outcome, as plain data. Nothing has been looked up or checked yet."""
+"""The specification of a run and its outcome, as plain data. A specification is unchecked: prepare() checks it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Call(NamedTuple):
 class RunSpec(NamedTuple):
     """What is to run, on what, and with which options.
 
-    `framework` names the ranks' framework. `title` and `code` are what the record keeps: where they are left out, a
-    call has its function's name and source. `gang` is a warm gang to run on, on `ranks` of it (all if none is named);
-    without one, the run has ranks of its own. A `notice` is shown with the run.
+    `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to its
+    function's name and source. `gang` is the warm gang to run on, and `ranks` are those to use (all if none is named).
+    Without a gang, the run has ranks of its own. A `notice` is shown with the run.
     """
 
     work: Cell | Call

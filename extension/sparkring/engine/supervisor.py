@@ -24,18 +24,18 @@ from sparkring.runtime.interrupts import Interrupts
 
 STACKS_WAIT_S = 1.0
 FAILURE_GRACE_S = 0.1
-OTHERS_GRACE_S = 1.0  # the wait for other ranks' failures after an exception, which decide on a restart
+OTHERS_GRACE_S = 1.0  # after an exception, wait this long for other ranks' failures, to decide on a restart
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
 RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
-REPEAT_AFTER_S = 2.0  # or it has lost its interrupt, in a callback or at the very beginning of its cell
+REPEAT_AFTER_S = 2.0  # it may also have lost its interrupt, in a callback or at the very beginning of its cell
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
 
 
 class LiveRun(NamedTuple):
-    """A run in progress: its options, its recorder and view, and whether to stop it."""
+    """A run in progress: its options, its recorder, and the interrupts that stop it."""
 
     options: Options
     recorder: Recorder
@@ -53,7 +53,7 @@ def run_on_fresh_ranks(
 ) -> Outcome:
     """Run a request on a gang of its own, from its start to its end; `deadline` and `calls_off` as for Supervisor.
 
-    The caller has entered the run's interrupts.
+    The caller must have entered `run.interrupts`.
     """
     try:
         with contextlib.closing(Gang(launcher, size)) as gang:
@@ -72,10 +72,10 @@ def deadline_of(options: Options) -> float:
 class Supervisor:
     """Watches one execution until it is over.
 
-    With `warm`, the gang stays up after the execution, unless a rank died or did not come back when the execution was
-    to end. Then it is closed, as a cold gang always is. At the `deadline` (of time.monotonic()), the run's time limit
-    has passed; without a deadline, the limit counts from now. `calls_off` is called now and then; it returns why the
-    execution is to be called off, or ''.
+    With `warm`, the gang stays up after the execution. It is closed, as a cold gang always is, if a rank died or did
+    not come back from an interrupt. The run times out at the `deadline` (of time.monotonic()); without a deadline, its
+    time limit counts from now. `calls_off` is called now and then; it returns why the execution is to be called off,
+    or ''.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Supervisor:
     def _hear_others(self, rank: int) -> int:
         """Wait for a moment for failures of other ranks; returns the rank whose failure is the cause.
 
-        These failures decide on a restart: whether all ranks failed in the same way, and whether one has died.
+        A restart depends on them: on whether all ranks failed in the same way, and on whether one has died.
         """
         if self.options.max_restarts and self.execution.failures[rank].is_exception:
             self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _timed_out(self) -> Outcome:
         self._ask_where()
-        # Described before the ranks are stopped: what they were doing when the time was up.
+        # Describe what the ranks were doing when the time was up, before they are stopped.
         record, limit_s = self.recorder.record, self.options.timeout_s or 0.0
         told = [describe.explain_timeout(record, limit_s)]
         notes = [reading.notes(found) for found in reading.data_sets(record, time.time())]
@@ -172,7 +172,7 @@ class Supervisor:
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
-        """Interrupt the ranks; the gang ends unless it is warm and they come back. Returns a sentence about it."""
+        """Interrupt the ranks; the gang ends unless it is warm and they come back. Returns a sentence about that."""
         back = self.gang.up and self._come_back(RETURN_GRACE_S if self.warm else INTERRUPT_GRACE_S)
         if self.warm and back:
             return self._kept()
@@ -208,7 +208,7 @@ class Supervisor:
         return describe.gang_kept(released=self._released)
 
     def _given_up(self) -> str:
-        """Close the gang. Returns a sentence about what that means if it was a warm one."""
+        """Close the gang. If it was warm, returns a sentence about what that means; else ''."""
         stuck = self.execution.running
         if self.execution.request.timeline:  # close() does not wait for the rest of the timeline
             self.gang.stop(signal.SIGKILL, 0.0)
@@ -218,7 +218,7 @@ class Supervisor:
         return describe.gang_gone(list(self.gang.deaths), stuck) if self.warm else ""
 
     def _let_go(self, grace_s: float) -> None:
-        """Let the ranks of a cold gang end by themselves, and kill those that have not by then."""
+        """Let the ranks of a cold gang end by themselves, and kill those that have not ended after `grace_s`."""
         self.gang.leave()
         self._poll_until_gone(grace_s)
         if not self.gang.gone:
@@ -254,7 +254,7 @@ class Supervisor:
         self._poll_until(answered, STACKS_WAIT_S)
 
     def _look_for_a_stall(self) -> None:
-        """Report where the ranks are if those that still run have long been silent, and not all are at one place."""
+        """Report where the ranks are if the running ones have long been silent and not all ranks are at one place."""
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
             return
@@ -277,5 +277,5 @@ class Supervisor:
 
 
 def why_it_waits(gang: Gang, joined: int) -> str:
-    """Why a start takes long, as far as that can be told."""
+    """Why the start takes long, as far as that is known."""
     return describe.waiting_for_ranks(joined, gang.size, gang.launcher.waits_for() if not joined else "")

@@ -1,4 +1,4 @@
-"""Warm gangs: they stay up between cells. One at most on this machine, one at most on Spark.
+"""Warm gangs, which stay up between cells. There is at most one on this machine, and at most one on Spark.
 
 While no cell runs on a gang, its thread listens to it. So a dead rank, the idle limit and a Spark job that waits for
 slots are noticed before the next cell.
@@ -32,10 +32,10 @@ from sparkring.runtime.interrupts import Interrupts, interrupted
 LISTEN_S = 1.0
 LEAVE_S = 2.0
 WARN_EVERY_S = 2.0
-SETTLE_S = 0.5  # after a death, wait this long for others of the same cause
+SETTLE_S = 0.5  # after a death, wait this long for others with the same cause
 STOPPED = "it was stopped"
 KEPT_BYTES = 500_000  # of what each rank prints between cells
-EVENT_BYTES = 100  # of each event, in addition to its text
+EVENT_BYTES = 100  # counted for each event, in addition to its text
 
 Tell = Callable[[str], None]
 
@@ -221,10 +221,10 @@ def _bytes(event: Event) -> int:
     return EVENT_BYTES + len(text)
 
 
-_gangs: list[WarmGang] = []  # the last started comes last
+_gangs: list[WarmGang] = []  # in the order of their starts
 
 
-# A forked process must not end, at its exit, what belongs to this one.
+# When a forked process exits, it must not end its parent's gangs.
 os.register_at_fork(after_in_child=_gangs.clear)
 
 
@@ -245,7 +245,7 @@ def start(wanted: GangOptions, say: Tell, tell: Tell) -> WarmGang:
         try:
             gang.start()
             _wait_until_up(gang, interrupts, say)
-        except BaseException:  # raised again: no part of the gang must stay
+        except BaseException:  # raised again: no part of the gang may be left behind
             gang.close()
             raise
         if there is not None:
@@ -297,14 +297,14 @@ def find(np: int, say: Tell) -> WarmGang | None:
 
 
 def every() -> list[WarmGang]:
-    """The warm gangs, also those that have been lost."""
+    """All warm gangs, including those that have been lost."""
     return list(_gangs)
 
 
 def stop(where: str = "") -> list[WarmGang]:
     """Stop the gangs at `where` ('local', 'spark'; all if ''); returns those that were there.
 
-    An interrupt that comes meanwhile is raised when they have ended.
+    If an interrupt comes meanwhile, it is raised after they have ended.
     """
     found = [gang for gang in _gangs if where in ("", gang.where)]
     with Interrupts() as interrupts:

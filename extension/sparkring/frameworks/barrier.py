@@ -1,4 +1,4 @@
-"""Spark's own barrier stage: ranks meet through its task context, and rank i has partition i."""
+"""Spark's own barrier stage: ranks communicate through its task context, and rank i has partition i."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of a framework: an environment for each rank, and what has to exist as long as the gang."""
+"""The interface of a framework: an environment for each rank, and what has to exist as long as the gang does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lesson(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`variable` is the environment variable for the file of a timeline; `beside` are others that all ranks need."""
+    """`variable` is the environment variable that names a timeline's file; `beside` are others that all ranks need."""
 
     variable: str
     beside: dict[str, str]
@@ -54,13 +54,13 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """Connects the ranks of a gang. It is made when all ranks are there, with their endpoints in rank order.
+    """Connects the ranks of a gang. It is made once all ranks are up, with their endpoints in rank order.
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps `endpoints` up to date.
     `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
-    of the partitions. `in_task`: its cells are given what Spark's task has, the context and the rows. `lesson`: its
-    magic; `reserved`: names that its ranks define for a cell, even if the notebook has them, too. `timeline`: how it
-    is told to record one.
+    of the partitions. `in_task`: its cells are given the context and the rows of the Spark task. `lesson`: its magic.
+    `reserved`: names that its ranks define for a cell, even if the notebook has them, too. `timeline`: how to make it
+    record one.
     """
 
     by_node: ClassVar[bool] = True

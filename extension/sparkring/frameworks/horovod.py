@@ -8,7 +8,7 @@ from __future__ import annotations
 from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeline
 from sparkring.runtime.world import World
 
-# Gloo's default is 30 s. The timeout also limits how much later than another a rank may call
+# Gloo's default is 30 s. The timeout also limits how long after the first rank the last one may call
 # hvd.init(). A lost rank ends the gang anyway, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 

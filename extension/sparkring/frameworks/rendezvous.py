@@ -1,7 +1,7 @@
 """The key-value store through which Gloo's ranks find each other: PUT, GET and DELETE of /scope/key.
 
-Horovod's client cannot authenticate itself, so the store is restricted: it listens on the interface
-in use, as long as the gang exists, answers only the hosts of authenticated members, accepts only
+Horovod's client cannot authenticate itself, so the store is restricted: it listens only on the interface
+in use and only as long as the gang exists, answers only the hosts of authenticated members, accepts only
 Horovod's scopes, and limits keys, values and their number. It never interprets a value.
 """
 
@@ -44,8 +44,8 @@ class Store:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = False  # server_close() then waits for them
-    request_queue_size = 1024  # all ranks come at once
+    daemon_threads = False  # server_close() then waits for the threads
+    request_queue_size = 1024  # all ranks connect at once
 
     def __init__(self, address: tuple[str, int], peers: set[str], most_keys: int) -> None:
         self.values: dict[tuple[str, str], bytes] = {}
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200)
 
     def do_DELETE(self) -> None:
-        # The key must really be removed: else a second hvd.init() would find the addresses of the first.
+        # The key must really be removed: otherwise, a second hvd.init() would find the addresses of the first.
         place = self._place()
         if place is not None:
             self.server.values.pop(place, None)

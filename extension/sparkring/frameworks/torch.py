@@ -1,7 +1,7 @@
 """torch.distributed: the environment variables of torchrun, so that `init_process_group()` needs no arguments.
 
-The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation. Libraries such
-as Lightning recognise by TORCHELASTIC_RUN_ID that the ranks have already been started.
+The variables are those of torch.distributed's "env://" initialisation and of torchrun's documentation.
+TORCHELASTIC_RUN_ID tells libraries such as Lightning that the ranks have already been started.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """A failure's priority as the cause of an execution's end: of several failures, the lowest is the cause.
+    """A failure's priority as the cause of an execution's end. The failure with the lowest is the cause.
 
     0 if another rank's end cannot have caused it, 2 if it looks like a consequence of one, 1 otherwise.
     """
@@ -112,7 +112,7 @@ class Execution:
         if rank not in self.running and rank not in self.values:
             return []
         if self.interrupted and failure.cause in ("interrupt", "echo"):
-            self.stopped.add(rank)  # it did as it was told
+            self.stopped.add(rank)  # the interrupt stopped it, as intended
             return [RankStopped(time.time(), rank)]
         self.failures[rank] = failure
         if cause_priority(failure) == 0:

@@ -1,4 +1,4 @@
-"""A gang: N ranks that have connected to the driver, for every launcher.
+"""A gang: N ranks that are connected to the driver, whichever launcher started them.
 
 `Members` knows which members have connected, `Inbox` has what they send, `Outbox` what is sent to them. poll() returns
 what has happened, as events. A gang runs one request after another, each as an Execution: a cold gang runs one request,
@@ -29,7 +29,7 @@ from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member sends a Beat every 2 s
-TIMELINE_S = 20.0  # to wait for the next piece of a timeline, or for Exited after the last: reading the file takes time
+TIMELINE_S = 20.0  # the wait for a timeline's next piece, or for Exited after the last: reading the file takes time
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its member is gone
 
 
@@ -44,7 +44,7 @@ class Gang:
         self._inbox = Inbox(size, self._members.admit)
         self._outbox = Outbox(self._members.connections)
         self._frameworks: dict[str, Framework] = {}
-        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the last of each GPU: members report only changes
+        self._gpus: dict[tuple[int, str], events.GpuUsed] = {}  # the latest of each GPU: members report only changes
         self._early: list[Arrival] = []  # from members that have no rank yet
         self._untold: list[Event] = []  # what poll() returns first
         self._started = self._polled = time.monotonic()
@@ -72,7 +72,7 @@ class Gang:
         launcher.start(self.size, Ticket(-1, launcher.host, port, secret.hex(), [], [], sys.prefix))
 
     def submit(self, request: Request, ranks: Sequence[int] = ()) -> Execution:
-        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other may be running.
+        """Have `ranks` (all if none is named) run `request` as soon as the gang is up; no other request may be running.
 
         LaunchError, here or from poll(), if the ranks' Python lacks what the request needs.
         """
@@ -110,7 +110,7 @@ class Gang:
     def _end_members(self) -> None:
         if not self.gone:
             self._outbox.send_all(messages.Stop(signal.SIGKILL, 0.0))
-        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # a rank that reads nothing does not read Stop either
+        self.launcher.stop(0.5 if self._outbox.busy else 3.0)  # if busy, a member is stuck and will not read Stop
 
     # ── state ─────────────────────────────────────────────────────────────────
 
@@ -135,7 +135,7 @@ class Gang:
 
     @property
     def deaths(self) -> dict[int, Failure]:
-        """The ranks whose process has ended unasked, and why."""
+        """The ranks whose process ended without having been asked to, and why."""
         return self._members.deaths
 
     @property
@@ -144,7 +144,7 @@ class Gang:
         return time.monotonic() < self._timeline_until
 
     def place_of(self, rank: int) -> tuple[int, str, int]:
-        """The rank, its node and its process."""
+        """The rank, its node and its process id."""
         return rank, self._members.world_of(rank).node, self._members.pid_of(rank)
 
     # ── orders ────────────────────────────────────────────────────────────────

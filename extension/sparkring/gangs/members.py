@@ -20,7 +20,7 @@ class Members:
     """The `size` members of a gang.
 
     `worlds` are the places of the members, by member, once all have joined; `endpoints` are where ranks can be reached,
-    by rank. `deaths` are the ranks whose process has ended unasked, and why.
+    by rank. `deaths` are the ranks whose process ended without having been asked to, and why.
     """
 
     def __init__(self, size: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from sparkring.wire.channel import ChannelClosed, Connection
 from sparkring.wire.messages import Message, Run
 
-SMALL_BYTES = 64 * 1024  # such a payload fits into what the system buffers: sending it needs no thread
+SMALL_BYTES = 64 * 1024  # a payload of this size fits into the system's buffers, so sending it needs no thread
 
 
 class Outbox:
@@ -37,7 +37,7 @@ class Outbox:
     def send(self, member: int, message: Message) -> None:
         """Send a message to a member. If its connection has ended, the thread that reads it reports that."""
         with self._lock:
-            if member in self._waiting:  # without waiting: a frozen rank may never read what is being sent
+            if member in self._waiting:  # do not wait: a frozen rank may never read what is being sent
                 self._waiting[member].append(message)
                 return
             if isinstance(message, Run) and sum(map(len, message.parts)) > SMALL_BYTES:

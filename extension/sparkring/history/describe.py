@@ -30,7 +30,7 @@ _CODE_CHARACTERS = 100  # of a line of the cell that is quoted in a sentence
 _RANKS_CHARACTERS = 40
 _STANDINGS_NAMED = 8
 QUICK_S = 1.0
-_FOLLOWERS_NAMED = 3  # kinds of follow-on failures that are told apart
+_FOLLOWERS_NAMED = 3  # kinds of secondary failures that are named one by one
 
 # ── Numbers ───────────────────────────────────────────────────────────────────
 
@@ -92,7 +92,7 @@ def numbers(values: Sequence[float]) -> Callable[[float], str]:
 
 
 def dotted(*parts: str) -> str:
-    """`a · b`: the parts that say something."""
+    """`a · b`: the parts that are not empty."""
     return " · ".join(filter(None, parts))
 
 
@@ -166,7 +166,7 @@ def facts(record: RunRecord) -> list[str]:
 
 
 def quick(record: RunRecord) -> bool:
-    """Whether a warm run finished quickly and reported nothing, so that what its ranks printed says it all."""
+    """Whether a warm run finished quickly and reported nothing, so that its ranks' output is all there is to show."""
     took = record.ended - record.started
     told = record.metrics or record.checkpoints or any(rank.readings for rank in record.ranks)
     return record.warm and record.outcome == "finished" and took < QUICK_S and not told
@@ -278,7 +278,7 @@ def log_path(record: RunRecord, rank: int | None = None) -> str:
 def whole_log(record: RunRecord, rank: int | None = None) -> str:
     """How an error names the whole log: as a %logs line in a notebook, else as the path of the file.
 
-    JupyterLab turns a path in an error into a link that opens the debugger.
+    A notebook gets no path because JupyterLab turns a path in an error into a link that opens the debugger.
     """
     from sparkring.runtime.kernel import in_notebook
 
@@ -291,7 +291,7 @@ def whole_log(record: RunRecord, rank: int | None = None) -> str:
 
 
 def explain_failure(record: RunRecord) -> str:
-    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and what followed."""
+    """What ended the run: rank, host, the line of the cell, advice, the rank's last lines, and secondary failures."""
     if record.failed_rank is None or record.failure is None:
         return outcome(record)
     rank, failure = record.ranks[record.failed_rank], record.failure
@@ -406,7 +406,7 @@ def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLin
     """The lines without those in which the rank printed the failure's own traceback."""
     wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
     at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
-    # Compared from the traceback's end: its beginning may no longer be in the tail, and other lines may follow it.
+    # Compare from the end of the traceback: its beginning may no longer be in the tail, and other lines may follow it.
     for end in range(len(at) - 1, -1, -1):
         if wanted and lines[at[end]].text == wanted[-1]:
             length = 0
@@ -467,7 +467,7 @@ def gang_kept(*, released: bool) -> str:
     """Say that a warm gang stays up after a run; `released` if the collectives of its ranks were ended."""
     kept = "The gang stays up: its ranks keep the variables of the cells."
     if released:
-        kept += " To interrupt them, their collectives were ended: call hvd.init() or init_process_group() again."
+        kept += " To interrupt the ranks, their collectives were ended: call hvd.init() or init_process_group() again."
     return kept
 
 
@@ -522,7 +522,7 @@ STACK_HEADERS = ("rank", "host", "state", "cell line", "where", "last line")
 
 
 def explain_where(record: RunRecord) -> str:
-    """Where the ranks are, in one sentence, from the stacks that were taken of them.
+    """Where the ranks are, in one sentence, according to their last stacks.
 
     ``rank 2 finished; ranks 0, 1, 3 wait in allreduce, cell line 14: `hvd.allreduce(x)` ``
     """

@@ -1,7 +1,7 @@
 """What happens in a run: a closed set of events. A RunRecord is a fold over them.
 
-What members and ranks report is kept as it is, so these events are messages (`wire/messages.py`); the others are here.
-Times are Unix seconds on the driver's clock, taken when the driver heard of the event.
+What members and ranks report is kept as it is, so these events are the messages themselves (`wire/messages.py`). The
+other events are defined here. Times are Unix seconds on the driver's clock, taken when the driver heard of the event.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class CapturedName(NamedTuple):
     """One name of the notebook and how it reaches the ranks.
 
     size_bytes: what the name adds to the payload; None if it could not be packed.
-    travels: modules and importable functions and classes go by reference, as their name.
+    travels: modules and importable functions and classes are sent by reference, that is, as a name.
     problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
-    advice: what to do then.
+    advice: what to do about the problem.
     required: the cell cannot run without it.
-    via: the name whose functions use this one, where the cell itself does not.
+    via: the name whose functions use this one, if the cell itself does not use it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class CapturedName(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The run exists; `code` is what the user wrote, and its first line is the magic's.
+    """The run exists; `code` is what the user wrote, with the magic's line as its first line.
 
     `ranks` are those that the cell runs on, empty for all. `warm`: the run is on a gang whose ranks are up already.
     `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` are the names that
@@ -102,7 +102,7 @@ class AttemptStarted(NamedTuple):
 class AttemptEnded(NamedTuple):
     """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
 
-    `failed_rank` is the rank whose failure ended it; None if none failed, such as when the ring is to grow.
+    `failed_rank` is the rank whose failure ended it; None if none failed, as when the ring is to grow.
     """
 
     time: float
@@ -113,7 +113,7 @@ class AttemptEnded(NamedTuple):
 
 
 class MemberJoined(NamedTuple):
-    """A member has connected; ranks are numbered when all have."""
+    """A member has connected. Ranks get their numbers when all members have connected."""
 
     time: float
     member: int
@@ -130,7 +130,7 @@ class RankStarted(NamedTuple):
 
 
 class TensorTimes(NamedTuple):
-    """Where the time of one tensor's operations went, in seconds, all `count` of them together."""
+    """How the time of one tensor's operations was spent: seconds for all `count` operations together."""
 
     name: str
     count: int  # type: ignore[assignment] # hides tuple.count; saved runs have this name
@@ -148,7 +148,7 @@ class TensorTimes(NamedTuple):
 class Lateness(NamedTuple):
     """How often a rank was the last to be ready, and how long all others had been ready by then.
 
-    Time in which they waited for it with several tensors counts once.
+    If they waited for it with several tensors at the same time, that time counts once.
     """
 
     rank: int
@@ -162,7 +162,7 @@ class TimelineSaved(NamedTuple):
     `wall_s` is from its first event to its last, and is the sum of the five that follow. Each moment counts for the
     operation that was furthest along: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s`
     is the time without an operation, as while gradients are computed. `slowest` are the tensors that took longest,
-    `late` the ranks that others waited for, worst first. `problem` says what the file lacks, '' for nothing.
+    `late` the ranks that others waited for, worst first. `problem` says what is wrong with the file, if anything is.
     """
 
     time: float
@@ -199,7 +199,7 @@ class RankFailed(NamedTuple):
 
 
 class RankStopped(NamedTuple):
-    """A rank has come back from an interrupt, and waits for what comes next."""
+    """An interrupt has ended the cell on a rank. That is not a failure of the rank."""
 
     time: float
     rank: int
@@ -256,7 +256,7 @@ def to_json(event: Event, **more: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value for JSON: named tuples as dicts, except for pieces, of which there may be many."""
+    """The value for JSON: named tuples become dicts. A Piece stays a tuple, which is shorter: there may be many."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None

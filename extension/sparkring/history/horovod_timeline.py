@@ -1,9 +1,9 @@
 """Horovod's timeline: reads it as a stream, completes the file, and summarises it.
 
-It is a list of Chrome trace events. Each tensor is a process there, named by an "M" event. The operations on it
-are a stack of "B" and "E" events: NEGOTIATE_ALLREDUCE, in which an "X" event with a rank's number says that this rank
-is ready; then ALLREDUCE, and in it WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE and the like
-(horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
+The timeline is a list of Chrome trace events. Each tensor is a process there, named by an "M" event. Nested "B" and
+"E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event with a rank's
+number says that this rank is ready. Then follows ALLREDUCE, which contains WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER,
+GLOO_ALLREDUCE and the like (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
 If Horovod was killed, the file has no end. A rank may also have written anything into it. So parts that cannot be read
 are skipped, and the use of memory is limited.
@@ -24,7 +24,7 @@ from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
 EVENT_CHARACTERS = 64 * 1024  # anything longer is not one of Horovod's events
 BROKEN_PLACES = 1_000  # after this number, the rest is not read
-TENSORS = 20_000  # that are timed; events of further ones are ignored
+TENSORS = 20_000  # the most that are timed; events of others are ignored
 RANKS = 1_024
 DEPTH = 16
 NAME_CHARACTERS = 200
@@ -38,7 +38,7 @@ Phase = Literal["negotiating", "waiting", "copying", "reducing", "operation"]
 PHASES: tuple[Phase, ...] = ("reducing", "copying", "waiting", "operation", "negotiating")
 _WAITING = {"QUEUE", "WAIT_FOR_DATA", "WAIT_FOR_OTHER_TENSOR_DATA"}
 _COPYING = re.compile(r"FUSION_BUFFER|MEMCPY|ALLOCATE|^SCALE")
-# Horovod writes names as they are, quotation marks included.
+# Horovod does not escape names, so they may contain quotation marks.
 _NAMED = re.compile(
     r'\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": "(.{0,10000}?)"\}\}(?=,\n|\])'
 )
@@ -111,8 +111,8 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
     if cut:
         found.append(f"its last {cut / 2**20:,.0f} MiB were left out, since the timeline is too large")
     if scanner.broken >= BROKEN_PLACES:
-        found.append(f"it was not read further after {BROKEN_PLACES:,} parts that cannot be read")
-    elif scanner.broken > 1:  # one is where it was cut off
+        found.append(f"reading stopped after {BROKEN_PLACES:,} parts that cannot be read")
+    elif scanner.broken > 1:  # a single one is where the file was cut off
         found.append(f"{scanner.broken:,} parts of it cannot be read")
     if not tally.operations:
         found.append("it has no completed operation")
@@ -120,7 +120,7 @@ def _problem(scanner: Scanner, tally: Tally, *, whole: bool, cut: int) -> str:
 
 
 class Arriving:
-    """A timeline on its way: its compressed pieces come in with add(), and valid JSON goes into `file`."""
+    """A timeline that is being received: add() takes its compressed pieces, and valid JSON is written to `file`."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -213,7 +213,7 @@ class Tally:
         self._late: dict[int, tuple[int, _Stretches]] = {}
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take in an event; one that Horovod does not write is passed over."""
+        """Take in an event; an event that Horovod does not write is ignored."""
         pid = event.get("pid")
         if not isinstance(pid, int) or (pid not in self._tensors and len(self._tensors) >= TENSORS):
             return
@@ -236,7 +236,7 @@ class Tally:
             tensor.ready.setdefault(int(name), at)
 
     def _pass(self, at: float) -> None:
-        """Add the time since the last event to the phase that was furthest along."""
+        """Add the time since the last event to the first of PHASES that was under way."""
         if self._now is not None and at > self._now:
             phase = next((phase for phase in PHASES if self._active[phase]), "elsewhere")
             self._wall[phase] += at - self._now
@@ -299,7 +299,7 @@ class Tally:
 def _times(tensor: _Tensor) -> TensorTimes:
     spent = {phase: value / 1e6 for phase, value in tensor.spent.items()}
     waiting, copying = spent.get("waiting", 0.0), spent.get("copying", 0.0)
-    # The part of an operation that is neither waiting nor copying; time between its steps counts, too.
+    # The part of an operation that is neither waiting nor copying; time between its phases counts, too.
     reducing = max(spent.get("reducing", 0.0), spent.get("operation", 0.0) - waiting - copying)
     return TensorTimes(
         tensor.name, tensor.operations, spent.get("negotiating", 0.0), waiting, copying, max(0.0, reducing)

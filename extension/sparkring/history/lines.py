@@ -1,4 +1,4 @@
-"""Prepares what ranks print for display: control codes, start-up messages, and equal lines of several ranks."""
+"""Prepares the output of ranks for display: control codes, start-up messages, and equal lines of several ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sparkring.history.record import LogLine, RunRecord
 
 # ── Control codes ─────────────────────────────────────────────────────────────
 
-# Sequences that a terminal would act on: CSI (colours, cursor), strings up to an end mark (titles, links), short ones.
+# Sequences that a terminal would act on: CSI (colours, cursor), strings with an end mark (titles, links), short ones.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]+[0-~]"
     r"|\x1b[=>NOc78DEHM]"
 )
-# Characters that are not seen but change what is seen; tabs, joiners and soft hyphens do no harm.
+# Invisible characters that change what is seen. Tabs, joiners and soft hyphens are harmless, so they are not included.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -37,7 +37,7 @@ def plain(text: str) -> str:
 def coloured(text: str) -> list[tuple[str, str]]:
     """A line in pieces: the parameters of a colour code (SGR; "" for none) and the text before the next one.
 
-    All other sequences are left out, other control characters become visible.
+    All other sequences are left out. Other control characters become visible.
     """
     text = text.lstrip("\b")
     pieces: list[tuple[str, str]] = []
@@ -100,7 +100,7 @@ class Shared:
 
 
 def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
-    """The lines that `--logs` asks for, and always what ranks sent to the notebook on purpose."""
+    """The lines that `--logs` asks for, and all messages that ranks sent to the notebook on purpose."""
     if logs == "all":
         return in_lines(found)
     rank = 0 if logs == "rank0" else None
@@ -108,7 +108,7 @@ def visible(found: Iterable[LogLine], logs: str) -> list[LogLine]:
 
 
 def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
-    """The same lines, with each message of several lines split into these."""
+    """The same lines, with each message of several lines split into single lines."""
     cut: list[LogLine] = []
     for line in found:
         if line.stream == "message" and "\n" in line.text:
@@ -119,7 +119,7 @@ def in_lines(found: Iterable[LogLine]) -> list[LogLine]:
 
 
 def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
-    """Lines whose end has not been printed yet, such as progress bars; of a few ranks only."""
+    """At most `most` lines whose end has not been printed yet, such as progress bars."""
     found: list[LogLine] = []
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
@@ -215,8 +215,8 @@ def folded(lines: Iterable[LogLine]) -> list[Shared]:
 def folded_blocks(blocks: Iterable[Block]) -> list[Shared]:
     """Like folded(), for lines that are already in blocks: equal tracebacks are folded as a whole.
 
-    Ranks print in turn and in bursts (A B, then A B again), so a block joins the first equal one after the last block
-    of its own rank. This keeps the order of each rank.
+    Ranks print in turn and in bursts (A B, then A B again), so a block joins the first equal block that comes after
+    the last block of its own rank. This keeps the order of each rank.
     """
     found: list[tuple[Block, str, list[int]]] = []
     last_of: dict[int, int] = {}

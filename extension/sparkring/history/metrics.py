@@ -15,8 +15,8 @@ from sparkring.history.record import RunRecord
 
 CURVE_POINTS = 100
 RANK_LINES = 8  # for more ranks, a band is drawn
-STILL_THERE = 0.9  # a rank whose reports reach this far into a curve counts to the curve's end
-MARKED_PLACES = 100  # on the whole axis
+STILL_THERE = 0.9  # of a curve: a rank that reports at least up to here is counted up to the curve's end
+MARKED_PLACES = 100  # on the whole axis; marks of one kind at the same place are drawn once
 
 
 class Spread(NamedTuple):
@@ -33,11 +33,11 @@ class Spread(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An epoch or a step, as one attempt made it; `attempt` is the number of restarts before it.
+    """An epoch or a step of one attempt; `attempt` is the number of restarts before it.
 
-    `lap` is 1 at first, and grows each time counting starts over within the attempt (several fits). `turn` is 1, 2, …
-    if the epoch or step was made several times, else 0. `by_rank` has the values by name and rank, `time` is that of
-    the last report.
+    `lap` is 1 at first, and grows each time counting starts over within the attempt, as when fit() is called again.
+    `turn` is 1, 2, … if the epoch or step was run several times, else 0. `by_rank` has the values by name and rank.
+    `time` is that of the last report.
     """
 
     attempt: int
@@ -49,11 +49,11 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The last value of each metric in each epoch, or step where no epochs were reported.
+    """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
     It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
-    `laps`: counting has started over without a restart. `reached` is the epoch or step of a rank's last report of
-    a metric, by attempt, lap, name and rank.
+    `laps`: whether counting has started over without a restart. `reached` is the epoch or step of a rank's last report
+    of a metric, by attempt, lap, name and rank.
     """
 
     by: Literal["epoch", "step"]
@@ -63,16 +63,16 @@ class Table(NamedTuple):
     reached: Mapping[tuple[int, int, str, int], int] = {}
 
     def label(self, row: Row) -> str:
-        """What to call a row: `3`, or `2nd 3` where that was made more than once."""
+        """What to call a row: `3`, or `2nd 3` if that epoch or step was run more than once."""
         return f"{_ordinal(row.turn)} {row.at}" if row.turn else str(row.at)
 
     def newest(self, count: int) -> list[tuple[Row, dict[str, Spread]]]:
-        """The last `count` rows, each with its metrics over the ranks."""
+        """The last `count` rows, each with the Spread of its metrics over the ranks."""
         first = max(0, len(self.rows) - count)
         return [(self.rows[at], found) for at, found in self._spreads(range(first, len(self.rows)))]
 
     def last(self) -> dict[str, Spread]:
-        """The last value of each metric, over the ranks."""
+        """The last value of each metric, as a Spread over the ranks."""
         at = {name: at for at, row in enumerate(self.rows) for name in row.by_rank}
         found = dict(self._spreads({*at.values()}))
         return {name: found[at[name]][name] for name in self.names}
@@ -98,7 +98,7 @@ class Table(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place on a curve; `lowest` and `highest` are the ranks that the bounds of the value come from."""
+    """A place on a curve; `lowest` and `highest` are the ranks that reported the bounds of the value."""
 
     x: float
     value: Spread
@@ -171,8 +171,8 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         @functools.wraps(make)
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
-            for known, made in last:  # other threads may draw as well
-                if known == values:  # which is quick where they are the same objects
+            for known, made in last:  # read only once, as other threads may draw as well
+                if known == values:  # quick if they are the same objects
                     return made
             made = make(record)
             last[:] = [(values, made)]
@@ -185,7 +185,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 
 @remembered("metrics", "attempts", "finished_ranks")
 def table(record: RunRecord) -> Table:
-    """All metrics by epoch; by step, or by number of report, where no epochs were reported."""
+    """All metrics by epoch; if no epochs were reported, by step, or else by the number of the report."""
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
@@ -213,7 +213,7 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Each report with its place, and its values of those metrics that all ranks have reported up to there.
+    """Each report with its place, and its values of those metrics that all ranks have reported up to that place.
 
     Ranks that have never reported a metric, and finished ranks, are not waited for.
     """
@@ -249,7 +249,7 @@ def _restarts(record: RunRecord) -> list[float]:
 
 
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
-    """Each report with its attempt, lap and epoch or step; a report that names none belongs where its rank is."""
+    """Each report with its attempt, lap, and epoch or step; without an epoch, it gets its rank's current one."""
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
@@ -257,13 +257,13 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         if place is None:
             place = places[metrics.rank] = _Place()
         attempt = bisect.bisect_right(restarts, metrics.time) if restarts else 0
-        if attempt != place.attempt:  # all ranks start over together, also those that had not come this far
+        if attempt != place.attempt:  # all ranks start over together, however far they had come
             place.attempt, place.lap, place.at, place.ended = attempt, 1, None, False
         place.reports += 1
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # After an epoch's end, users may still report values of it; a step of it belongs to another fit.
+            # After an epoch has ended, users may still report values of it. But a step of it belongs to another fit.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
@@ -280,7 +280,7 @@ def last_by_rank(record: RunRecord) -> dict[int, dict[str, float]]:
 
 
 def last(record: RunRecord) -> dict[str, Spread]:
-    """The last value of each metric, over the ranks: the same as in the table and at the end of its curve."""
+    """The last value of each metric, as a Spread over the ranks: as in the table and at the end of its curve."""
     return table(record).last()
 
 
@@ -307,7 +307,7 @@ class _Measured(NamedTuple):
 
 
 def curves(record: RunRecord, found: Table) -> list[list[Curve]]:
-    """The curves, those of training and validation (`loss`, `val_loss`) together; each has three points or more."""
+    """The curves by chart: training and validation (`loss`, `val_loss`) share one. A curve has at least 3 points."""
     charts: dict[str, list[Curve]] = {}
     measured, undone = _measured(record, found)
     last = found.last()
@@ -324,7 +324,7 @@ _ByName = dict[str, list[_Measured]]
 
 
 def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByName]]:
-    """What was measured and where; and by attempt, what later attempts undid."""
+    """The measurements by metric; and, by attempt, those that later attempts undid."""
     measured: _ByName = {}
     undone: dict[int, _ByName] = {}
     if len(found.rows) <= 2:
@@ -338,12 +338,12 @@ def _measured(record: RunRecord, found: Table) -> tuple[_ByName, dict[int, _ByNa
 
 
 def _xs(found: Table) -> list[int]:
-    """The position of each row: its epoch or step, or its own number if these were counted several times."""
+    """The position of each row: its epoch or step, or the row's own number if counting started over."""
     return [*range(1, len(found.rows) + 1)] if found.laps else [row.at for row in found.rows]
 
 
 def _kept(found: Table) -> list[bool]:
-    """Whether each row is kept: no later attempt began at its epoch or step, or before."""
+    """Whether each row is kept. It is not if a later attempt began at or before its epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
@@ -355,7 +355,7 @@ def _kept(found: Table) -> list[bool]:
 
 
 def _within_epochs(record: RunRecord, found: Table) -> _ByName:
-    """The values that were reported for steps, for runs of few epochs. Those reported once per epoch have no curve."""
+    """For runs of few epochs: the values reported for steps. Values reported once per epoch have no curve."""
     values: dict[str, dict[float, dict[int, float]]] = {}
     for x, metrics, reported in _steps(record, found):
         for name, value in reported.items():
@@ -364,7 +364,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """The reports that name a step: its place in all epochs together, the report, and its values in the table."""
+    """For each report of a step: the step's place in all epochs together, the report, its values in the table."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -402,9 +402,9 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """At most CURVE_POINTS points, each for the same number of neighbours, with their spread; and each rank's points.
+    """At most CURVE_POINTS points, each with the spread of equally many neighbours; and each rank's points.
 
-    Ranks may report at steps of their own: between two reports a rank counts with the earlier one.
+    Ranks may report at different steps: between two reports of a rank, the earlier one counts.
     """
     stride = -(-len(measured) // CURVE_POINTS)
     last = {rank: at for at, each in enumerate(measured) for rank in each.by_rank}
@@ -544,7 +544,7 @@ def first_epoch(record: RunRecord) -> int:
 
 
 def _done(metrics: Metrics, first: int) -> float | None:
-    """The share of the whole that is done, where the totals are known."""
+    """The completed fraction of the run; None if the totals are not known."""
     within = 0.0
     if metrics.ends_epoch:
         within = 1.0
@@ -564,7 +564,7 @@ def _left_s(course: _Course, now: float) -> float | None:
     if took < 1 or made <= 0:
         return None  # too early to tell
     left = took / made * (1 - course.newest_done) - (now - course.newest.time)
-    return left if left > 0 else None  # it takes longer than it did so far
+    return left if left > 0 else None  # overdue: the rank has become slower
 
 
 def _ordinal(count: int) -> str:

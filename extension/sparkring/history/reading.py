@@ -21,7 +21,7 @@ JUDGED_AFTER_S = 1.0  # into an epoch: every rank has to wait for its first batc
 EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
 RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
-UNEVEN = 1.01  # the ratio of the most rows of a rank to the fewest; up to it, the ranks count as even
+UNEVEN = 1.01  # the ratio of the most rows of a rank to the fewest, up to which the ranks count as even
 _NAME_CHARACTERS = 40  # of a file, in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
@@ -43,7 +43,7 @@ class RankReading(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """The part of its epoch that it has read; None if its length is not known."""
+        """The part of its epoch that it has read; None if the length of the epoch is not known."""
         if self.read is None:
             return None
         for done, planned in ((self.read.rows, self.read.rows_planned), (self.read.steps, self.read.steps_planned)):
@@ -53,7 +53,7 @@ class RankReading(NamedTuple):
 
     @property
     def waiting(self) -> float | None:
-        """The part of its epoch's time so far that it has waited for data; None if it is too early to tell."""
+        """The part of the time since its epoch began in which it waited for data; None if it is too early to tell."""
         if self.read is None or self.read.elapsed_s < JUDGED_AFTER_S:
             return None
         return min(1.0, self.read.waited_s / self.read.elapsed_s)
@@ -83,14 +83,14 @@ class RankReading(NamedTuple):
 
     @property
     def rows_planned(self) -> int | None:
-        """The rows of its epoch; None if they are not known."""
+        """The rows that its reader is to read in its epoch; None if they are not known."""
         if self.plan is not None and self.plan.epoch == self.epoch:
             return self.plan.rows - self.plan.begun
         return None if self.read is None else self.read.rows_planned
 
 
 class DataSet(NamedTuple):
-    """A data set that some ranks read, by the same name and with the same filter."""
+    """A data set that some ranks read, under the same name and with the same filter."""
 
     opened: DataOpened
     ranks: tuple[RankReading, ...]
@@ -98,7 +98,7 @@ class DataSet(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the table: one rank, or neighbours together. Texts are as they are shown."""
+    """A line of the table: one rank, or several neighbouring ranks. Its texts are written as they are shown."""
 
     ranks: tuple[int, ...]
     epoch: str
@@ -109,7 +109,7 @@ class Line(NamedTuple):
     waiting: str
     place: str
     mark: Mark
-    notes: str  # those of a block of ranks name the ranks
+    notes: str  # for a block of ranks, they name the ranks
 
 
 def data_sets(record: RunRecord, now: float) -> list[DataSet]:
@@ -118,7 +118,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank's later reader of the same data replaces the earlier one, as for an evaluation in every epoch.
+            # A rank's later reader of the same data replaces the earlier one, as when every epoch has an evaluation.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 
@@ -133,9 +133,9 @@ def _data_set(record: RunRecord, readings: dict[int, Reading], now: float) -> Da
 
 
 def _judged(record: RunRecord, ranks: Sequence[RankReading], now: float) -> tuple[RankReading, ...]:
-    """Each rank compared with the others: which one has ended an epoch before them, and which one waits for data.
+    """The ranks with their marks: which ones have ended an epoch before others, and which ones wait for data.
 
-    The other ranks' values are sorted only once, as there may be many.
+    The waiting times are sorted only once, as there may be many ranks.
     """
     over = record.outcome is not None
     reading = {rank.rank for rank in record.ranks if (rank.state != "finished" if over else rank.state == "running")}
@@ -206,7 +206,7 @@ def data_words(found: DataSet) -> str:
 
 
 def progress_words(record: RunRecord, now: float) -> str:
-    """The progress in the data set that was last reported: `34 % of digits read, 1,203,000 rows/s`; or ''."""
+    """The progress in the data set with the latest report: `34 % of digits read, 1,203,000 rows/s`; or ''."""
     found = max(data_sets(record, now), key=_last_heard, default=None)
     if found is None or not _last_heard(found):
         return ""
@@ -311,7 +311,7 @@ def lines(found: DataSet, alone: int = RANKS_ALONE) -> list[Line]:
 
 
 def line(found: DataSet) -> Line:
-    """All ranks in one line: what they have read, how fast together, and the range of their waiting times."""
+    """All ranks in one line: what they have read, their rates added up, and the range of their waiting times."""
     ranks = found.ranks
     reads = [each.read for each in ranks if each.read is not None]
     planned = [read.rows_planned for read in reads if read.rows_planned is not None]
@@ -348,7 +348,7 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Row groups in one state that a rank reads one after another; `begin` and `end` are parts of its epoch's rows."""
+    """Row groups in one state that a rank reads in sequence; `begin` and `end` are fractions of its epoch's rows."""
 
     state: State
     begin: float
@@ -357,7 +357,7 @@ class Block(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """What a rank has read of an epoch, is reading and will read, in its order; `at` is how far it is, if known."""
+    """A rank's epoch in the order in which it is read; `at` is the fraction that has been read, if that is known."""
 
     blocks: tuple[Block, ...]
     at: float | None

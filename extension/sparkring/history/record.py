@@ -1,7 +1,8 @@
-"""A run's record: what is known of it so far, as a pure fold over its events.
+"""A run's record: what is known of the run so far, computed by a pure fold over its events.
 
-Views are functions only of a RunRecord, so a saved run looks like a live one. The size of a record is limited. It keeps
-the last lines that ranks print (the log files contain all lines), and displays up to DISPLAYS_KEPT and DISPLAY_BYTES.
+A view depends on nothing but a RunRecord, so a saved run looks like a live one. The size of a record is limited. It
+keeps only the last lines that ranks print (the log files contain all lines), and for each rank at most DISPLAYS_KEPT
+displays of DISPLAY_BYTES in total.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
 EPOCHS_KEPT = 100  # of each reader of a rank
-PLANS_KEPT = 3  # per rank: those of the readers that reported one last
+PLANS_KEPT = 3  # per rank: the plans of the readers that last reported one
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
 ATTEMPT_LINES = 20  # the last lines of the rank that ended an attempt
 LINE_CHARACTERS = 4_000  # a longer line is cut in the record, not in the log file
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is shown in pieces
-STACK_HOLDS_S = 1.0  # a stack is kept at least this long: some ranks print all the time
+STACK_HOLDS_S = 1.0  # a stack is kept at least this long, even if the rank prints: some ranks print all the time
 
 RankState = Literal["starting", "running", "finished", "failed", "stopped", "idle"]
 
@@ -44,7 +45,8 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 class Checkpoint(NamedTuple):
     """A checkpoint that this run saved, or that it found damaged, and what has become of it.
 
-    `attempt` is the one that saved it; 0 for an earlier run, or if the run lists none. `reason` says what is wrong.
+    `attempt` is the one that saved it; 0 if that was an earlier run, or if the run lists no attempts. `reason` says
+    what is wrong.
     """
 
     saved: events.CheckpointSaved
@@ -61,8 +63,9 @@ class Checkpoint(NamedTuple):
 class Attempt(NamedTuple):
     """One attempt of a run that can restart.
 
-    `checkpoint` and `step` are what it was to continue from, `restored` is when the first rank had restored it (Unix
-    seconds, 0 for not yet). `failure` and the rest say what ended it, if it ended before the run was over.
+    `checkpoint` and `step` are what it was to continue from. `restored` is when the first rank had restored that
+    checkpoint (Unix seconds; 0 if none has yet). `ended` and the fields after it say when and why the attempt ended, if
+    it ended before the run was over.
     """
 
     number: int
@@ -80,7 +83,7 @@ class Attempt(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reader of a rank: what it reads, how far it is, how its last epochs ended, and the plan of the last one."""
+    """One reader of a rank: what it reads, its progress, how its last epochs ended, and its last plan of an epoch."""
 
     opened: events.DataOpened
     now: events.DataRead | None = None
@@ -92,7 +95,7 @@ class RankRecord(NamedTuple):
     """One rank. `partial_…` is the last line of a stream while its end has not been printed yet.
 
     `stack` is the last one taken; it is dropped when the rank is heard from more than STACK_HOLDS_S later, since the
-    rank has then moved on. "idle" is a rank that the cell does not run on.
+    rank has then moved on. In the state "idle", the cell does not run on the rank.
     """
 
     rank: int
@@ -274,8 +277,8 @@ def _noticed(record: RunRecord, notice: events.Notice) -> RunRecord:
 
 
 def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecord) -> RunRecord:
-    """The record with those notices that are still true."""
-    # A rank that is ended in a stall writes a traceback: it has not gone on, and the notice says why the run was ended.
+    """The record without the notices that no longer apply."""
+    # A rank that is ended in a stall writes a traceback. That is not progress, so the notice of the stall stays.
     ends = isinstance(event, events.RankFailed | events.RankStopped) or (
         isinstance(event, events.Output) and event.stream == "stderr"
     )
@@ -289,14 +292,14 @@ def _without_old_notices(before: RunRecord, event: events.Event, after: RunRecor
 
 
 def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
-    """The metrics without every other step of the older half, rather than without the beginning of a curve.
+    """Drop every other step of the older half of the metrics, so that curves keep their beginning.
 
-    The same steps are dropped for all ranks, so that ranks can be compared at those that stay.
+    The same steps are dropped for all ranks, so that ranks can be compared at the steps that stay.
     """
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # Where the halves meet, some ranks' reports of a step may be in the newer half, and are kept.
+    # The reports of a step may be in both halves. Those in the newer half are kept, so the others are kept, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     kept = (
         each
@@ -307,7 +310,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
 
 
 def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
-    """The epoch and step of each report; if it names no step, its number among the reports of its rank."""
+    """The epoch and step of each report; a report without a step has its number among its rank's reports instead."""
     counted: dict[int, int] = {}
     places = []
     for each in metrics:
@@ -317,7 +320,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """A line as a terminal would leave it: after the last carriage return, bad bytes as \\xNN."""
+    """What a terminal would show of a line in the end: the text after the last carriage return; bad bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -385,13 +388,13 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a message from it; in a saved run, a message about reading may come after later ones."""
+    """The rank after a message from it. In a saved run, a DataRead may come after messages that are newer than it."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
 
 def _told(record: RunRecord, event: events.RankEvent, **changes: Any) -> RunRecord:
-    """The record after a sign of life from the event's rank, with these changes of the rank."""
+    """The record after an event that shows that its rank is alive, with these changes to the rank."""
     return _with_rank(record, _heard(record.ranks[event.rank], event.time)._replace(**changes))
 
 
@@ -401,7 +404,7 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add the last `lines` of `count` new ones. Those that `logs` leaves out are kept with their rank only."""
+    """Add `lines`, the last of `count` new lines. Lines that `logs` leaves out are kept only with their rank."""
     tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
     record = _with_rank(record, rank._replace(tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
@@ -419,7 +422,7 @@ def _printed(record: RunRecord, event: events.Output) -> RunRecord:
     if len(rest) > PARTIAL_BYTES:
         whole, rest = data + b"\n", b""
     count = whole.count(b"\n")
-    # Only lines that can be kept are decoded; a burst is mostly counted.
+    # Only lines that can be kept are decoded; most lines of a burst are only counted.
     kept = whole.rsplit(b"\n", RECENT_LINES + 1)[-RECENT_LINES - 1 : -1] if count else []
     lines = [LogLine(event.time, event.rank, event.stream, as_shown(line)) for line in kept]
     rank = _heard(rank, event.time)._replace(

@@ -1,11 +1,11 @@
 """Saved runs: a folder each, with its events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event. Output is stored as its place in the log. Frequent events (the reading of a
-                         rank, the use of a GPU) are stored every PROGRESS_EVERY_S, each time only the last one
+        events.jsonl     every event. An output event has its place in the log instead of the bytes. Of frequent events
+                         (the reading of a rank, the use of a GPU), only the last one every PROGRESS_EVERY_S is stored
         rank-0.log …     everything that each rank wrote, both streams in order of arrival
         displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
-        timeline.json    Horovod's, if it recorded one; that of a second attempt is timeline-2.json
+        timeline.json    Horovod's timeline, if there is one; that of a second attempt is timeline-2.json
         tensorboard/     the metrics, after %runs RUN --tensorboard
 
 Only the user can read the folder (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
@@ -31,14 +31,14 @@ from sparkring.history.horovod_timeline import Arriving
 from sparkring.history.record import RunRecord, replay
 
 KEEP = 100
-NEWEST = 20  # these are kept, whatever they are
+NEWEST = 20  # the newest runs, which are never removed, not even quick ones
 QUICK_S = 1.0
-SLACK = 20  # runs beyond the limit that may gather: pruning after each cell would take a quarter of a warm gang's time
+SLACK = 20  # runs above KEEP before any is removed: pruning after each cell would take a quarter of a warm gang's time
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # where it is not the type's name
-LOOKED_THROUGH_BYTES = 256 * 1024  # searched for the data sets of a run, which are opened at its beginning
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # if not the MIME subtype
+LOOKED_THROUGH_BYTES = 256 * 1024  # of a run's events, searched for its data sets: they are opened at the beginning
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run that has not been written to for this long is not running
 
@@ -105,15 +105,15 @@ class RunFolder:
             if self._broken is None:
                 self._catch_up()
         except OSError:
-            pass  # closing the files below fails, too
+            pass  # then closing the files below fails, too
         for file in self._files():
             try:
                 file.close()
             except OSError:
-                pass  # told by write() or flush()
+                pass  # write() or flush() has noted it already
 
     def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline; returns what to report after the last one, or if saving fails."""
+        """Save a piece of an attempt's timeline; returns what to report: after the last piece, or if saving fails."""
         found: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
             found += self.end_timeline(part.time)
@@ -187,9 +187,9 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """A run's name: its start in local time, then five digits of the second's fraction and one against clashes.
+    """A run's name: its start in local time, then five digits for the fraction of the second, and one against clashes.
 
-    So names sort by time, also those of runs that take less than a second.
+    So names sort by time, even if runs take less than a second.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
@@ -228,7 +228,7 @@ def saved() -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """The saved run called `name`: its id, the beginning of it, its end, or its title; '' is the newest."""
+    """The saved run that `name` means: its id, the beginning or the end of its id, or its title; '' is the newest."""
     every = saved()
     if not name:
         return every[0] if every else None
@@ -294,7 +294,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def told(path: Path, kind: type[Kind]) -> Iterator[Kind]:
-    """All events of one kind of a saved run, in order of arrival."""
+    """All events of one kind in a saved run, in order of arrival."""
     for found in _lines(path):
         if found["type"] == kind.__name__ and isinstance(event := events.from_json(found), kind):
             yield event
@@ -333,7 +333,7 @@ def last(path: Path) -> events.RunFinished | None:
 
 
 def prune(keep: int = KEEP, slack: int = 0) -> None:
-    """Remove runs until `keep` are left, but none that may still be running; `slack` more may gather first.
+    """Remove runs until `keep` are left, once there are more than `keep` + `slack`. Runs that may be in progress stay.
 
     Quick cells of warm gangs are removed first: a hundred of them must not displace yesterday's training.
     """
@@ -359,6 +359,6 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
 def _was_quick(path: Path) -> bool:
     try:
         begun, ended = first(path), last(path)
-    except OSError:  # gone: another run, or kernel, prunes as well
+    except OSError:  # removed: another run or kernel prunes as well
         return False
     return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S

@@ -12,13 +12,14 @@ import signal
 from typing import NamedTuple
 
 CELL_NAME = "<cell>"  # the file name of the cell that is being run
-EARLIER_CELL = "<earlier cell>"  # stands for all earlier cells in what the driver gets
+EARLIER_CELL = "<earlier cell>"  # the file name of every earlier cell in what ranks send to the driver
 _CELL = re.compile(r"<cell(?: (\d+))?>")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
 
-# Functions in which a rank waits for the others, by file; `name` is their usual name. Functions that only begin
-# something (allreduce_async, isend) are not listed, nor is Horovod's synchronize(): its caller is the collective.
+# Functions in which a rank waits for the others, by file; `name` is the usual name of the collective. Functions that
+# only begin something (allreduce_async, isend) are not listed. Nor is the synchronize() in Horovod's mpi_ops,
+# because the collective is the function that calls it.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -59,7 +60,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # without a slash: on executors the path begins like this
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # no slash first: on executors, paths begin like this
 
 
 class Frame(NamedTuple):
@@ -73,8 +74,8 @@ class Frame(NamedTuple):
 def install(fd: int) -> None:
     """Write the main thread's stack to `fd` on SIGUSR2, and all threads' stacks to stderr when the process crashes.
 
-    The main thread handles the signal, so it can read its own stack. Reading the stacks of threads that are running
-    crashes the process sooner or later. A library may have replaced the handler, as Lightning does when a fit ends;
+    The main thread handles the signal, so it reads its own stack. Reading the stacks of other threads while they run
+    would crash the process sooner or later. A library may replace the handler, as Lightning does when a fit ends;
     calling this again restores it.
     """
     faulthandler.enable(all_threads=True)  # a crash may be in a thread of a library
@@ -93,7 +94,7 @@ def is_cell(filename: str) -> bool:
 
 
 def cell_line(text: str) -> int:
-    """The innermost line of the cell in the main thread's stack, as faulthandler prints it; 0 if there is none."""
+    """The innermost line of the cell in `text`, the main thread's stack from faulthandler; 0 if there is none."""
     newest, line = 0, 0
     for frame in _main_thread(text):
         cell = _CELL.fullmatch(frame.file)
@@ -141,6 +142,6 @@ def collective(text: str) -> str:
 
 
 def _main_thread(text: str) -> list[Frame]:
-    """The frames of the main thread, innermost first. Version 0.1 saved those of other threads before them."""
+    """The frames of the main thread, innermost first. Version 0.1 saved other threads' frames before them."""
     last_block = text.rpartition("(most recent call first):")[2]
     return [Frame(found["file"], int(found["line"]), found["function"]) for found in _FRAME.finditer(last_block)]

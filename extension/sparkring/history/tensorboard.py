@@ -23,7 +23,7 @@ FOLDER = "tensorboard"
 
 
 def environment() -> dict[str, str]:
-    """What TensorBoard's process needs to start: its path, and a replacement for a module that it lacks."""
+    """Environment variables for TensorBoard's process: its path, and a replacement for a module that it lacks."""
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
     if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH
@@ -83,8 +83,8 @@ def write_event_files(run: Path) -> Path:
     found = scalars(run_store.told(run, Metrics), began[1:])
     if not found:
         raise DataError(
-            f"run {run.name} has no metrics: Keras' fit reports them automatically, other code with "
-            "sparkring.log(loss=…)."
+            f"run {run.name} has no metrics: Keras' fit reports them automatically; other code reports "
+            "them with sparkring.log(loss=…)."
         )
     folder, new = run / FOLDER, run / f"{FOLDER}.{secrets.token_hex(4)}"
     try:
@@ -99,10 +99,11 @@ def write_event_files(run: Path) -> Path:
 
 
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
-    """Every number that was reported, and the mean of those that every reporting rank has reported.
+    """Every value that was reported, and the means of the values that every reporting rank has reported.
 
-    What was reported at the end of an epoch is under `epoch/`, by epoch; the rest is by step, counted on from epoch to
-    epoch if the steps per epoch are known. If counting starts over (several fits, a restart), a new series begins.
+    Values reported at the end of an epoch are under `epoch/`, by epoch. The others are by step. Steps are counted on
+    from epoch to epoch if the number of steps per epoch is known. If counting starts over (several fits, a
+    restart), a new series begins.
     """
     every = list(reports)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"
@@ -127,7 +128,7 @@ def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[
 
 
 def _step(report: Metrics) -> int:
-    """The step, counted from the first epoch on if the steps per epoch are known."""
+    """The step, counted from the first epoch on if the number of steps per epoch is known."""
     assert report.step is not None
     return report.step + max(0, (report.epoch or 1) - 1) * (report.steps or 0)
 

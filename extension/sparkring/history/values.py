@@ -18,7 +18,7 @@ Write = Callable[[object], str]
 def told(values: Mapping[int, object], write: Write = repr) -> str:
     """`ranks 0–3: 0.9731`, one entry for each text that `write` makes of a value; empty if all values are None.
 
-    A text of several lines begins on a line of its own, so that its columns stay below each other.
+    A text of several lines begins on a line of its own, so that its columns stay aligned.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(values):
@@ -33,7 +33,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """A function that writes values as this printer of IPython (a RepresentationPrinter) does, with its settings."""
+    """A function that writes values as `printer`, a RepresentationPrinter of IPython, does with its settings."""
 
     def write(value: object) -> str:
         stream = io.StringIO()

@@ -13,7 +13,7 @@ from sparkring.worker.member import gpus, process
 
 
 def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launcher:
-    """The launcher that can start what is requested. LaunchError if that cannot work."""
+    """A launcher for the request. LaunchError if it could not start the members."""
     if request.np < 0:
         return LocalLauncher(request.environment, request.size, request.gpus)
     from sparkring.cluster.session import find_session

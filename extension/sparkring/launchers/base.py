@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class LaunchRequest(NamedTuple):
     """What a launcher is to start: `size` members, on this machine if `np` is negative, else on Spark.
 
-    gpus: the number of GPUs for each member; 0 hides all GPUs, None is the default of the place.
+    gpus: the number of GPUs for each member; 0 hides all GPUs, None is the launcher's default.
     data: the DataFrame whose partitions the ranks read.
-    here: whether processes on this machine would be an alternative, for advice in errors.
+    here: whether errors may suggest processes on this machine instead.
     persistent: whether the members keep their slots until they are stopped, as those of a warm gang do.
     """
 
@@ -35,8 +35,8 @@ class Launcher(ABC):
     """One place where members can run. A launcher serves one gang, once.
 
     The driver listens on `bind_host`, and members reach it at `host`, both on `port` (0: any free one). With
-    `pins_gpus`, ranks see only the GPUs of their node's ranks. After `slow_after_s`, a notice says what the start waits
-    for. After `give_up_after_s`, the start fails if members have not connected.
+    `pins_gpus`, ranks see only the GPUs of the ranks on their node. After `slow_after_s`, a notice says what the start
+    waits for. After `give_up_after_s`, the start fails if members have not connected.
     """
 
     bind_host = host = "127.0.0.1"

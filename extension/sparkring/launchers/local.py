@@ -71,7 +71,7 @@ class LocalLauncher(Launcher):
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.close()  # a member that is still there now ends all processes below it
+                process.stdin.close()  # if the member is still running, it now ends, with all processes below it
         for process in self._members:
             try:
                 process.wait(3.0)

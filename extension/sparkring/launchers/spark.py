@@ -1,7 +1,7 @@
 """Members as tasks of one Spark barrier stage, which runs in a thread of its own.
 
-Spark starts the tasks together and carries bytes; everything else goes over the members' own
-connections. The user's session is used as it is and never stopped.
+Spark starts the tasks together, and gives them code, tickets and rows. Everything else goes over the members' own
+connections to the driver. The user's session is used as it is and never stopped.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PORT_SETTING = "spark.sparkring.driver.port"
 
 
 class SparkLauncher(Launcher):
-    """Starts each member in a task. LaunchError or SlotsError if that cannot work, before any job runs.
+    """Starts each member in a task. If that cannot work, LaunchError or SlotsError before any job runs.
 
-    With data, task i is given its partition i.
+    With data, task i is given the data's partition i.
     """
 
     slow_after_s = 2.0
@@ -110,7 +110,7 @@ class SparkLauncher(Launcher):
         if not self._ended:
             return self._too_few()
         if self._error is None:
-            # Without an error, the stage ended because its ranks had ended, or because it had none to run.
+            # Without an error, the stage ended because its ranks had ended, or because it had no task to run.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:
@@ -226,7 +226,7 @@ def _archive(with_nvml: bool) -> bytes:
 def _task(
     ticket: Ticket, environment: dict[str, str], gpus: int | None, size: int, schema: bytes | None, *, with_nvml: bool
 ) -> Callable[..., Any]:
-    """The task's function, made so that it is pickled by value: its module cannot be imported."""
+    """The task's function. It is pickled by value, because executors cannot import its module."""
     source = pkgutil.get_data("sparkring.worker", "spark_task.py")
     assert source is not None
     namespace: dict[str, Any] = {"__name__": "sparkring_task"}

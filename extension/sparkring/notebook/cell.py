@@ -79,7 +79,7 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
 
 
 def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
-    """The scripts that the `%run` lines of a cell name, and those that notebooks among them name."""
+    """The scripts that the `%run` lines of a cell name, and those that `%run` lines of notebooks among them name."""
     scripts: dict[str, Script] = {}
 
     def look_through(tree: ast.AST, where: str = "cell") -> None:
@@ -109,8 +109,8 @@ def _error_at(node: ast.AST, where: str, message: str) -> CaptureError:
 def title_of(source: str) -> str:
     """A title for a run without a name, or ''.
 
-    It is the comment or docstring at the top of the cell, its call of fit(), its last expression, or the function that
-    it defines.
+    It is the first of these that the cell has: a comment or docstring at the top, a call of fit(), a last expression, a
+    function definition.
     """
     lines = (line.strip() for line in source.splitlines())
     first = next((line for line in lines if line and not line.startswith(("import ", "from "))), "")

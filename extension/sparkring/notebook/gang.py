@@ -28,7 +28,8 @@ _HELP = """Start, list and stop warm gangs: ranks that stay up between cells.
 Cells without -n, or with the same -n, then start on the gang within milliseconds. Variables stay on the ranks. A
 later cell uses the value that a name has on the ranks, unless the notebook has since assigned to the name. --push
 NAME always sends the notebook's value, and --pull NAME copies rank 0's value into the notebook. %%ranks runs a cell
-on some of the ranks. Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the gang ends.
+on some of the ranks. The notebook's Stop ends the cell, and keeps the gang if all ranks respond. If a rank dies, the
+gang ends.
 
 Options of `%gang start`:
 {options}
@@ -58,7 +59,10 @@ _MARK = "_sparkring_gang"
 
 
 class GangRequest(NamedTuple):
-    """What `%gang` is asked for: to `start` one, `stop` those `where` ('' for all), `show` them, or their `stacks`."""
+    """What `%gang` is asked to do: `start` a gang, `stop` gangs, `show` them, or show the `stacks` of ranks.
+
+    `where` is the place of the gang to stop; '' stops all gangs.
+    """
 
     action: Literal["start", "stop", "show", "stacks"]
     start: GangOptions | None = None

@@ -65,7 +65,7 @@ LOGS = OptionsTable(
 
 @dataclass(frozen=True)
 class RunsRequest:
-    """What `%runs` is asked for: list the last `count` runs, or show `run`, open it in TensorBoard, or stop it."""
+    """What `%runs` is asked to do: list the last `count` runs, or show `run`, open it in TensorBoard, or stop it."""
 
     count: int = 20
     run: str = ""

@@ -215,7 +215,7 @@ def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
 
 
 def _flattened(groups: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
-    """The names of an option that may be repeated, each once."""
+    """All names that were given with an option that may be repeated, each name once."""
     return tuple(dict.fromkeys(name for group in groups or () for name in group))
 
 
@@ -238,7 +238,7 @@ def parse_ranks(line: str, size: int) -> tuple[tuple[int, ...], str]:
 
 
 def _run_on_ranks(shell: Any, line: str, cell: str) -> Any:
-    """`%%ranks`: the cell on some ranks of the gang that was started last."""
+    """`%%ranks`: run the cell on some ranks of the gang that was started last."""
     from sparkring.engine import gang_selection
 
     warm = gang_selection.latest_gang("%%ranks")

@@ -10,7 +10,7 @@ class Magic(NamedTuple):
     """One magic. Its module lists it in MAGICS, and extension.py registers it.
 
     `help` is shown by --help and `?`. `run` is called with the shell, the line and, for a cell magic, the cell.
-    `complete` gives what Tab offers at the end of the line up to the cursor.
+    `complete` is called with the line up to the cursor, and returns what Tab offers there.
     """
 
     name: str

@@ -15,7 +15,8 @@ class Option:
     """One row of the table: an option with its flags, or an argument, which has a name and no dash.
 
     `settings` are those of argparse's add_argument(). `suggest` is called with the word at the cursor, and returns what
-    Tab offers for the value, or after the flag. An option that is `alone` cannot be combined with others.
+    Tab offers for the value, or after a flag that takes no value. An option that is `alone` cannot be combined with
+    others.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Option:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is known by its place on the line."""
+        """Whether it is an argument, which is recognised by its place on the line."""
         return not self.names[0].startswith("-")
 
     @property
@@ -56,7 +57,7 @@ class Option:
         return value if self.is_argument else f"{'/'.join(self.names)} {value}".strip()
 
     def suggestions(self, current: str) -> list[str]:
-        """What the word at the cursor, which begins with `current`, may be."""
+        """The words that Tab offers at the cursor, where `current` has been typed."""
         offered = self.suggest(current) if self.suggest is not None else self.settings.get("choices", ())
         return [word for word in offered if word.startswith(current)]
 

@@ -19,10 +19,10 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """While open, an interrupt only sets `seen`, and so does request().
+    """In its `with` block, an interrupt only sets `seen`, as request() does.
 
-    Python lets only the main thread handle interrupts. In any other thread, `seen` is set by request() alone, and
-    interrupts remain the main thread's.
+    Python lets only the main thread handle interrupts. In any other thread, only request() sets `seen`, and the main
+    thread handles interrupts as before.
     """
 
     def __init__(self) -> None:

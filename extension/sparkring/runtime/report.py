@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkring.wire.messages import Metrics, Told, UserMessage
 
-MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: what is longer is cut
+MESSAGE_CHARACTERS = 4_000  # as documented for HorovodRunner: longer text is cut off
 DISPLAYS_KEPT, DISPLAY_BYTES = 30, 3_000_000  # per rank and run: how many displays, and their total size
 DISPLAY_TEXT_CHARACTERS = 4_000  # of a display's text form; the log has the whole text
 
@@ -83,7 +83,7 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     detach = getattr(value, "detach", None)
     try:
-        # 0-d arrays and tensors; larger ones raise. Detached first: torch warns about tensors that require a gradient.
+        # 0-d arrays and tensors; larger ones raise. detach() is for tensors that require a gradient: torch would warn.
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(

@@ -14,7 +14,7 @@ class Here(NamedTuple):
     checkpoints of a later attempt come after those of an earlier one. `resume` is the name of the checkpoint that all
     ranks continue from, '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names
     that the driver has seen in the directory. `lineage` is an id that all checkpoints of one training share, from
-    its first attempt on. `code` is the cell, `run_id` the run.
+    its first attempt on. `code` is the cell's code, `run_id` the run's id.
     """
 
     directory: str = ""

@@ -4,8 +4,8 @@
     s3://bucket/x  abfss://…  gs://…  memory://x   with fsspec's package for it
     dbfs://x/y                                     an error: x would be a host
 
-If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. With neither, it is `dbfs` in
-the user's data folder. A path cannot lead out of the folder.
+If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. With neither, dbfs:/ is
+`dbfs` in the user's data folder. A path cannot lead out of the folder.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A part of a path with all percent-encoding undone, as code that takes the path for a URL may read it."""
+    """A part of a path with all percent-encoding undone: code that takes the path for a URL may read it like this."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:

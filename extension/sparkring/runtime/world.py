@@ -42,7 +42,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
 
     Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
     first appear, and members keep their order within a node. `cross_rank` counts the nodes that
-    have a rank with the same `local_rank`, which is what Horovod's cross communicator is.
+    have a rank with the same `local_rank`, as Horovod's cross communicator does.
     Without `by_node`, member i is rank i, wherever it runs; the rest is the same.
     """
     members_of: dict[str, list[int]] = {}

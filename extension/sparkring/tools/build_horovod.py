@@ -1,8 +1,8 @@
 """Build a Horovod wheel for the TensorFlow and PyTorch of this environment, once.
 
-Horovod publishes no wheels, and its last release is older than the C++ standards that current
-frameworks need. This command downloads the source, updates it, builds it with Gloo (without MPI) and
-keeps the wheel in the user's cache, under the versions that it was built for.
+Horovod publishes no wheels, and its last release is set to an older C++ standard than current
+frameworks need. This command downloads the source, edits it, builds it with Gloo (without MPI) and
+keeps the wheel in the user's cache, in a folder named after the versions that it was built for.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sparkring.tools.pace import Pace
 from sparkring.tools.watch import Progress, telling_lines, watch
 
 HOROVOD = "0.28.1"
-# Part of the wheel's key: raise it when the edits or the build's environment change. The second is for TensorFlow 2.16
-# and later, which need edits of their own.
+# Part of the wheel's key: raise the number when the edits or the build's environment change. The second number is for
+# TensorFlow 2.16 and later, which need edits of their own.
 RECIPE, RECIPE_WITH_KERAS_3 = 2, 3
 FIRST_TENSORFLOW_WITH_KERAS_3 = Version("2.16")
-# The same package, under the names that its variants are published as.
+# The names under which variants of the TensorFlow package are published.
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tensorflow-aarch64")
 OLDEST_CMAKE, FIRST_REFUSED_CMAKE = Version("3.13"), Version("4")
 # The first version that makes wheels without the package called wheel.
 FIRST_SETUPTOOLS_WITH_WHEEL = Version("70.1")
-# It has no pkg_resources.packaging, which PyTorch 2.1's build support imports.
+# The first version without pkg_resources.packaging, which PyTorch 2.1's build support imports.
 FIRST_SETUPTOOLS_WITHOUT_PACKAGING = Version("70")
 
 
@@ -132,7 +132,7 @@ def _cxx_standard(tensorflow: str | None, torch: str | None) -> int:
     """The C++ standard for Gloo and for Horovod's PyTorch part (its TensorFlow part sets its own)."""
     standard = 17 if tensorflow and Version(tensorflow) >= FIRST_TENSORFLOW_WITH_KERAS_3 else 14
     if torch:
-        # PyTorch says itself which standard its headers want, in the flags that it gives to extensions.
+        # The compiler flags that PyTorch gives to extensions name the standard that its headers need.
         named = re.findall(r"-std=c\+\+(\d+)", _torchs_build_support())
         fallback = 17 if Version(torch) >= Version("2.1") else 14
         standard = max([standard, fallback, *map(int, named)])
@@ -155,8 +155,8 @@ def edits(target: Target) -> list[Edit]:
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
-        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit; with one that lacks the runtime's
-        # headers or library, the build would fail. Without a toolkit, Horovod averages tensors in the CPU's memory.
+        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit. If this lacks the runtime's headers
+        # or library, the build would fail, so it is ignored. Horovod then averages tensors in the CPU's memory.
         has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
         complete = (
             "if(Pytorch_CUDA)\n    find_package(CUDAToolkit)\n    set(Pytorch_CUDA ${CUDAToolkit_FOUND})\nendif()\n"
@@ -166,7 +166,7 @@ def edits(target: Target) -> list[Edit]:
         # This file needs XLA headers that these releases no longer ship; only XLA-compiled collectives use it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
         wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
-        # `keras` is Keras 3 there, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
+        # With these releases, `keras` is Keras 3, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
         imported = "from keras import backend as K"
         wanted += [
             Edit(f"horovod/tensorflow/keras/{name}.py", imported, "from tensorflow.keras import backend as K")
@@ -176,7 +176,7 @@ def edits(target: Target) -> list[Edit]:
 
 
 def patch(source: Path, changes: Sequence[Edit]) -> None:
-    """Apply the edits below `source`. BuildError if the text of one is missing, since that is another release."""
+    """Apply the edits below `source`. BuildError if a text to replace is missing: it is another release."""
     for edit in changes:
         file = source / edit.path
         text = file.read_text(encoding="utf-8")
@@ -212,7 +212,7 @@ def _cmake_version(cmake: str) -> Version | None:
 
 
 def check_tools(target: Target) -> Path:
-    """Check that everything that the build calls is there; returns the cmake to use."""
+    """Check that all tools that the build needs are installed; returns the cmake to use."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None or shutil.which(compiler) is None:
         raise BuildError(
@@ -253,7 +253,7 @@ def check_tools(target: Target) -> Path:
     wants_packaging = target.torch is not None and "from pkg_resources import packaging" in _torchs_build_support()
     if wants_packaging and Version(setuptools) >= FIRST_SETUPTOOLS_WITHOUT_PACKAGING:
         raise BuildError(
-            f"PyTorch {target.torch} cannot be built for with setuptools {setuptools}: run "
+            f"Horovod cannot be built for PyTorch {target.torch} with setuptools {setuptools}: run "
             f"`{sys.executable} -m pip install 'setuptools<{FIRST_SETUPTOOLS_WITHOUT_PACKAGING}' wheel`, "
             "then this command again."
         )
@@ -310,12 +310,12 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
             run(f"Downloading Horovod {HOROVOD}'s source", fetch, env, failure)
             _keep(work / sdist.name, sdist)
         with tarfile.open(sdist) as archive:
-            # Python before 3.10.12 and 3.11.4 has no filter to ask for.
+            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no such filter.
             archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
         patch(source, edits(target))
-        # Verbose, since only then does pip pass on the percentages that make prints.
+        # Without --verbose, pip would not pass on the percentages that make prints.
         make = [*pip, "wheel", "--verbose", *plain, "--wheel-dir", str(work / "out"), str(source)]
         failure = f"{target} could not be built. Correct these errors, then run this command again:"
         pace = Pace(cache / "pace.json")
@@ -326,7 +326,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
 
 
 def _keep(made: Path, place: Path) -> Path:
-    """Put a file into the cache atomically, even if another build writes there."""
+    """Put a file into the cache atomically, even if another build writes there at the same time."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".incoming-")
     os.close(handle)
     try:
@@ -338,7 +338,7 @@ def _keep(made: Path, place: Path) -> Path:
 
 
 def install(wheel: Path, target: Target, progress: Progress) -> str:
-    """Install the wheel and its dependencies, and import Horovod. Returns a sentence on what it cannot do, or ''."""
+    """Install the wheel and its dependencies, and import Horovod. Returns a sentence on its limits, or ''."""
     limits = ""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
@@ -368,7 +368,7 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
 
 
 def _is_installed(wheel: Path) -> bool:
-    """Whether the installed Horovod came from this very wheel: pip notes the digest of a file that it installs."""
+    """Whether the installed Horovod came from this very wheel: pip records the digest of a file that it installs."""
     try:
         noted = metadata.distribution("horovod").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# make's percentages, and the shares of the time that have passed by then. Computed from the compiler's times for the
-# files of Horovod with TensorFlow 2.15 and PyTorch 2.13, two at a time.
+# make's percentages, and the share of the build's time that has passed at each. They are computed from the times to
+# compile Horovod's files with TensorFlow 2.15 and PyTorch 2.13, two files at a time.
 _PERCENTAGES = (0, 14, 28, 46, 55, 63, 69, 77, 83, 88, 92, 97, 99)
 _SHARES = (0.13, 0.18, 0.24, 0.30, 0.34, 0.39, 0.44, 0.52, 0.58, 0.65, 0.74, 0.81, 0.83)
 _MEASURED = dict(zip(_PERCENTAGES, _SHARES, strict=True))
@@ -19,7 +19,7 @@ _STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
 
 
 class Pace:
-    """Follows one build by its output, with measurements of the last build on this machine if there was one."""
+    """Follows one build by its output. Uses measurements of the last build on this machine, if there was one."""
 
     def __init__(self, kept: Path) -> None:
         self._kept = kept
@@ -28,7 +28,7 @@ class Pace:
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share of the time that has passed after `passed_s` seconds, when `fresh` was printed; None if unknown."""
+        """The share of the time that has passed, given `passed_s` and the newest output `fresh`; None if unknown."""
         self._passed_s = passed_s
         for found in _STEP.findall(fresh):
             self._seen.setdefault(int(found), passed_s)
@@ -58,5 +58,5 @@ def _last(kept: Path) -> tuple[Mapping[int, float], float]:
         if shares and all(0 < share < 1 for share in shares.values()):
             return shares, float(found["seconds"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # no file, or of another version
+        pass  # no file, or one of another version
     return _MEASURED, 0.0

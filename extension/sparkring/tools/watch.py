@@ -1,7 +1,7 @@
 """Run a long command with its output in a log, show its progress, and say why it failed.
 
-Also a script, `watch.py LOG TITLE COMMAND…`, which the Makefile uses before anything is installed: so this module
-imports nothing but the standard library.
+It is also a script, `watch.py LOG TITLE COMMAND…`. The Makefile uses it before anything is installed, so this module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol, TextIO
 
 
 class Progress:
-    """One line that is rewritten on a terminal; elsewhere a line per step and one every ten seconds."""
+    """Shows progress: on a terminal, one line that is rewritten; elsewhere, a line per step and every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -47,7 +47,7 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Leave the line that was being rewritten."""
+        """End the line that is being rewritten."""
         if self._rewrites:
             self._stream.write("\n")
 
@@ -57,17 +57,17 @@ class Progress:
 
 
 def _left(seconds: float) -> str:
-    """The time left, rounded to what can be known."""
+    """The time left, rounded, since it is an estimate."""
     if seconds < 20:
         return "almost done"
     return f"about {10 * round(seconds / 10)} s left" if seconds < 95 else f"about {seconds / 60:.0f} min left"
 
 
 class Estimate(Protocol):
-    """Estimates from the output of a command how much of its time has passed."""
+    """Estimates how much of a command's time has passed, from its output."""
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share after `passed_s` seconds, when `fresh` has just been printed; None if it is unknown."""
+        """The share that has passed, from the seconds since the start and the newest output; None if it is unknown."""
 
 
 def watch(
@@ -81,7 +81,7 @@ def watch(
 ) -> int:
     """Run a command with its output in `log`, showing how far it is; returns its exit status.
 
-    Reading the growing file rather than a pipe lets the elapsed time move on through a long silent compile.
+    The growing log is read, rather than a pipe, so that the elapsed time is updated during a long silent compile.
     """
     begun = time.monotonic()
     with log.open("ab") as sink, log.open("r", encoding="utf-8", errors="replace") as reader:
@@ -117,7 +117,7 @@ _ECHO = re.compile(r"subprocess-exited|did not run successfully|Failed (building
 
 
 def telling_lines(log: str, limit: int = 6) -> list[str]:
-    """The lines of a build log that say why it failed: the first complaints, without pip's echo of them."""
+    """The lines of a build log that say why it failed: the first errors, without pip's repetition of them."""
     lines = [line.strip() for line in log.splitlines()]
     lines = [line for line in lines if line]
     chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""The attempts of a run that can restart, a line each: what ended one, and where the next one continued."""
+"""The attempts of a run that can restart, a line each: what ended it, and where the next one continued."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def why(attempt: Attempt) -> str:
 
 
 def saved_before(record: RunRecord, attempt: Attempt) -> str:
-    """What an attempt that ended has saved: `step 120 was saved 3 s before`; '' if the run saves nothing."""
+    """What an attempt had saved when it ended: `step 120 was saved 3 s before`; '' if the run saves nothing."""
     if not record.checkpoint_dir:
         return ""
     saved = [

@@ -1,4 +1,4 @@
-"""The curves of a run as numbers, which the page draws: panel/src/charts.js."""
+"""The curves of a run as numbers, for the page to draw (panel/src/charts.js)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Series(NamedTuple):
     noun: str = "step"
     kind: str = ""  # what writes there, if it is not sparkring
     metric: str = ""  # the one to draw; '' to choose one
-    began: float = 0.0  # when the run began, for times relative to it; 0 for ages
+    began: float = 0.0  # when the run began, to show times relative to it; 0 to show ages
 
 
 # ── Words ─────────────────────────────────────────────────────────────────────
@@ -89,7 +89,7 @@ def metric_names(series: Series) -> list[str]:
 
 
 def picture(series: Series, now: float) -> str:
-    """The checkpoints in the order in which they were saved, oldest left; with a metric, as high as its value."""
+    """The checkpoints from left to right, oldest first; if there is a metric, the height shows its value."""
     if not series.marks:
         return ""
     metric = series.metric if any(series.metric in mark.metrics for mark in series.marks) else _metric_to_draw(series)
@@ -209,7 +209,7 @@ def _stretches(series: Series, xs: Sequence[float], bottom: int) -> list[str]:
 
 
 def _stretch_name(series: Series, at: int) -> str:
-    """The name of an attempt, or of a run: the end of its id, which %logs takes, too."""
+    """The name of an attempt; or `run …` with the end of a run's id, which %logs accepts."""
     mark = series.marks[at]
     if not mark.stretch.isdecimal():
         return mark.stretch

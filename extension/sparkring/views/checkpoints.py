@@ -74,7 +74,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Whether an earlier run saved it, and this one found it damaged: then its size is not known."""
+    """Whether an earlier run saved it, and this run found it damaged. Its size is not known then."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -104,7 +104,7 @@ def _listed(entry: Entry, *, best: bool, resumes: bool) -> Mark:
 
 
 def saved_words(record: RunRecord, series: Series, now: float) -> str:
-    """What was saved last, and how many there are: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 there`."""
+    """What was saved last, and the counts: `saved step 120, 3 s ago · 4.20 MB in 0.2 s · 12 saved, 3 still there`."""
     found = [
         each.saved
         for each in record.checkpoints
@@ -127,7 +127,7 @@ def saved_words(record: RunRecord, series: Series, now: float) -> str:
 
 def _count_words(series: Series) -> str:
     counts = {state: sum(mark.state == state for mark in series.marks) for state in STATES}
-    words = [f"{len(series.marks) - counts['partial']:,} saved", f"{counts['committed']:,} there"]
+    words = [f"{len(series.marks) - counts['partial']:,} saved", f"{counts['committed']:,} still there"]
     words += [f"{counts['damaged']:,} damaged"] if counts["damaged"] else []
     return ", ".join(words)
 
@@ -208,8 +208,8 @@ def advice(found: Inventory) -> list[str]:
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
         told.append(
-            f"{counted(len(lineages), 'training')} have saved to this directory, each from its own beginning. Use a "
-            "separate directory for each training."
+            f"{counted(len(lineages), 'training run')} have saved to this directory, each from its own beginning. Use "
+            "a separate directory for each of them."
         )
     return told
 

@@ -19,7 +19,7 @@ from sparkring.runtime.report import DISPLAY_BYTES, DISPLAYS_KEPT
 
 PAUSE_S = 0.2
 BYTES_PER_S = 500_000  # the most that is sent to the browser
-OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell
+OUTPUT_BYTES = 4_000_000  # of all ranks; Databricks keeps 10 MB of a cell's output
 
 Bundle = dict[str, str]
 _PLACE = {"text/html": '<div data-sparkring-displays=""></div>', "text/plain": ""}

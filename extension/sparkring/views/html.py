@@ -86,7 +86,7 @@ def _display(found: Bundle, display_id: str, update: bool) -> None:
 
 
 def show(record: RunRecord) -> None:
-    """Show the run of `record`; no live panel replaces this view."""
+    """Show the run of `record`, without its id, so that no live panel replaces this view."""
     found = bundle(record._replace(run_id=""), now=describe.last_known(record), final=record.outcome is not None)
     _display(found, f"sparkring-{secrets.token_hex(8)}", False)
 

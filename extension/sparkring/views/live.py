@@ -1,16 +1,16 @@
-"""A run as messages to a page: the changes of its record since the last message.
+"""A run as messages to a page: the changes in its record since the last message.
 
 A message is a dict of JSON values with the `run` and a `kind`:
 
-    lines     what ranks printed: `start` is the number of the first among all lines of the run, `count` how many there
-              are; columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start), `text`; `html` for those with
-              colours, by place; `noise`, the places of TensorFlow's start-up messages; `pending`, lines whose
-              end is still to come
+    lines     what ranks printed: `start` is the number of the first line among all lines of the run, `count` the
+              number of lines; the columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start) and `text`;
+              `html` by index, for the lines with colours; `noise`, the indices of TensorFlow's start-up messages;
+              `pending`, lines whose end is still to come
     state     the state of the run, and a column for each fact about its ranks
     sections  the HTML of those sections (views/sections) that have changed, by name
     charts    the curves as numbers (views/charts), all of them when one has changed
 
-Texts are plain (views/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
+Texts are plain (history/lines.plain) and the HTML is our own, so a page needs to trust nothing that a rank has printed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Feed:
         self._sections_due = 0.0
 
     def news(self, record: RunRecord, now: float) -> list[Message]:
-        """What the page does not know yet; the state and the sections only if the last ones are not too recent."""
+        """What the page does not know yet; the state and the sections only if it is time to send them again."""
         ended = record.outcome is not None
         found = self._new_lines(record)
         if drawn := ended or now >= self._sections_due:
@@ -110,7 +110,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """A message with the record's last lines, `new`. A user's message of several lines takes several places."""
+    """A message with `new`, the record's last lines. A user's message of several lines is several items in it."""
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,
@@ -137,7 +137,7 @@ def _columns(found: Sequence[LogLine], began: float) -> Message:
 
 
 def state_message(record: RunRecord, now: float) -> Message:
-    """The state of the run; equal as long as only the time has changed."""
+    """The state of the run. The message stays the same while nothing but the time changes."""
     progress = None if record.outcome == "finished" else metrics.progress(record, record.ended or now)
     running = record.outcome is None
     return {

@@ -78,7 +78,7 @@ def svg(width: float, height: float, words: str, parts: Iterable[str], font_size
 
 
 def tint(colour: str) -> str:
-    """CSS for text in this colour, mixed with the page's text colour: dark enough on light pages, and vice versa.
+    """CSS for text in this colour, mixed with the page's text colour: dark enough on light pages, light enough on dark.
 
     JupyterLab's sanitiser removes color-mix; the plain colour is left.
     """
@@ -129,7 +129,7 @@ def log_text(line: str) -> str:
 
 
 _PIECES = 60
-# The sixteen colours of a terminal; black and white become the text's own colour, dimmed or not.
+# The colours of a terminal, normal and bright ones alike. Black becomes grey, and white becomes the text's own colour.
 _BASIC = ("#767676", RED, GREEN, AMBER, BLUE, "#b557c8", "#16908f", "")
 
 
@@ -185,7 +185,7 @@ _WEIGHTS = {
 
 
 def _extended(codes: list[int]) -> str:
-    """A colour of the 256 (`5;N`) or a true one (`2;R;G;B`); removes what it reads from `codes`."""
+    """One of 256 colours (`5;N`), or a 24-bit colour (`2;R;G;B`); removes what it reads from `codes`."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(codes.pop(0), 255) for _ in range(3))

@@ -35,7 +35,7 @@ LARGE_GROUP_BYTES = 256_000_000
 GROUP_BYTES = 64_000_000
 FILE_BYTES = 128_000_000
 SMALL_FILE_BYTES, MANY_FILES = 1_000_000, 100
-UNEVEN = 1.1  # ratio of the most rows of a rank to the fewest, from which there is advice
+UNEVEN = 1.1  # if the most rows of a rank are at least this many times the fewest, there is advice
 
 
 def show_shards(found: Outlook) -> None:
@@ -223,7 +223,7 @@ def _selective(found: Outlook) -> str:
         return ""
     return (
         f"The filter keeps {counted(data.rows, 'row')} of {there:,}, but {read:,} must be read to find them. To "
-        "read less, sort or partition the data by the columns of the filter, or write it filtered."
+        "read less, sort or partition the data by the columns of the filter, or save only the filtered rows."
     )
 
 
@@ -256,7 +256,7 @@ def table_rows(found: Outlook) -> list[tuple[str, ...]]:
 
 
 class Stretch(NamedTuple):
-    """Rows `begin` to `end` (not included) of the data set, its files one after another."""
+    """Rows `begin` to `end` (not included) of the data set, counted through all its files."""
 
     begin: int
     end: int

@@ -30,7 +30,7 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, empty: 
 
 
 def show(said: str, html: Callable[[], str]) -> None:
-    """Show what a magic was asked for: HTML in a notebook, the text elsewhere."""
+    """Show the result of a magic: HTML in a notebook, the text elsewhere."""
     if not in_notebook():
         sys.stdout.write(f"{said}\n")
         return

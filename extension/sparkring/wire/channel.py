@@ -13,8 +13,8 @@ fields, and the parts' `sizes`) and a binary body in parts:
 
 A frame that is not a message ends the connection: the bytes after it cannot be trusted either.
 
-Nothing but fixed-size bytes is read from a peer before it has proved that it holds the gang's
-secret. The proof authenticates the connection; it does not encrypt what follows.
+Until a peer has proved that it knows the gang's secret, only a fixed number of bytes is read from
+it. The proof authenticates the connection; it does not encrypt what follows.
 
 Members import this module at start-up, so it uses light parts of the standard library only.
 """
@@ -38,13 +38,13 @@ GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
-# A peer that stops acknowledging (its host lost power, the network is cut) is given up after this.
+# A peer that acknowledges nothing for this long (its host lost power, the network is cut) is given up.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-HEADER_BYTES = 1 << 28  # at most: text instead of a frame would be read as a much larger size, and waited for
+HEADER_BYTES = 1 << 28  # limit: text in place of a frame reads as a much larger size, for which receive() would wait
 CHUNK_BYTES = 1 << 20
 RELAY_BYTES = 256 * 1024  # passed on at a time: small enough for the processor's cache
-PAIR_BYTES = 1 << 22  # the buffer asked for between a member and its rank; the system may grant less
+PAIR_BYTES = 1 << 22  # the requested size of the buffer between a member and its rank; the system may grant less
 
 
 class ChannelClosed(ConnectionError):
@@ -67,8 +67,8 @@ class Head(NamedTuple):
 class Connection:
     """One end of a stream of frames over a connected socket. Sending is safe from any thread.
 
-    `heard_at` is when the last byte came, on the monotonic clock: a large frame on a slow network is a sign of
-    life long before it is whole.
+    `heard_at` is when the last bytes came, on the monotonic clock: while a large frame comes over a slow network,
+    each part of it is a sign of life.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -99,7 +99,7 @@ class Connection:
                     for view in views:
                         self._sock.sendall(view)
             except BaseException as error:  # raised again below
-                # Half a frame may have been sent (an interrupt is enough), so nothing can follow it.
+                # Only part of the frame may have been sent, for example if an interrupt came: nothing can follow it.
                 self._broken = True
                 if isinstance(error, OSError):
                     raise ChannelClosed(str(error)) from error
@@ -132,9 +132,9 @@ class Connection:
             raise ProtocolError(str(error)) from error
 
     def pass_on(self, head: Head, other: Connection) -> None:
-        """Hand the frame whose header was just received to `other`, without holding a large one in memory."""
+        """Send the frame whose header was just received to `other`. A large body is never in memory as a whole."""
         left = sum(head.sizes)
-        # A small one goes on in one piece, so that its reader wakes once.
+        # A small frame is sent in one piece, so that its reader wakes only once.
         small = bytes(self._exactly(left)) if left <= RELAY_BYTES else b""
         with other._send_lock:
             try:
@@ -156,7 +156,7 @@ class Connection:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the peer was first
+            pass  # the peer has already closed it
         self._sock.close()
 
     def release(self) -> None:
@@ -203,7 +203,7 @@ def pair() -> tuple[Connection, Connection]:
 
 def dial(host: str, port: int, secret: bytes) -> Connection:
     """Connect to the driver; each side proves to the other that it knows the gang's secret."""
-    # With a name that is not bytes, Python would import the idna codec and Unicode's tables, which takes 2 ms.
+    # For a name that is a str, Python would import the idna codec and Unicode's tables, which takes 2 ms.
     name: Any = host.encode() if host.isascii() else host
     sock = socket.create_connection((name, port), timeout=HANDSHAKE_TIMEOUT_S)
     try:
@@ -214,7 +214,7 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
         sock.sendall(ours + _proof(secret, b"member", theirs, ours))
         if not hmac.compare_digest(_read(sock, PROOF_BYTES), _proof(secret, b"driver", ours, theirs)):
             raise ChannelClosed(f"{host}:{port} does not know this gang's secret")
-    except BaseException:  # raised again: only the socket must not be left open
+    except BaseException:  # raised again below; the socket must not be left open
         sock.close()
         raise
     return _established(sock)
@@ -295,7 +295,7 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake a thread that waits for a connection on this socket, by connecting, which works on every system."""
+    """Wake a thread that waits for a connection on this socket: connect to it. This works on every system."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
@@ -303,7 +303,7 @@ def wake(listening: socket.socket) -> None:
 
 
 def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:
-    """The driver's half of the handshake; None if the peer does not prove itself."""
+    """The driver's half of the handshake; None if the peer does not prove that it knows the secret."""
     try:
         sock.settimeout(HANDSHAKE_TIMEOUT_S)
         ours = os.urandom(NONCE_BYTES)

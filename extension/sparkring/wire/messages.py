@@ -11,8 +11,8 @@ field of type `bytes` is one part of the frame's body, and one of type `Buffers`
 other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
 
 Members import this module at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than all else here. And annotations are not made
-strings by `from __future__ import annotations`, because typing would compile each of them.
+messages are NamedTuples: importing `dataclasses` would take longer than all else here. And there is no
+`from __future__ import annotations`, which makes annotations strings: typing would have to compile each of them.
 """
 
 import types
@@ -32,10 +32,10 @@ Stream = Literal["stdout", "stderr"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
-    "exception",  # any other one: another attempt may succeed
+    "exception",  # any that is not listed below: another attempt may succeed
     "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the one that the attempt continued from
-    "echo",  # of another rank's end: a collective broke
+    "damaged checkpoint",  # the checkpoint that the attempt continued from
+    "echo",  # a collective failed because another rank ended
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
     "signal",
@@ -71,7 +71,7 @@ class TakeStack(NamedTuple):
 
 
 class RecordTimeline(NamedTuple):
-    """Give the rank a file for its framework's timeline, named in `variable`, and send it in the end if `wanted`."""
+    """Set `variable` to a file for the timeline of the rank's framework. If `wanted`, send the file at the end."""
 
     variable: str
     wanted: bool
@@ -81,7 +81,7 @@ class RecordTimeline(NamedTuple):
 
 
 class EnterWorld(NamedTuple):
-    """All ranks are there: the rank's place among them, its own `address`, and variables for its environment."""
+    """All ranks are up: the rank's place among them, its own `address`, and variables for its environment."""
 
     world: World
     address: str
@@ -198,14 +198,14 @@ class SetEnvironment(NamedTuple):
 
 # ── From a member to the driver ───────────────────────────────────────────────────────────────────────────────────────
 
-# Messages with `time` and `rank` are kept in the run's record. These two are not sent: the driver sets them.
+# Messages with `time` and `rank` are kept in the run's record. These two fields are not sent: the driver sets them.
 
 
 class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
 
-    `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of
-    those that the rank has for itself. `packages` are those of the rank's Python, None if it is the notebook's own.
+    `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of the
+    GPUs that the rank has for itself. `packages` are those of the rank's Python; None if that is the notebook's.
     """
 
     member: Count
@@ -233,7 +233,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """How a GPU of the rank is used, by all processes; None for what NVML does not tell. Sent when it changes."""
+    """The use of one of the rank's GPUs by all processes; None for what NVML does not report. Sent when it changes."""
 
     address: str
     name: str
@@ -249,14 +249,14 @@ class GpuUsed(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Where the rank stands: the `state` of its process, and the `text` of its stack, '' if it gave none."""
+    """What the rank is doing: the `state` of its process, and the `text` of its stack, '' if it gave none."""
 
     state: str
     text: str
 
 
 class TimelinePart(NamedTuple):
-    """A piece of the file that Horovod has written on a rank, compressed with zlib as one stream.
+    """A piece of the timeline that Horovod has written on a rank. The pieces together are one zlib stream.
 
     `last` ends the stream. `cut` is the number of bytes that were left out because the file is too large. The bytes
     go into the run's folder, not into its record.
@@ -284,7 +284,8 @@ class Exited(NamedTuple):
 class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
-    `names_bound` are new in the rank's `__main__`, `loaded` says whether it has all that was sent, `port` is free.
+    `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether it has all that was sent.
+    `port` is a free port.
     """
 
     names_bound: tuple[str, ...]
@@ -302,9 +303,9 @@ class PackedValue(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The rank has run the request; `repr` is a short one of its value.
+    """The rank has run the request; `repr` is the shortened repr() of its value.
 
-    The value comes first, under the name '', then what was to be pulled, except for names that are `missing`.
+    The value comes first, under the name '', then those to be pulled, except for names that are `missing`.
     """
 
     values: tuple[PackedValue, ...]
@@ -326,7 +327,7 @@ class SourceLine(NamedTuple):
 
 
 class CodeFrame(NamedTuple):
-    """One frame of a traceback; `in_cell` marks the user's notebook code, `source` surrounds `line`."""
+    """One frame of a traceback; `in_cell` marks the user's notebook code; `source` is the lines around `line`."""
 
     filename: str
     line: int
@@ -336,7 +337,7 @@ class CodeFrame(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a rank ended before its time.
+    """Why a rank did not finish.
 
     `summary` is one line: `ValueError: bad shape`, `killed by SIGKILL`, `exited with code 3`. `error` is the class of
     the exception with its module, '' if there was none; `signal` is the name of the signal that ended the process, and
@@ -374,7 +375,7 @@ class UserMessage(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals where known.
+    """Numbers that a rank reported; `epochs` and `steps` (per epoch) are totals, if known.
 
     Under Keras, `step` counts from 1 within the epoch; with log(), it is what the user passes.
     """
@@ -393,8 +394,8 @@ class Displayed(NamedTuple):
     """A rank has shown something other than text, with display() or plt.show().
 
     `number` counts the rank's displays in an attempt, from 1. A display replaces an earlier one with the same number;
-    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if its `size_bytes`
-    were too many. `text` is the text form, which the rank has also printed.
+    one with `clears` replaces all displays of the rank. `data` is of type `mime_type`, and empty if it was too large:
+    `size_bytes` is its original size. `text` is the text form, which the rank has also printed.
     """
 
     number: Count
@@ -411,9 +412,9 @@ class Displayed(NamedTuple):
 class DataOpened(NamedTuple):
     """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
 
-    `reader` counts this rank's readers, from 0; those of other ranks with the same number read the same data if the
-    ranks run the same code. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version`
-    is a digest of what the files were when they were opened. Unknown values are '' or 0.
+    `reader` counts this rank's readers, from 0. If the ranks run the same code, readers with the same number read the
+    same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a digest of
+    the files as they were when they were opened. Unknown values are '' or 0.
     """
 
     reader: Count
@@ -432,9 +433,9 @@ class DataOpened(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows of one row group of one file that a rank reads; numbers are from 0, and row group -1 is the whole file.
+    """The rows that a rank reads of one row group. Numbers are from 0; row group -1 stands for the whole file.
 
-    If there are many row groups, `groups` neighbours are one piece, which has the number of the first.
+    If there are many row groups, `groups` adjacent ones form one piece, with the numbers of the first.
     """
 
     file: Count
@@ -444,10 +445,10 @@ class Piece(NamedTuple):
 
 
 class DataPlanned(NamedTuple):
-    """What a rank is to read in an epoch (from 1), in its order.
+    """What a rank is to read in an epoch, in this order. `epoch` counts from 1.
 
-    `names` are the numbers and names of files; of many files, of the first ones only. The first `begun` rows were
-    read before this reader was made. Rows are handed out in order, or shuffled within each `window` rows.
+    `names` are the numbers and names of the files; if there are many, only of the first ones. The first `begun` rows
+    were read before this reader was made. Rows are handed out in order, or shuffled within each `window` rows.
     """
 
     reader: Count
@@ -466,7 +467,7 @@ class DataPlanned(NamedTuple):
 
 
 class DataRead(NamedTuple):
-    """How far a rank has read in an epoch (from 1): rows, steps and bytes since it began, and the planned numbers.
+    """How far a rank has read: rows, steps and bytes since it began this epoch (from 1), and the planned numbers.
 
     `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
     waited for batches in this epoch. Unknown values are None or ''.
@@ -490,9 +491,9 @@ class DataRead(NamedTuple):
 class CheckpointSaved(NamedTuple):
     """A checkpoint is whole and can be read.
 
-    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is from
-    the call to the commit, `blocked_s` the part for which training waited. `metrics` are those saved with it. `kind`
-    says what wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore, and `step` is then the epoch.
+    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is the
+    time from the call to the commit; training waited for `blocked_s` of it. `metrics` are those saved with it. `kind`
+    says what wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore; for both, `step` is the epoch.
     """
 
     folder: str
@@ -554,7 +555,7 @@ class CheckpointRemoved(NamedTuple):
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Run | Release | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
-# What a rank tells while it runs.
+# What a rank reports while it runs.
 Told = (
     UserMessage
     | Metrics
@@ -570,7 +571,7 @@ Told = (
 )
 RankReport = Done | Failed | Told
 Report = MemberReport | RankReport
-Kept = Output | GpuUsed | TimelinePart | Told  # what the run's record gets as it is
+Kept = Output | GpuUsed | TimelinePart | Told  # passed to the run's record unchanged
 Message = MemberOrder | RankOrder | Report
 
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
@@ -616,7 +617,7 @@ Converter = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
-    """How a kind of message is decoded: its fields in JSON, and its binary fields, with whether each is `Buffers`."""
+    """How a kind of message is decoded: `converters` for its JSON fields; `binary` says which others are `Buffers`."""
 
     converters: dict[str, Converter]
     binary: dict[str, bool]

@@ -23,11 +23,11 @@ SPARK_SCHEMA = b"sparkring.spark"
 
 
 class Ticket(NamedTuple):
-    """`first` and `last` go before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
+    """`first` and `last` are put before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
 
     `prefix` is sys.prefix of the notebook's Python. `gpus` are the addresses of the GPUs that the rank has for itself.
-    From a Spark task: `context` is what its BarrierTaskContext holds, packed by worker/spark_task.py, and `rows` the
-    open descriptor from which its rank reads the rows of its partition, or -1.
+    In a Spark task, `context` is what its BarrierTaskContext holds, packed by worker/spark_task.py, and `rows` is the
+    open file descriptor from which its rank reads the rows of its partition, or -1.
     """
 
     member: int

@@ -88,7 +88,7 @@ def _callback(module: types.ModuleType) -> Any:
     class ReportMetrics(base):  # type: ignore[misc, valid-type]
         """Reports each epoch, and the running values at most five times a second."""
 
-        # Keras then hands over tensors as they are; they are read only when they are sent.
+        # With this, Keras passes tensors as they are. They are read only when they are sent.
         _supports_tf_logs = True
 
         def __init__(self) -> None:
@@ -147,7 +147,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
 
 
 def _written(callback: Any) -> tuple[str, float]:
-    """What a ModelCheckpoint of Keras 2.13 has written: it decides and writes in the same method. KeyError if nothing."""
+    """What Keras 2.13 has written: its ModelCheckpoint decides and writes in one method. KeyError if nothing."""
     path, best_before = callback.__dict__.pop("_sparkring_aim")
     if callback.save_best_only and callback.best == best_before:
         raise KeyError(path)
@@ -172,7 +172,7 @@ def _note_path(kind: Any) -> None:
 
 
 def _tell_backups(kind: Any) -> None:
-    """Report what a BackupAndRestore writes and removes: it keeps only the last, and none after fit()."""
+    """Report what a BackupAndRestore writes and removes: it keeps only the last checkpoint, and none after fit()."""
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None) -> None:
         tell_file(callback, took_s, callback._training_state.write_checkpoint_manager.latest_checkpoint, int(epoch) + 1)

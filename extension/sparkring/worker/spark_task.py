@@ -33,7 +33,7 @@ def task_for(
     """The function for mapPartitions: yields the member's exit code.
 
     The rank gets the GPUs that Spark gave to the task, or the first `gpus` of them.
-    With `schema`, a serialized Arrow one, it is the function for mapInArrow, and yields nothing: the partition's
+    With `schema` (a serialized Arrow schema), it is the function for mapInArrow, and yields nothing: the partition's
     batches go to the rank, and `rows_end` after the last.
     """
 
@@ -42,7 +42,7 @@ def task_for(
 
         context = BarrierTaskContext.get()
         tasks = len(context.getTaskInfos())
-        if tasks != size:  # the number of partitions may depend on what the data turned out to be
+        if tasks != size:  # Spark may choose the number of partitions only when it has seen the data
             raise RuntimeError(
                 f"sparkring: the DataFrame has {tasks} partitions, not {size}, because Spark adapted its plan to the "
                 f"data: use .repartition({size})."

@@ -1,4 +1,4 @@
-// What the page keeps of what ranks print, and which of it is shown.
+// Which of the lines that ranks print the page keeps, and which of them it shows.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// What is drawn of curves, and read where the cursor is.
+// What is drawn for curves, and which values are shown at the cursor.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

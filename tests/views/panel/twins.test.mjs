@@ -1,4 +1,4 @@
-// What the page and Python both do, by the same rules: tests/views/test_lines.py and test_summary.py hold Python to them.
+// What the page and Python both do, by the same rules. tests/views/test_lines.py and test_summary.py test Python.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

@@ -11,6 +11,6 @@ from sparkring.capture.reducers.base import Reducer
 
 
 def reducers_for(cls: type) -> tuple[Reducer, ...]:
-    """Return the reducers to try for values of a type; pickle and cloudpickle pack what these leave."""
+    """Return the reducers to try for values of a type; pickle and cloudpickle pack what these do not."""
     found = (module.reducer_for(cls) for module in (torch, tensorflow, standard))
     return tuple(reducer for reducer in found if reducer)

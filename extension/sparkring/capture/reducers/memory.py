@@ -37,7 +37,7 @@ class Block:
 
 
 def _aligned(address: int) -> int:
-    """The aligned start of a block. Pages of memory are aligned as well, so the bytes before can be read."""
+    """The aligned start of a block. The bytes before `address` can be read: they are on the same memory page."""
     return address - address % _ALIGNMENT
 
 
@@ -54,7 +54,7 @@ class Memory:
     """The memory of all arrays that are packed together.
 
     The reducer `reduce` packs an array that lies in one of the blocks as a view of that block. When all arrays are
-    packed, `shared` returns the blocks for the others that share memory.
+    packed, `shared` returns blocks for those that share memory but were packed separately.
     """
 
     def __init__(self, blocks: Sequence[Block] = ()) -> None:

@@ -61,7 +61,7 @@ def _register(dispatcher: Any, implementations: Iterable[tuple[type, Callable[..
 
 
 def _has_unguarded_lookups(cls: type) -> bool:
-    """Whether pickle would look up its hooks with a class's own `__getattr__` before an object has its attributes."""
+    """Whether pickle would look up its hooks through a class's `__getattr__` before an object has its attributes."""
     own = [vars(base) for base in cls.__mro__[:-1]]
     if not any("__getattr__" in names for names in own) or any(hook in names for names in own for hook in _HOOKS):
         return False
@@ -70,7 +70,7 @@ def _has_unguarded_lookups(cls: type) -> bool:
 
 
 def _by_state(value: Any) -> Reduced:
-    """Do what `object.__reduce_ex__` does without calling `__getattr__`, here or on the rank."""
+    """Do what `object.__reduce_ex__` does, but never call `__getattr__`, here or on the rank."""
     cls = type(value)
     slots = {}
     for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]

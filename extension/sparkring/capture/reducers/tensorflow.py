@@ -36,7 +36,7 @@ def reducer_for(cls: type) -> Reducer | None:
     if "dataset_ops.DatasetV2" in kinds:
         return _dataset
     keras = _keras(cls)
-    if keras is None or not hasattr(keras, "Model"):  # it is still being imported
+    if keras is None or not hasattr(keras, "Model"):  # Keras is still being imported
         return None
     if not keras.__version__.startswith("2."):
         return _reducer_of_keras_3(cls, keras)
@@ -53,9 +53,9 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
     """Keras 3's own `__reduce__` finds only classes that can be imported, and loses an optimizer's state."""
     container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
     if container is not None and _is_theirs(cls):
-        return lambda value: (container, (container(value),))  # those that track layers cannot be unpacked
+        return lambda value: (container, (container(value),))  # Keras' own, which track layers, cannot be unpacked
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
-        return None  # of another kind, or the class says itself how it is packed
+        return None  # of another kind, or its class defines how it is packed
     if issubclass(cls, keras.Layer):
         return _model
     if issubclass(cls, keras.Optimizer):
@@ -84,7 +84,7 @@ def _refuse(kind: Kind, value: object) -> Reduced:
 
 
 def _names(cls: type) -> set[str]:
-    """The bases of a type as `module.Class`, with the last part of the module's name: the rest differs by version."""
+    """A type's bases as `module.Class`, with only the last part of the module's name: the rest differs by version."""
     return {
         f"{base.__module__.rpartition('.')[2]}.{base.__name__}"
         for base in cls.__mro__
@@ -185,7 +185,7 @@ def _model(model: Any) -> Reduced:
             (at, *_learned(layer)) for at, layer in enumerate(model._flatten_layers()) if hasattr(layer, "adapt")
         ]
         if custom or not all(_is_theirs(type(layer)) for layer in model._flatten_layers()):
-            # Rebuild it here once: classes that are not Keras' own may fail, which should show before the launch.
+            # Rebuild it once here: classes that are not Keras' own may fail, and should do so before the launch.
             with _same_random_numbers(keras):
                 _remade(recipe, weights, adapted)
             recipe = _model_recipe(model, keras, custom)  # from_config() may change the configuration that it is given
@@ -201,9 +201,9 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 
 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
-    """The configuration of a model. ValueError if it lacks arguments: Keras 3 has defaults in place of what was given.
+    """The configuration of a model. ValueError if it lacks the arguments that `__init__()` was given.
 
-    This is so for subclasses of Model without a get_config(), up to Keras 3.15.
+    Up to Keras 3.15, the configuration of a subclass of Model without a get_config() has defaults in their place.
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -262,7 +262,7 @@ def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
     """The classes and functions in Keras objects that are not Keras' own, by their names in the configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
-    # A tf.function, for example, holds TensorFlow's wrappers of the function, under its name.
+    # Frameworks' objects are not entered: a tf.function, for example, holds wrappers with the function's name.
     walks = (
         walk(part, limit=_SEARCHED, enters=lambda value: not _is_frameworks(type(value)))
         for part in parts
@@ -291,7 +291,7 @@ def _is_theirs(value: Any) -> bool:
 
 @contextmanager
 def _named(custom: dict[str, Any]) -> Iterator[None]:
-    """Give lambdas, and what shares its name with another, the names in `custom`: configurations refer by name."""
+    """Name lambdas, and objects that share a name, by their keys in `custom`: configurations refer to them by name."""
     own = {key: value.__name__ for key, value in custom.items() if ">" not in key and value.__name__ != key}
     try:
         for key in own:
@@ -397,7 +397,7 @@ def _learn(layer: Any, variables: dict[str, Any], files: dict[str, bytes]) -> No
     if variables:
         layer.load_own_variables(variables)
         if hasattr(layer, "bin_boundaries"):
-            layer.finalize_state()  # unlike other layers, Discretization does not call it
+            layer.finalize_state()  # Discretization's load_own_variables() does not call it, unlike other layers'
     if files:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
@@ -434,7 +434,7 @@ def _recipe(value: Any, noun: str) -> tuple[Any, ...]:
         with _named(custom):
             config, tried = value.get_config(), value.get_config()
         if custom:
-            _from_config(kind, tried, custom, keras.__name__)  # which should fail before the launch, if it fails
+            _from_config(kind, tried, custom, keras.__name__)  # if this fails, it should fail before the launch
     return kind, config, custom, keras.__name__
 
 
@@ -445,7 +445,7 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    if variables:  # a metric may make them when it is first used, and then starts anew
+    if variables:  # a metric may create them only when it is first used, and then starts anew
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 
@@ -457,7 +457,7 @@ def variables_of(owner: Any) -> list[Any]:
 
 
 def _give_variables(optimizer: Any, values: list[Any]) -> None:
-    """Assign an optimizer's variables as soon as it creates them, for which it needs the model's weights."""
+    """Assign an optimizer's variables once it has created them. To create them, it needs the model's weights."""
     name = "build" if hasattr(optimizer, "build") else "_create_all_weights"  # of a legacy optimizer
     make: Callable[[Any], Any] = getattr(optimizer, name)
 

@@ -23,7 +23,7 @@ _COMPILED = Kind(
 
 
 def reducer_for(cls: type) -> Reducer | None:
-    """Return the reducer for the values of a type, if it needs one; tensors have theirs in Memory."""
+    """Return the reducer for the values of a type, if it needs one. Plain tensors are left to Memory.reduce()."""
     if "torch" not in sys.modules:
         return None
     if cls is types.FunctionType:
@@ -160,7 +160,7 @@ def _script(saved: bytes) -> Any:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Hide torch.jit's deprecation warning, which the user's own call has shown."""
+    """Hide torch.jit's deprecation warning, which the user's own call has already shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

@@ -9,7 +9,7 @@ This import is the only change that a notebook needs. The differences from Petas
 - Paths are written as elsewhere in sparkring: `dbfs:/x`, `/dbfs/x`, a folder on this machine, any URL.
 - The footers are read before any worker starts. A missing path, too few row groups, or a TransformSpec that does not
   return what it declares then raises a DataError; unequal numbers of steps cause a warning.
-- If a worker dies, the reader raises an error on every subsequent read; Petastorm's own waits forever.
+- If a worker dies, the reader raises an error on every subsequent read; Petastorm's own reader waits forever.
 - The progress of each rank is reported to the notebook.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparkring.data.petastorm.readers import make_batch_reader as make_batch_reader
     from sparkring.data.petastorm.readers import make_reader as make_reader
 
-# Imported only when asked for: every rank imports this package, for the module in it that keeps Petastorm quiet.
+# Imported only when they are used, because every rank imports this package to get its module `quiet`.
 _HOMES = {
     "SparkDatasetConverter": "sparkring.data.petastorm.converter",
     "make_spark_converter": "sparkring.data.petastorm.converter",
@@ -36,7 +36,7 @@ _HOMES = {
     "check_transform": "sparkring.data.petastorm.readers",
     "make_batch_reader": "sparkring.data.petastorm.readers",
     "make_reader": "sparkring.data.petastorm.readers",
-    # Petastorm's own, for code that takes all its names from one place.
+    # Petastorm's own, for code that imports all names from one place.
     "NoDataAvailableError": "petastorm.errors",
     "TransformSpec": "petastorm.transform",
 }

@@ -20,10 +20,10 @@ from sparkring.runtime.storage import Location, locate
 from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
-# A file in the folder of a converter, which Spark and Petastorm ignore. It names the process that made the folder.
-# Petastorm removes the folder when this process ends by itself; the next process removes it if this one was killed.
+# This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore it. Petastorm
+# removes the folder when the process ends normally; if the process was killed, the next process removes the folder.
 _OWNER = "_sparkring_owner.json"
-_NAME = re.compile(r"\d{14}-appid-.+")  # of such folders, as Petastorm calls them
+_NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to such folders
 
 
 def make_spark_converter(
@@ -31,8 +31,8 @@ def make_spark_converter(
 ) -> SparkDatasetConverter:
     """Petastorm's make_spark_converter: writes a Spark DataFrame as Parquet, for ranks to read.
 
-    The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. It becomes the Spark
-    setting petastorm.spark.converter.parentCacheDirUrl, which is also its default. The other arguments
+    The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. The default is the Spark
+    setting petastorm.spark.converter.parentCacheDirUrl; a value given here is saved there. The other arguments
     (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
     and MLlib's vectors become 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends.
     If the process is killed, the folder is removed when the next process on the same host makes a converter in the same
@@ -138,13 +138,13 @@ class SparkDatasetConverter:
         every_change: bool = False,
     ) -> Plan:
         given = {**reader_options, "num_epochs": num_epochs, "workers_count": workers_count or 4}
-        # Petastorm compares the shard with Horovod's rank even when there is one rank only.
+        # The shard is set even if there is only one rank, because Petastorm compares it with Horovod's rank.
         return plan_reader("make_batch_reader", (list(self.file_urls),), given, batch_size,
                      name=self.cache_dir_url, shard_one=True, every_change=every_change)  # fmt: skip
 
 
 def _cache_url(path: Path) -> str:
-    """A URL that is valid for both Spark and Petastorm: on Databricks, it is that of the mount, not dbfs:/."""
+    """A URL that is valid for both Spark and Petastorm: on Databricks, that of the mount rather than dbfs:/."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -153,7 +153,7 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Write into the folder that this process has made it; errors are ignored."""
+    """Mark the folder as made by this process, with a file in it; errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
         folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())
@@ -161,7 +161,7 @@ def _claim(cache_dir_url: str) -> None:
 
 def _remove_abandoned(parent_url: str) -> None:
     """Remove the folders in the parent folder whose owner ran on this host and has ended."""
-    with contextlib.suppress(Exception):  # nothing depends on it
+    with contextlib.suppress(Exception):  # nothing depends on the removal
         parent = locate(parent_url)
         for path in parent.fs.ls(parent.path, detail=False):
             folder = parent / os.path.basename(path.rstrip("/"))
@@ -172,18 +172,18 @@ def _remove_abandoned(parent_url: str) -> None:
 def _abandoned(folder: Location) -> bool:
     try:
         return owners.has_ended(json.loads(folder.fs.cat_file((folder / _OWNER).path))) is True
-    except (OSError, ValueError, KeyError, TypeError):  # Petastorm's own, or half-written: not ours to remove
+    except (OSError, ValueError, KeyError, TypeError):  # not made by sparkring, or half-written: keep the folder
         return False
 
 
 @contextlib.contextmanager
 def _entered(manager: Any, plan: Plan) -> Iterator[Any]:
-    """Yield what Petastorm's context manager yields, watched; if that fails, the workers of its reader are ended."""
+    """Enter Petastorm's context manager and watch its reader. If entering it fails, the reader's workers are ended."""
     with contextlib.ExitStack() as stack:
         try:
             with in_words(plan.source.name):
                 made = stack.enter_context(manager)
-        except Exception:  # raised again: the workers of a reader that is half made must end
+        except Exception:  # raised again, after the workers of the unfinished reader have ended
             reader = getattr(manager, "reader", None)
             if reader is not None:
                 reader.stop()

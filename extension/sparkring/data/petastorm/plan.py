@@ -21,7 +21,7 @@ Path = str | os.PathLike[str]
 
 
 def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int]:
-    """Rows of each of Petastorm's `shard_count` shards, where row group i has `row_group_rows[i]` rows.
+    """The number of rows in each of Petastorm's `shard_count` shards, if row group i has `row_group_rows[i]` rows.
 
     Row group i belongs to shard i modulo `shard_count`, whatever the seed and the shuffling.
     """
@@ -29,7 +29,7 @@ def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int
 
 
 class Plan(NamedTuple):
-    """A reader that can be made: all arguments of Petastorm's function, and what is known of its shard."""
+    """A reader that has passed the checks: all arguments of Petastorm's function, and what is known about its shard."""
 
     source: Source
     options: dict[str, Any]
@@ -67,7 +67,7 @@ def plan_reader(
     shard_one: bool = False,
     every_change: bool = False,
 ) -> Plan:
-    """Check everything that can be known before a worker starts, and raise the errors of this module."""
+    """Check everything that can be known before a worker starts. Raises DataError, OptionsError, PathError."""
     silence()
     if batch_size is not None and batch_size < 1:
         raise OptionsError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -106,7 +106,7 @@ def bound(function: str, arguments: tuple[Any, ...], given: dict[str, Any]) -> d
 
 def _url(path: Path) -> str:
     written = os.fspath(path)
-    if written.startswith("hdfs:"):  # Petastorm has its own ways to HDFS
+    if written.startswith("hdfs:"):  # Petastorm connects to HDFS in its own way
         return written
     found = locate(written)
     if not found.local:

@@ -1,7 +1,7 @@
 """Hides warnings about deprecated functions that Petastorm calls, some forty lines for each reader.
 
 They are not about the user's code, and the user cannot do anything about them. Petastorm's own warnings (UserWarning)
-are shown. Nothing is imported for this.
+are shown. This module does not import Petastorm.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def silence() -> None:
     for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(sparkring\.data\.)?petastorm")
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", module=r"petastorm\.pytorch")
-    # Both are about modules that Petastorm 0.12 imports.
+    # The next two are about modules that Petastorm 0.12 imports.
     warnings.filterwarnings("ignore", message=r"pkg_resources is deprecated", category=UserWarning)
     warnings.filterwarnings("ignore", message=r"pyarrow\.\w+ (is|was) deprecated", category=FutureWarning)
     found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
     ours = [f"ignore::FutureWarning:{module}" for module in _WORKERS]
     os.environ["PYTHONWARNINGS"] = ",".join(found + [entry for entry in ours if entry not in found])
-    import logging  # Petastorm imports it, too
+    import logging  # not above, since every rank imports this module; Petastorm imports logging anyway
 
     atexit.unregister(_let_functions_go)
     atexit.register(_let_functions_go)
@@ -43,7 +43,7 @@ def silence_when_imported() -> None:
 
 
 class _Finder:
-    """An import finder that finds nothing, but is asked first."""
+    """An import finder that finds nothing. It is asked first, and so notices when Petastorm is imported."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "petastorm":
@@ -58,7 +58,7 @@ def _let_functions_go() -> None:
 
 
 def _not_of_petastorm(record: Any) -> bool:
-    """Whether a deprecation that TensorFlow logs is not about a call in Petastorm."""
+    """Whether to show a deprecation that TensorFlow logs: False if it is about a call in Petastorm."""
     return "petastorm" not in str(record.args[0] if record.args else "")
 
 

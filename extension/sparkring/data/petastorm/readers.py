@@ -21,8 +21,8 @@ def make_reader(
     """Petastorm's make_reader: reads rows that were written with materialize_dataset(), each as a namedtuple.
 
     `batch_size` is the size of the batches that will be made from the rows; it is used to count steps and to check that
-    all ranks have the same number. Everything else is Petastorm's. DataError: no files, no Unischema, a file that is
-    not Parquet, fewer row groups than shards, or a transform that does not return what it declares. PathError,
+    all ranks have the same number. All other arguments are Petastorm's. DataError: no files, no Unischema, a file that
+    is not Parquet, fewer row groups than shards, or a transform that does not return what it declares. PathError,
     OptionsError: an invalid argument.
     """
     return _make("make_reader", (dataset_url, *arguments), options, batch_size)
@@ -47,10 +47,10 @@ def check_transform(
 ) -> None:
     """Check on the first rows of `source` (a path, URLs or a converter) that a TransformSpec returns what it declares.
 
-    Its function gets one row as a dict, as in make_reader, or, with `batched`, eight rows as a pandas DataFrame, as in
-    make_batch_reader. The default of `batched` depends on the data. DataError names the field, the expected value and
-    the value found. The readers of this module make the same check, except for changes to a field that the
-    TransformSpec does not declare, which some consumers accept.
+    The spec's function gets one row as a dict, as in make_reader, or, with `batched`, eight rows as a pandas DataFrame,
+    as in make_batch_reader. The default of `batched` depends on the data. DataError names the field, what was expected
+    and what was found. The readers of this module make the same check, but allow changes to a field that the
+    TransformSpec does not declare, since some consumers accept them.
     """
     silence()
     urls = list(source.file_urls) if hasattr(source, "file_urls") else source

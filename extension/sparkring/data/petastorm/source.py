@@ -14,7 +14,7 @@ from sparkring.runtime.world import world
 
 
 class Source(NamedTuple):
-    """A data set as Petastorm sees it: row groups in Petastorm's order, with the rows and bytes in their footers."""
+    """A data set as Petastorm sees it: row groups in Petastorm's order, with their numbers of rows and bytes."""
 
     name: str
     fs: Any
@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
     @property
     def version(self) -> str:
-        """A digest of what the footers say of every row group."""
+        """A digest of what the footers say about every row group."""
         groups = zip(self.pieces, self.rows, self.sizes_bytes, strict=True)
         told = [(piece.path, piece.row_group, rows, size_bytes) for piece, rows, size_bytes in groups]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
@@ -103,7 +103,7 @@ def _footers(fs: Any, paths: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn what Petastorm and pyarrow raise about the data into a DataError of one sentence."""
+    """Turn errors of Petastorm and pyarrow about the data into a DataError of one sentence."""
     from petastorm.errors import NoDataAvailableError
     from petastorm.etl.dataset_metadata import PetastormMetadataError
 
@@ -119,7 +119,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """The end of a sentence: on which node a path is missing, since the notebook may see a path that a rank cannot."""
+    """The end of a message that a path is missing: on which node, since not every node may be able to reach it."""
     here = world()
     if here.size == 1:
         return ""

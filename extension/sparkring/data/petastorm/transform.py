@@ -33,8 +33,8 @@ class Seen(NamedTuple):
 def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every_change: bool) -> None:
     """Raise DataError if `spec` does not turn the first rows of `source` into what it declares.
 
-    `batched`: as under make_batch_reader. `every_change`: a field that the function changes and `edit_fields` does not
-    name is an error, too.
+    `batched`: call the function as make_batch_reader does. `every_change`: it is also an error if the function changes
+    a field that `edit_fields` does not name.
     """
     before = view(source.schema, schema_fields)
     declared = _declared(spec, before, source.name)
@@ -133,7 +133,7 @@ def _apply(function: Any, sample: Any, name: str, batched: bool) -> Any:
 
 
 def _columns(rows: Any, batched: bool) -> dict[str, list[Any]]:
-    """The values of each field, by its name: those in the column of a DataFrame, or the one in a dict."""
+    """The values of each field, by name: all values in a DataFrame's column, or the only one in a dict."""
     if not batched:
         return {str(name): [value] for name, value in rows.items()}
     return {str(name): [rows[name].iloc[number] for number in range(len(rows))] for name in rows.columns}
@@ -198,7 +198,7 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Whether a dtype is the declared one. A Python number has no width, and text and times have many forms."""
+    """Whether a dtype is the declared one. Python numbers match any width; text and times, any form."""
     import numpy as np
 
     if declared is Decimal:

@@ -1,6 +1,6 @@
 """Watches a reader while it reads: its progress, and whether its workers are alive.
 
-Both are found in attributes of the reader that are not part of Petastorm's API. This is why Petastorm 0.12 is pinned.
+Both use attributes of the reader that are not part of Petastorm's API. This is why Petastorm 0.12 is pinned.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-_DEAD_AND_SILENT_S = 0.3  # results that a worker sent before it ended are read first
+_DEAD_AND_SILENT_S = 0.3  # time to read what a worker sent before it ended
 _DEAD_S = 1.5
 _ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
 
 
 def watch(reader: Reader, plan: Plan) -> None:
-    """Insert a watcher between the reader and its queue of results, which the reader's own iteration uses."""
+    """Wrap the queue from which the reader takes its results, and look for dead workers while the reader waits."""
     source, options = plan.source, plan.options
     progress = Progress(
         name=source.name,
@@ -50,7 +50,7 @@ def watch(reader: Reader, plan: Plan) -> None:
 
 
 class Results:
-    """The reader's queue of results, with a tally of what came out of it, and a memory of what went wrong."""
+    """The reader's queue of results. It counts what is read from it, and after an error it raises on every read."""
 
     def __init__(self, real: Any, tally: Tally) -> None:
         self._real = real
@@ -80,8 +80,9 @@ class Results:
 class Tally:
     """Counts what a reader returns, epoch by epoch, and reports it.
 
-    Petastorm's epochs overlap: its workers begin the next one before the last row group of this one is there. Here, an
-    epoch is as many rows as the shard has, if the footers tell this; otherwise, all rows are one epoch.
+    Petastorm's epochs overlap: its workers begin the next one before the last row group of the current one has arrived.
+    Here, an epoch ends after as many rows as the shard has. If the footers do not tell this number, all rows are one
+    epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -92,7 +93,7 @@ class Tally:
         self._rows: float = rows if plan.counted and rows else math.inf
         steps = math.ceil(rows / plan.batch_size) if plan.batch_size else len(groups) if plan.batched else None
         self._planned = (rows, steps) if plan.counted else (None, None)
-        # If the row groups are read in order, each result is the next of them.
+        # If the row groups are read in order, each result is the next row group.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
         self._pending, self._waited_s = 0, 0.0  # rows that are not counted yet
@@ -136,7 +137,7 @@ class Tally:
             rows, self._waited_s = rows - taken, 0.0
 
     def end(self) -> None:
-        """Count and report the rest: there is nothing more to read."""
+        """Count and report the rest, when there is nothing more to read."""
         self._count(self._pending, 0, "")
         self._pending = 0
         if 0 < self._done < self._rows:
@@ -146,7 +147,7 @@ class Tally:
 
 
 def _route(plan: Plan) -> Route | None:
-    """The shard's row groups; None where a filter chooses among them."""
+    """The shard's row groups; None if a filter chooses among them."""
     if plan.options["predicate"] is not None or plan.options["rowgroup_selector"] is not None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
@@ -159,8 +160,8 @@ def _route(plan: Plan) -> Route | None:
 class Deaths:
     """Decides when to give up on workers that have ended without an exception.
 
-    Petastorm notices only exceptions in a worker: not sys.exit() in a transform, and not a process that the system has
-    killed. It waits for their results for ever.
+    Petastorm notices exceptions in a worker, but neither sys.exit() in a transform nor a process that the system has
+    killed. It waits for the results of such workers forever.
     """
 
     def __init__(self, name: str, pool: Any) -> None:
@@ -193,7 +194,7 @@ class Deaths:
 
 
 class _Poller(NamedTuple):
-    """The poller of a process pool, which also looks for dead workers while its reader waits."""
+    """A process pool's poller that also looks for dead workers while the reader waits."""
 
     real: Any
     deaths: Deaths
@@ -205,7 +206,7 @@ class _Poller(NamedTuple):
 
 
 def _guard(results: queue.Queue[Any], deaths: Deaths) -> None:
-    """Make the queue of a thread pool look for dead workers while its reader waits."""
+    """Make the queue of a thread pool look for dead workers while the reader waits."""
     real = results.get
 
     def get(block: bool = True, timeout: float | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The batches to write: rows of any source as dicts of arrays that TFRecord files can hold, all of one size."""
+"""The batches to write: the rows of any source, in batches of one size, as arrays that TFRecord files can hold."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Batch = dict[str, Array]
 def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
     """Yield batches of `batch_size` rows (fewer in the last) of little-endian numbers or strings.
 
-    source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. Raises DataError,
-    which names the data as `called`, if they do not fit together or contain something that a file cannot hold.
+    source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. Raises DataError
+    if the arrays do not fit together or contain something that a file cannot hold. `called` is what messages call the
+    data.
     """
     columns: dict[str, Column] = {}
     waiting: list[Batch] = []
@@ -77,7 +78,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            stack.callback(source.close)  # end its thread, even if an error's traceback keeps it alive
+            stack.callback(source.close)  # end its thread, even if an error's traceback keeps the iterator alive
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:
@@ -89,7 +90,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
 
 
 def _array(values: Any, what: str) -> Array:
-    """A column as an array of numbers, little-endian, or of strings. DataError, about `what`, if it is neither."""
+    """A column as a little-endian array of numbers, or an array of strings. DataError, about `what`, for others."""
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise DataError(f"{what} has masked values: fill them first.")
     try:
@@ -98,7 +99,7 @@ def _array(values: Any, what: str) -> Array:
             array = np.asarray(values)
         if array.dtype.kind == "O" and not _of_strings(array):
             array = _stacked(array, what)
-    except ValueError:  # NumPy's
+    except ValueError:  # from NumPy, if the arrays are ragged
         raise DataError(f"{what} is ragged: pad or cut its arrays to the same length.") from None
     if array.ndim == 0 or 0 in array.shape[1:]:
         raise DataError(

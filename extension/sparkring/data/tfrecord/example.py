@@ -58,6 +58,6 @@ def tensorflow() -> Any:
         import tensorflow
     except ImportError as error:
         raise DataError(
-            f"TFRecord needs TensorFlow, but {error}: `pip install 'sparkring[tensorflow]'` where it runs."
+            f"TFRecord needs TensorFlow, but {error}: run `pip install 'sparkring[tensorflow]'` where this code runs."
         ) from error
     return tensorflow

@@ -127,7 +127,7 @@ class Records:
             raise self._damaged() or error from None
 
     def as_tf(self, *names: str) -> Any:
-        """A tf.data.Dataset of batches with static shapes: dicts; with several names, tuples; with one name, tensors.
+        """A tf.data.Dataset of batches with static shapes: dicts, tensors for one name, or tuples for several.
 
         Each pass over it is an epoch, with `shuffle` in a new order. It is already this rank's share: TensorFlow does
         not divide it again.

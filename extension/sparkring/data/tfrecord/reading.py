@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from sparkring.data.tfrecord.read import Records
 
-MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files that are read in turn: shuffled, or in order
+MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files that are read in turn: if shuffled, if in order
 
 
 class Reading:
-    """One rank's reading of its share. It is made on the rank, at first use, and finds the share then."""
+    """How one rank reads its share. It is made on the rank, at first use, since only the rank knows its share."""
 
     def __init__(self, records: Records) -> None:
         schema = records.schema
@@ -32,7 +32,7 @@ class Reading:
         self._seed = records.seed if records.shuffle else None
         self._rows, self._files = schema.batch_size, schema.files
         self._epoch = 0
-        # A call from C++ into Python costs about as much as a small batch does.
+        # Progress is not reported after every batch: a call from C++ into Python costs about as much as a small batch.
         self._every = max(1, min(64, self.share.steps // 100))
         self._progress = Progress(
             name=records.folder.written,
@@ -50,8 +50,8 @@ class Reading:
     def begin(self) -> Any:
         """The order in which the parts are opened in the epoch that begins.
 
-        Every pass counts as an epoch, including those that were left early. Ranks may be in different epochs: their
-        shares do not depend on the epoch.
+        Every pass counts as an epoch, even if it ended early. Ranks may be in different epochs, since their shares do
+        not depend on the epoch.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))
@@ -88,7 +88,7 @@ def _advise(records: Records) -> None:
     if records.share().split:
         report.log_to_driver(
             f"{where}: {len(schema.files)} files cannot be divided evenly among {size} ranks, so ranks read parts of "
-            f"files and skip the rest; write_tfrecord(…, ranks={size}) writes files that can."
+            f"files and skip the rest; write_tfrecord(…, ranks={size}) writes files that can be."
         )
     if records.dropped:
         report.log_to_driver(

@@ -1,4 +1,4 @@
-"""The schema of a folder of TFRecord files, which lists columns and files; and which records each rank reads."""
+"""The schema of a folder of TFRecord files (its columns and files), and which records each rank reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Remainder = Literal["drop", "pad"]
 
 
 class Column(NamedTuple):
-    """A column: NumPy's name of its type, or `string` (bytes of any length); `shape` is that of one row."""
+    """A column. `dtype` is NumPy's name of its type, or `string` (bytes of any length); `shape` is that of a row."""
 
     name: str
     dtype: str
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file, by its path below the folder. All records have equally many rows; the very last may have fewer."""
+    """One file, by its path below the folder. Records have the same number of rows; the very last may have fewer."""
 
     name: str
     records: int
@@ -38,7 +38,7 @@ class RecordFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Schema:
-    """What `_schema.json` says of a folder of TFRecord files."""
+    """The content of `_schema.json`, which describes a folder of TFRecord files."""
 
     columns: tuple[Column, ...]
     batch_size: int
@@ -77,11 +77,11 @@ class Share(NamedTuple):
 
 
 def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop") -> Share:
-    """Return what rank `rank` of `size` reads: as many steps as every other rank, and no record that another reads.
+    """Return what rank `rank` of `size` reads. Ranks take the same number of steps, and no two read the same record.
 
-    It reads whole files if ranks then differ by at most one record, else records that follow one another. drop: full
-    records only, of which at most size - 1 are left out; pad: all records, and a rank that has one fewer than others
-    reads one of its own twice.
+    Each rank reads whole files if ranks then differ by at most one record; otherwise, it reads consecutive records.
+    drop: only full records are read, and at most size - 1 of them are left out. pad: all records are read, and a rank
+    that has one record fewer than others reads one of its own twice.
     Raises DataError if there are fewer records than ranks.
     """
     full = [file.rows // schema.batch_size if remainder == "drop" else file.records for file in schema.files]
@@ -104,7 +104,7 @@ def share_out(schema: Schema, rank: int, size: int, remainder: Remainder = "drop
 
 
 def _run_of(full: Sequence[int], start: int, stop: int) -> list[Part]:
-    """Records `start` to `stop` of all, counted file by file."""
+    """The parts with records `start` to `stop` (not included), counted through all files."""
     parts, before = [], 0
     for file, count in enumerate(full):
         first, last = max(start - before, 0), min(stop - before, count)
@@ -123,7 +123,7 @@ def write_schema(schema: Schema, folder: Location) -> None:
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Read the schema in the folder `path`. Raises DataError if the folder is missing, incomplete or damaged.
 
-    It is damaged if files are missing or differ in size from when they were written; their contents are not read.
+    It counts as damaged if files are missing or do not have their original size; their contents are not read.
     """
     folder = locate(path)
     file = folder / SCHEMA

@@ -94,7 +94,7 @@ def write_tfrecord(
 
 
 def _refuse_nulls(frame: Shards, called: str) -> None:
-    """Raise DataError if a column of the DataFrame has nulls: as NaN, they would be numbers in the records."""
+    """Raise DataError if a column of the DataFrame has nulls, since some would be written as NaN, without an error."""
     for name, count in frame.dataset.nulls.items():
         if count:
             raise DataError(
@@ -110,7 +110,7 @@ def _write(
     tf = tensorflow()
     columns: tuple[Column, ...] = ()
     records, rows = [0] * len(names), [0] * len(names)
-    # Remote files cannot be appended to: they are written on this machine and copied whole.
+    # Remote files cannot be appended to, so files are written on this machine first, and then copied whole.
     here = target.path if target.local else tempfile.mkdtemp(prefix="sparkring-tfrecord-")
     paths = [os.path.join(here, name) for name in names]
     writers: list[Any] = []
@@ -159,7 +159,7 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """The same batches. If they take long, `say` reports the number of rows, at growing intervals."""
+    """Yield the same batches. If they take long, `say` reports the number of rows, at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)

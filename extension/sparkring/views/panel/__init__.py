@@ -1,8 +1,8 @@
 """The live panel: one widget per kernel sends what is new in every run to the page, where src/ draws it.
 
-A widget's own view would leave an error in the notebook once its kernel is gone. So a cell's output is HTML only: an
-empty element, into which the widget's script puts the live panel as long as there is a kernel, and below it the static
-view, which the script hides meanwhile. A notebook that is saved, exported or reopened shows the static view.
+A widget's own view would turn into an error in the notebook once its kernel is gone. So a cell's output is HTML only:
+an empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into
+the element and hides the static view. A notebook that is saved, exported or reopened shows the static view.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sparkring.history.record import RunRecord
 from sparkring.views.html import PAUSE_PER_WORK, WARM_PAUSE_S, HtmlView
 from sparkring.views.live import Feed, Message, whole
 
-PAUSE_S = 0.05  # a line is to be visible within 150 ms
-BYTES_PER_S = 500_000  # Jupyter's server drops what is beyond 1 MB/s
-STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for a page without widgets, and for a kernel that is killed during the run
+PAUSE_S = 0.05  # a line must be visible within 150 ms
+BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
+STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for pages without widgets, and if the kernel is killed during the run
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at once
-KEPT = 20  # runs that are over, for a page that is loaded again
+KEPT = 20  # ended runs, which a page that is loaded again can still show
 
 _HERE = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -48,9 +48,9 @@ Stop = Callable[[], None]
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
-    To them: the messages of views/live.py. From them: `hello` (a page has an empty place for this run, and knows
-    nothing of it) and `stop`. In JupyterLab these arrive while a cell runs, in a thread of the kernel; elsewhere when
-    the cell has ended. A `hello` is answered with all of the run, and with `heard`, which says if the run is known.
+    It sends the messages of views/live.py. It receives `stop`, and `hello` from a page that has an empty element for a
+    run it knows nothing about. In JupyterLab these arrive while a cell runs, in a thread of the kernel; elsewhere, they
+    arrive when the cell has ended. The answer to `hello` is the whole run, and `heard`, which says if the run is known.
     """
 
     # Built by build.js from src/.
@@ -80,7 +80,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 self._post(message)
 
     def end(self, record: RunRecord) -> None:
-        """Note that the run is over; only the last KEPT of such runs can still be asked for."""
+        """Note that the run has ended. Pages can still ask for the last KEPT runs that have ended."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             self._records.move_to_end(record.run_id)
@@ -88,7 +88,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                 del self._records[run]
 
     def forget(self, record: RunRecord) -> None:
-        """Remove the panel: what is saved in the notebook is enough."""
+        """Remove the run's panel: the static view, which the notebook saves, is enough."""
         with self._guard:
             self._stops.pop(record.run_id, None)
             del self._records[record.run_id]
@@ -130,17 +130,17 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
 
 _page: Page | None = None
 # The context for sending the page's messages, without a parent message. If the running cell were their parent, the
-# kernel would keep the answers until this cell has ended.
+# kernel would hold back the answers until this cell has ended.
 _apart = contextvars.Context()
 
 
 def _open_page() -> Page:
-    """The kernel's page; a new one if there is none, or the notebook has closed all widgets."""
+    """The kernel's page; a new one if there is none, or if the notebook has closed all widgets."""
     global _page, _apart
     if _page is None or _page.comm is None:
         _apart = contextvars.copy_context()
         parent = getattr(getattr(get_ipython(), "kernel", None), "_shell_parent", None)
-        if isinstance(parent, contextvars.ContextVar):  # as ipykernel 7 has it
+        if isinstance(parent, contextvars.ContextVar):  # in ipykernel 7
             _apart.run(parent.set, {})
         _page = _apart.copy().run(Page)
     return _page
@@ -149,8 +149,8 @@ def _open_page() -> Page:
 class _Foreground:
     """Tells front ends about the kernel while a cell runs and the kernel answers no requests.
 
-    JupyterLab takes the kernel for idle when a subshell has answered a message, such as a widget's, so the busy state
-    is sent again. A newly loaded page can ask for widgets only after the cell has ended. So when the kernel's socket
+    JupyterLab shows the kernel as idle when a subshell has answered a message, such as a widget's, so the busy state is
+    sent again. A newly loaded page can ask for widgets only after the cell has ended. So when the kernel's socket
     shows that a page has connected, the model is announced again.
     """
 
@@ -208,8 +208,8 @@ class PanelView:
     def __init__(self, stop: Stop | None = None, *, background: bool = False) -> None:
         self._stop = stop
         self._feed = Feed()
-        # The static view is not shown at once: without a page that draws the panel, it would jump. In the background
-        # its place is made at once, since the kernel runs another cell later.
+        # The static view is not shown at once: the output would jump when the page replaces it with the panel. In the
+        # background it is shown at once, in the cell that starts the run: later, the kernel runs other cells.
         after_s = 0.0 if background else STATIC_AFTER_S
         self._static = HtmlView(after_s=after_s, pause_s=STATIC_PAUSE_S, early=background)
         self._page: Page | None = None
@@ -245,7 +245,7 @@ class PanelView:
         elif self._page is not None:
             self._page.forget(record)
         if self._view is not None:
-            # The script is loaded by now. JupyterLab would show the view as an error when there is no kernel.
+            # The script is loaded by now, so the view can go. Without a kernel, JupyterLab would show it as an error.
             self._view.update({"text/plain": ""}, raw=True)
 
     def again(self, record: RunRecord) -> None:
@@ -255,7 +255,7 @@ class PanelView:
         self._static.again(record)
 
     def _tell(self, record: RunRecord) -> int:
-        """Send what is new; returns roughly how many bytes that was."""
+        """Send what is new, and return roughly how many bytes that was."""
         if self._page is None:
             self._page = _open_page()
             self._page.begin(record, self._stop)
@@ -268,7 +268,7 @@ class PanelView:
 
 
 def _display_place(page: Page, run: str) -> Any:
-    """Display the element that holds the panel; returns the handle of a widget's view if one is needed."""
+    """Display the element that holds the panel, and a widget's view if one is needed; return that view's handle."""
     bundle: dict[str, Any] = {
         "text/html": f'<div class="sr-place" data-sparkring="{escape(run)}" data-page="{page.page}"></div>',
         "text/plain": "",
@@ -276,7 +276,7 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # Not the widget's own bundle: its text is a repr, which is all that other readers would show.
+    # Not the widget's own bundle: its text is a repr, and readers without widgets would show only that.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
@@ -284,7 +284,7 @@ def _display_place(page: Page, run: str) -> Any:
 def _needs_a_view() -> bool:
     """Whether the front end loads a widget's script only if a view of the widget is displayed. The view is empty.
 
-    VS Code names the notebook in the user's namespace; its process is known only to kernels on the same machine.
+    VS Code puts the notebook's name into the user's namespace; VSCODE_PID is set only if the kernel is on its machine.
     """
     names = getattr(get_ipython(), "user_ns", {})
     return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules

@@ -1,8 +1,8 @@
-// Bundles src/ into panel.bundle.js and panel.bundle.css, which are committed: whoever installs sparkring needs no node.
-// `node build.js --check` changes nothing, and fails if they are not what the sources give.
+// Bundles src/ into panel.bundle.js and panel.bundle.css. Both are committed, so installing sparkring needs no node.
+// `node build.js --check` writes nothing, and fails if the committed bundles do not match the sources.
 //
-// Each bundle begins with a digest of what it was made from. So a machine without node can tell as well whether it is
-// up to date: see tests/views/test_panel_bundle.py.
+// Each bundle begins with a digest of its sources, so a machine without node can also check whether it is up to date:
+// see tests/views/test_panel_bundle.py.
 
 import { createHash } from "node:crypto";
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -32,7 +32,7 @@ const { outputFiles } = await build({
 for (const { path, contents } of [...outputFiles, licence]) {
   if (!process.argv.includes("--check")) writeFileSync(path, contents);
   else if (!readFileSync(path).equals(Buffer.from(contents))) {
-    console.error(`${path} is not what src/ gives: run \`make panel\`, and commit what it writes.`);
+    console.error(`${path} does not match src/: run \`make panel\`, and commit what it writes.`);
     process.exitCode = 1;
   }
 }

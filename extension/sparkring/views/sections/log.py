@@ -59,7 +59,7 @@ def pre(found: Sequence[Shared]) -> str:
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Lines below each other; a long line continues `width` characters to the right, after the tags."""
+    """Lines below each other; a long line wraps with an indent, to the right of tags of `width` characters."""
     behind = f"{_CHARACTER * (width + 3):.1f}em"
     begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
     lines_in = "".join(f"{begin}{line}\n</span>" for line in shown)

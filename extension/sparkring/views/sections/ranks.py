@@ -30,7 +30,7 @@ SIGNS: dict[RankState, tuple[str, str]] = {
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """A tile for each rank; for many ranks, a tile for neighbours in the same state, and counts."""
+    """A tile for each rank; if there are many, one for all neighbours in the same state, and counts above the tiles."""
     if not record.ranks:
         return ""
     if record.size <= TILES_WITH_NUMBERS:

@@ -12,9 +12,9 @@ from sparkring.views.markup import AMBER, BLUE, GREEN, details, note, text, tint
 from sparkring.views.sections import Form
 
 WIDTH, TALL, TOP = 220, 9, 6  # of a strip, in pixels; TOP is the space above it for the mark of the rank's position
-STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # of all data sets together
-BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # of all strips together …
-LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # … and of one: narrower ones could not be told apart
+STRIPS: dict[Form, int] = {"stacked": 0, "tab": 64, "final": 16}  # at most, of all data sets together
+BLOCKS: dict[Form, int] = {"stacked": 0, "tab": 280, "final": 150}  # at most, of all strips together
+LEAST_BLOCKS, MOST_BLOCKS = 4, WIDTH // 6  # of one strip: narrower blocks could not be told apart
 MANY_STRIPS = 24  # the most strips, if there are more ranks than there is room for
 
 _RIGHT = ' class="sr-n" align="right"'
@@ -41,7 +41,7 @@ def html(record: RunRecord, now: float, form: Form) -> str:
 
 
 def _tables(found: DataSet, form: Form, sets: int, over: bool) -> str:
-    """A line for each rank, with the strips that there is room for; or for each block of ranks, with strips below."""
+    """A line for each rank, with the strips that fit; or a line for each block of ranks, with some strips below."""
     room = STRIPS[form] // sets
     told = [line for line in reading.lines(found, max(room, reading.RANKS_ALONE)) if line.rows]
     strips = _strips(found, room, BLOCKS[form] // sets, over)

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as reported by NVML, the driver's own library, which nvidia-smi uses, too.
+"""The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver that nvidia-smi uses, too.
 
 Without NVML, there are no GPUs. An address is what CUDA_VISIBLE_DEVICES accepts: an index in the order of the PCI bus,
 as in NVML (and in CUDA under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID or its beginning.
@@ -26,7 +26,7 @@ def found(visible: str | None) -> list[GpuUsed]:
         read = (_read(nvml, address) for address in dict.fromkeys(names))
         return [gpu for gpu in itertools.takewhile(lambda gpu: gpu is not None, read) if gpu is not None]
     except nvml.NVMLError:
-        return []  # a driver that does not answer has no GPU to offer
+        return []  # NVIDIA's driver does not answer, so there is no GPU to use
     finally:
         nvml.nvmlShutdown()
 

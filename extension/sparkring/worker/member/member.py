@@ -6,7 +6,7 @@
 The member has no threads and no locks, only one loop over what can be read. It reads the rank's pipes at
 the file-descriptor level, so the output of C++ code and of a crash arrives. It empties these pipes before
 it reports that the rank has finished or failed, so the output comes first. A member does not outlive its
-parent: when the driver's end of stdin closes, the parent changes, or the connection breaks, the rank and
+parent: when the other end of stdin closes, the parent changes, or the connection breaks, the rank and
 everything that the rank started are killed.
 """
 
@@ -51,7 +51,7 @@ class RankProcess(NamedTuple):
 
 
 class Member:
-    """One rank's supervisor."""
+    """Serves one rank: passes on its messages and its output, and ends it."""
 
     def __init__(self, ticket: Ticket, rank: RankProcess, parent: int) -> None:
         self.parent = parent
@@ -122,7 +122,7 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output" if key.fd in self.pipes:  # "rank", just before, may have read it to its end
+                    case "output" if key.fd in self.pipes:  # case "rank" may have just read it to its end
                         self.forward(self.pipes[key.fd])
             self.tick()
         self.finish()
@@ -193,7 +193,7 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Send something to the rank; ChannelClosed if the driver's connection has broken, but not the rank's."""
+        """Send something to the rank. Raises ChannelClosed only if the driver's connection broke, not the rank's."""
         try:
             send()
         except ChannelClosed:
@@ -275,7 +275,7 @@ class Member:
         return self.wait_status is not None
 
     def abandon(self) -> None:
-        """Nobody is left to report to: end everything at once."""
+        """End everything at once, since nobody is left to report to."""
         process.kill_family(self.rank_pid)
         process.reap_all()
         self.clean_up()
@@ -334,7 +334,7 @@ class Member:
 
 def _packages() -> dict[str, str]:
     """The installed packages, which the driver checks if this is not the notebook's Python."""
-    from sparkring.capture import versions  # takes some 30 ms, so not for the notebook's own Python
+    from sparkring.capture import versions  # here, since it takes some 30 ms, and most members do not need it
 
     return versions.installed()
 
@@ -368,7 +368,7 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
         os.set_inheritable(ticket.rows, False)
     from sparkring.worker.rank.rank import Rank
 
-    # Not os._exit: what the user registered with atexit runs at the end of the interpreter.
+    # Not os._exit(): the functions that the user registered with atexit are to run.
     sys.exit(Rank(theirs, stack_w, ticket.context, ticket.rows).serve())
 
 

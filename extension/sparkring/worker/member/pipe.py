@@ -1,4 +1,4 @@
-"""The reading end of a rank's stdout or stderr. It returns whole lines if the rank writes whole lines in time."""
+"""The reading end of a rank's stdout or stderr. It returns whole lines, except for lines that are long or end late."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from sparkring.wire.messages import Stream
 
 READ_BYTES = 1 << 20
-PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for; bursts then do not block the rank
+PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for, so that bursts do not block the rank
 PARTIAL_BYTES = 64 * 1024  # a line that grows beyond this is sent on in pieces
 
 

@@ -49,8 +49,8 @@ def descendants(root: int) -> list[int]:
             stat = _stat(int(name))
             if stat:
                 children.setdefault(int(stat[1]), []).append(int(name))
-                # A process whose main thread has ended is a zombie, and keeps its children as long as
-                # another of its threads is there.
+                # A process becomes a zombie when its main thread ends, but it keeps its children as long as
+                # another of its threads runs.
                 if stat[0] in "ZX":
                     ended.add(int(name))
     found: list[int] = []
@@ -135,7 +135,7 @@ def out_of_memory_kills() -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; the command before it may hold anything."""
+    """The fields of /proc/PID/stat from the state on; the command name before it may contain anything."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

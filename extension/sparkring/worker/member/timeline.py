@@ -17,7 +17,7 @@ NAME = "timeline.json"
 
 
 class TimelineFile:
-    """A file in a temporary folder of its own, below `folder` if that is not ''. Only one that is `wanted` is sent."""
+    """A file in a temporary folder of its own, below `folder` if that is not ''. It is sent only if `wanted`."""
 
     def __init__(self, folder: str, *, wanted: bool) -> None:
         import tempfile  # here, since most members do not need it
@@ -55,7 +55,7 @@ class TimelineFile:
 
 
 def prefix(member: int) -> str:
-    """The beginning of the name of the folder of the member with this process id; the rest is random."""
+    """How the name of a member's folder begins; `member` is its process id. The rest of the name is random."""
     return f"sparkring-timeline-{member}-"
 
 

@@ -44,7 +44,7 @@ class Rows(Iterator[Any]):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._form = ""  # in which they are being read
+        self._form = ""  # how the rows are being read
         self._each: Iterator[Any] | None = None
         self._schema: Any = None
         self._values: Values  # set with the first batch

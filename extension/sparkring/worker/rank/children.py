@@ -1,8 +1,8 @@
 """Sends a rank's definitions to processes that it starts with multiprocessing's `spawn` or `forkserver`.
 
-Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. A script is
-run again to define them, but a rank has no script, or only the text of one. So the rank sends what its `__main__`
-defines at that moment, and the child runs child_main.py, which loads it.
+Such a process is a new Python, which looks in its `__main__` for the functions and classes that it uses. If
+`__main__` is a script, multiprocessing runs it again to define them. But a rank has no script, or only the text of one.
+So the rank sends what its `__main__` defines at that moment, and the child runs child_main.py, which loads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEFINITIONS = (types.FunctionType, type, functools._lru_cache_wrapper)
 
 
 def prepare_children(main: Main) -> None:
-    """From now on, send each process that this one starts the definitions among the names that `main()` returns.
+    """From now on, send the functions and classes in `main()` to each process that this one starts.
 
     `main` is called for each process, since `__main__` changes: while a rank runs a script, the script is `__main__`.
     """

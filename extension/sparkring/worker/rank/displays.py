@@ -191,7 +191,7 @@ def _call(value: object, method: str, **arguments: Any) -> Any:
         return None
     try:
         data = found(value, **arguments)
-    except Exception:  # the user's own method; the text form is left
+    except Exception:  # the user's own method; the text form remains
         return None
     return data[0] if isinstance(data, tuple) and data else data  # the second is metadata
 
@@ -252,11 +252,11 @@ def _print(text: str) -> None:
             pass  # the user closed the stream
 
 
-# ── Others' ways to show something ────────────────────────────────────────────────────────────────────────────────────
+# ── Other libraries' ways to show something ───────────────────────────────────────────────────────────────────────────
 
 
 def _replace_ipythons(module: Any) -> None:
-    """Replace IPython's functions, which only print on a rank, where IPython has no shell."""
+    """Replace IPython's functions, which would only print on a rank: IPython has no shell there."""
     for ours in (display, update_display, clear_output, publish_display_data):
         setattr(module, ours.__name__, ours)
 

@@ -46,7 +46,8 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code raises again, on any ranks.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# What pybind11 says if an interrupt comes while it makes an exception, as for TensorFlow when a collective is ended.
+# pybind11's text if an interrupt comes while it makes an exception. TensorFlow makes one when a collective is
+# ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -142,7 +143,7 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 
 def _is_ours(filename: str, error: BaseException) -> bool:
-    """Whether a frame lies between a cell and the script that it runs, or in the code that raised sparkring's error."""
+    """Whether a frame is sparkring's: between a cell and the script that it runs, or where sparkring raised `error`."""
     here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))
@@ -215,13 +216,13 @@ def _advice(error: BaseException) -> str:
 def _fits_among_workers(error: BaseException) -> bool:
     """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
-    It then hands a tensor of all replicas to TensorFlow, which only the message says: Keras removes the frames in
+    Keras 3 passes a tensor of all replicas to TensorFlow. Only the message shows this: Keras removes the frames in
     between from the traceback.
     """
     if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
         return False
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        # Keras leaves itself out of tracebacks, but for this module, in which args[0] is the model.
+        # Keras removes its own frames from tracebacks, except those of this module. In these, args[0] is the model.
         if frame.f_globals.get("__name__") == "keras.src.utils.traceback_utils":
             arguments = frame.f_locals.get("args") or (None,)
             strategy = getattr(arguments[0], "distribute_strategy", None)

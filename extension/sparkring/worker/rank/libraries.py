@@ -1,4 +1,4 @@
-"""Configures libraries on a rank where no environment variable can. Imports none of them."""
+"""Configures, on a rank, what libraries do not read from environment variables. Imports none of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 from sparkring.compat import horovod_keras_3
 from sparkring.worker.rank.imports import when_imported
 
-# Lightning under both of its names, the Trainer's and Fabric's.
+# Lightning's Trainer and Fabric, each in its old and its new package.
 _LIGHTNING = (
     "lightning.pytorch.accelerators.cpu",
     "lightning.fabric.accelerators.cpu",
@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Let `@hvd.elastic.run` start without its server for news of hosts, since the ring has a fixed size.
+    """Let `@hvd.elastic.run` start without its server for changes of hosts: the ring has a fixed size.
 
     The server would listen on all interfaces and unpickle what arrives. It checks a signature first, but its key would
     go to the rendezvous in clear text.

@@ -50,7 +50,7 @@ class Rank:
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
-        self.environment: dict[str, str] = {}  # the member's, for all requests; they override the notebook's
+        self.environment: dict[str, str] = {}  # from the member, for all requests; overrides the notebook's
         self.notebook = RankState()
         self.cells = 0
         self.stack_fd = stack_fd
@@ -60,7 +60,7 @@ class Rank:
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
         self.loaded = False  # whether the names of this request have all arrived
-        self.interrupt_waits = False  # for the end of an import
+        self.interrupt_waits = False  # whether an interrupt waits for the end of an import
         report.connect(self.tell)
         displays.connect(self.tell)
         quiet.silence_when_imported()
@@ -71,7 +71,7 @@ class Rank:
     def tell(self, message: messages.Told | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
-        Interrupts are held back meanwhile: one would leave half a frame, after which no other can be sent.
+        Interrupts are held back meanwhile: one could leave half a frame, and then no other frame can be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
@@ -81,7 +81,7 @@ class Rank:
         """In a thread: receive messages, show unfinished lines in time, and repeat an interrupt that waits."""
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
-        # A fork must not happen while this thread is inside a stream's lock: the child would
+        # A fork must not happen while this thread holds a stream's lock: the child would
         # inherit it locked and hang at its first print.
         os.register_at_fork(before=flushing.acquire, after_in_parent=flushing.release, after_in_child=flushing.release)
         while True:
@@ -136,7 +136,7 @@ class Rank:
         sparkdl.install()
 
     def run(self, request: messages.Run) -> None:
-        """Run one request and report how it ended; an interrupt is reported as an error, as is an exit with a code."""
+        """Run one request and report how it ended. An interrupt, or an exit with a code other than 0, is an error."""
         self.cells += 1
         self.loaded = False
         try:
@@ -174,10 +174,11 @@ class Rank:
             self.tell(messages.Failed(failure, self.news()))
 
     def interrupt(self, number: int, frame: types.FrameType | None) -> None:
-        """SIGINT while the user's code runs.
+        """Handle SIGINT while the user's code runs.
 
-        An installed package is first imported to its end. Half-imported, a package with native code such as torch could
-        not be used any more, nor be imported again. If that takes too long, the driver gives the rank up.
+        If an installed package is being imported, the interrupt waits until the import has ended. A half-imported
+        package with native code, such as torch, can neither be used nor be imported again. If the import takes too
+        long, the driver gives the rank up.
         """
         self.interrupt_waits = os.getpid() == self.pid and imports.under_way(frame)
         if not self.interrupt_waits:

@@ -45,7 +45,7 @@ def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
 
 
 def _code(script: Script, module: types.ModuleType) -> types.CodeType:
-    """The code to run as `module`, whose `__file__` and the like are set."""
+    """Return the code to run as `module`, and set the module's `__file__` and similar attributes."""
     if not script.module:
         module.__file__ = script.path
         ((name, source),) = script.parts

@@ -1,4 +1,4 @@
-"""What `!` and `%` lines of a cell become on a rank: a small get_ipython()."""
+"""Runs the `!` and `%` lines of a cell on a rank, with a small substitute for IPython's shell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shell:
     """Answers the calls that IPython's input transformer writes into a cell."""
 
     def system(self, command: str) -> None:
-        """`!command`: run by the shell; its output is the rank's, CalledProcessError is not raised."""
+        """`!command`: run by the shell. Its output is the rank's, and its exit code is ignored."""
         sys.stdout.flush()
         subprocess.run(self._expand(command), shell=True, check=False)
 

@@ -6,11 +6,12 @@ import { isPositive, plotted, RANK_COLOURS, readings } from "./series.js";
 import { number } from "./words.js";
 
 const HEIGHT = 160; // px
-const GREEN = "#23935a", RED = "#dd4a45"; // of markup.py
-const TICK = 6; // px: a checkpoint's
-const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat(); // steps and epochs
+const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
+const TICK = 6; // px: the height of a checkpoint's mark
+// Intervals on the axis: steps and epochs are whole numbers.
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
-// All charts of a run. They share a cursor: a step that is looked at in one is marked in all.
+// All charts of a run. They share a cursor: a step that is pointed at in one chart is marked in all.
 export class ChartsView {
   constructor(panel) {
     this.panel = panel;
@@ -27,7 +28,7 @@ export class ChartsView {
     this.element = make("div", { class: "sr-charts" }, this.bar, this.grid, this.legend);
   }
 
-  // Draw what was told last, if it is in sight and not what is drawn already.
+  // Draw the latest message, if the charts are visible and it is not drawn already.
   draw(told) {
     this.element.hidden = !told?.charts.length;
     const width = this.grid.clientWidth, colour = getComputedStyle(this.element).color;
@@ -68,7 +69,7 @@ export class ChartsView {
   }
 }
 
-// Curves that belong together, such as loss and val_loss, with what they say where the cursor is.
+// Curves that belong together, such as loss and val_loss, and their values at the cursor.
 class Chart {
   constructor(view) {
     this.view = view;
@@ -130,7 +131,7 @@ class Chart {
     };
   }
 
-  // Where restarts went on, and where checkpoints were saved.
+  // Mark where restarted ranks resumed, and where checkpoints were saved.
   drawMarks(plot) {
     const { ctx, bbox } = plot, ratio = devicePixelRatio, bottom = bbox.top + bbox.height;
     const lines = (places, top, colour, dashes) => {
@@ -152,7 +153,7 @@ class Chart {
     ctx.restore();
   }
 
-  // Say what the curves are at the cursor, beside it.
+  // Show the values of the curves beside the cursor.
   read() {
     const { idx, left } = this.plot?.cursor ?? {};
     const wanted = (this.pointed || document.activeElement === this.element) && idx != null && left >= 0;

@@ -1,4 +1,4 @@
-// What the widget of a kernel does in the page.
+// The script of a kernel's widget, which runs in the page.
 
 import "uplot/dist/uPlot.min.css";
 import "../../style.css";
@@ -13,5 +13,5 @@ export default {
     const runs = known.get(page);
     return () => { if (runs.model === model) runs.close(); };
   },
-  render() {}, // some front ends load a widget's script only where a view of it stands; there is nothing to see in it
+  render() {}, // some front ends load a widget's script only if a view of it is displayed; this view is empty
 };

@@ -3,10 +3,10 @@
 // Keys that the notebook still gets: run the cell, save, search, list all commands.
 const NOTEBOOKS_KEYS = new Set(["Shift enter", "Ctrl enter", "Ctrl s", "Ctrl f", "Ctrl Shift c"]);
 
-// Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys of an
-// element with this attribute, but tests the focused element before its ancestors. So the focused element itself gets the
-// attribute, just before the key reaches JupyterLab's listener on the document. It loses the attribute at the next key,
-// since by then the focus may be within it, on an element of the notebook's.
+// Keys typed in a panel must not reach the notebook, where D D would delete the running cell. JupyterLab ignores keys
+// of an element that has the attribute below, but it tests the focused element before its ancestors. So the focused
+// element itself gets the attribute, just before the key reaches JupyterLab's listener on the document. The attribute
+// is removed at the next key, since an element of the notebook inside this one may have the focus by then.
 let kept = null;
 
 export function keepKeys(event) {
@@ -15,8 +15,9 @@ export function keepKeys(event) {
   if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
-// VS Code listens at the window and knows no such attribute. It gets keys with Ctrl or Cmd and function keys, because the
-// whole application has them, to copy or to show the terminal; those without are the notebook's.
+// VS Code listens on the window and has no such attribute. Keys with Ctrl or Cmd and function keys still reach it,
+// because the whole application uses them, to copy or to show the terminal. Other keys are stopped: they would reach
+// the notebook.
 export function stopKeys(event) {
   if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
   if (event.target.closest?.(".sr-run")) event.stopPropagation();

@@ -1,14 +1,14 @@
-// What a run's ranks printed, and which of it is shown.
+// The lines that a run's ranks printed, and which of them are shown.
 
 const CHUNK = 4096; // lines that are kept, and dropped, together
-// Folding, as in history/lines.py: tests/views/folding.json holds both to the same rules.
+// Lines are folded as in history/lines.py: tests/views/folding.json has the cases that test both.
 const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
 const SLICE_MS = 8; // of work at a time: the page stays responsive
 
-// A traceback of one rank, built line by line; the first `whole` of `lines` certainly belong to it.
+// A traceback of one rank, built line by line; the first `whole` lines certainly belong to it.
 class Traceback {
   constructor(line) {
     this.lines = [line];
@@ -17,7 +17,7 @@ class Traceback {
     this.chained = false;
   }
 
-  // Take the line if it may belong to the traceback; returns whether it did.
+  // Take the line if it may belong to the traceback, and return whether it was taken.
   take(line) {
     const { text } = line, { lines } = this;
     if (this.inFrames) {
@@ -33,18 +33,18 @@ class Traceback {
   }
 }
 
-// What a run's ranks printed, as far as the page has it. Lines are numbered from 0 as they come; those of the front
-// are dropped a chunk at a time. A line that several ranks print at about the same time is led by the first of them.
+// The lines of a run that the page has. They are numbered from 0 as they arrive; the oldest are dropped a chunk at a
+// time. If several ranks print the same line at about the same time, the first of these lines leads the others.
 export class Lines {
   constructor() {
     this.chunks = new Map();
     this.first = 0;
     this.end = 0;
     this.characters = 0;
-    this.told = 0; // of the run's own count: what was missed shows as a gap
+    this.told = 0; // how many lines of the run have come or were missed; missed lines show as a gap
     this.pending = [];
-    this.tracebacks = new Map(); // unfinished ones by rank: kept back, since other ranks may print in between
-    this.leaders = []; // the latest, for folding: [line, order, the text to compare of a traceback]
+    this.tracebacks = new Map(); // unfinished ones by rank: held back, since other ranks may print in between
+    this.leaders = []; // the latest, for folding: [line, order, a traceback's text to compare]
     this.orders = 0;
     this.lastOf = new Map();
   }
@@ -53,7 +53,7 @@ export class Lines {
     const { start, count, rank, stream, time, text, html, noise, pending } = message;
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      const known = Math.max(0, this.told - start); // told already: after the page was loaded again
+      const known = Math.max(0, this.told - start); // received before: all lines are sent again when a page is loaded
       const noisy = new Set(noise);
       for (let at = known; at < text.length; at++) {
         this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
@@ -80,7 +80,7 @@ export class Lines {
     else this.block([line]);
   }
 
-  // The lines that were kept back, complete tracebacks or not.
+  // Add the lines that were held back, whether their tracebacks are complete or not.
   settle() {
     for (const rank of [...this.tracebacks.keys()]) this.ended(rank);
   }
@@ -122,8 +122,8 @@ export class Lines {
   }
 
   // The index of the leader that a block (a line or a whole traceback) joins when it is pushed, or -1. Ranks print in turn
-  // and in bursts (A B, then A B again), so a block joins the first equal one after the last of its own rank. This keeps
-  // the order of each rank.
+  // and in bursts (A B, then A B again), so a block joins the first equal leader after the one that its rank joined
+  // last. This keeps each rank's lines in order.
   fold(lines) {
     const { rank, stream, time, text } = lines[0];
     const whole = lines.length > 1 ? lines.map((line) => line.text).join("\n").replace(RANKS_OWN, "$1$2$3$4") : null;
@@ -153,7 +153,7 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // The ranks that printed a line, as far as it is known: all of those that are folded into one.
+  // The ranks that printed a line: those of all equal lines that are folded into one, unless their leader was dropped.
   ranksOf(line) {
     const { led } = this.at(line);
     const { rank, others } = this.at(led < this.first ? line : led);
@@ -170,8 +170,8 @@ export class Lines {
   }
 }
 
-// Which lines are shown: a growing list of their numbers. After a change of what is wanted it is made anew, a slice
-// at a time.
+// Which lines are shown: a list of their numbers, which grows as lines arrive. When the filter is changed, the list is
+// built again, in slices of time.
 export class Filter {
   constructor(lines) {
     this.lines = lines;
@@ -185,7 +185,7 @@ export class Filter {
 
   restart() {
     this.found = [];
-    this.skipped = 0; // of `found`, those at its beginning that have been dropped
+    this.skipped = 0; // how many numbers at the beginning of `found` are of lines that were dropped
     this.next = this.lines.first;
     this.noisy = 0;
   }
@@ -194,7 +194,7 @@ export class Filter {
   get done() { return this.next >= this.lines.end; }
   line(at) { return this.found[this.skipped + at]; }
 
-  // Look at more lines, for a slice of time; returns how many of the shown ones have been dropped at the front.
+  // Look at more lines, for a slice of time, and return how many shown lines have been dropped at the front.
   work() {
     const { lines } = this;
     const until = performance.now() + SLICE_MS;
@@ -226,7 +226,7 @@ export class Filter {
     if (!this.streams.has(stream)) return false;
     if (this.ranks.size && !this.ranks.has(chunk.rank[at])) return false;
     if (this.fold && chunk.led[at] >= this.lines.first) {
-      // The first of the ranks that are shown stands for the others.
+      // Of the selected ranks that printed the line, only the first shows it.
       if (!this.ranks.size) return false;
       if (this.lines.ranksOf(chunk.led[at]).find((rank) => this.ranks.has(rank)) !== chunk.rank[at]) return false;
     }

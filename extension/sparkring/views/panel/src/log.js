@@ -7,10 +7,10 @@ import { rankNumbers } from "./words.js";
 
 const ROW = 18; // px, as in panel.css
 const REVOKE_MS = 10_000; // by then the file has been read
-const HIDDEN_MS = 250; // until a box that is out of sight is looked at again
+const HIDDEN_MS = 250; // until a box that is not visible is checked again
 const STREAMS = { o: ["stdout", "│"], e: ["stderr", "!"], m: ["message", "»"], g: ["", "…"] };
 
-// The lines of a run in a box of fixed height, of which only those in sight are elements.
+// The lines of a run in a box of fixed height. Only the visible lines are elements of the page.
 export class LogView {
   constructor(panel) {
     this.panel = panel;
@@ -67,7 +67,7 @@ export class LogView {
     this.box = make("div", { class: "sr-lines", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the ranks" }, this.spacer);
     this.box.addEventListener("scroll", () => {
-      if (this.box.scrollTop === this.placed) return; // by ourselves
+      if (this.box.scrollTop === this.placed) return; // this script scrolled, not the user
       this.placed = null;
       const atEnd = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - ROW / 2;
       if (atEnd !== this.follow) this.setFollow(atEnd);
@@ -80,7 +80,7 @@ export class LogView {
       } else if (event.key === "Escape") this.clearSearch();
       else if (event.key === "End") this.setFollow(true);
     });
-    // A line that was searched for, among its neighbours.
+    // Show the line that was found, among its neighbours.
     this.box.addEventListener("dblclick", (event) => {
       const row = event.target.closest(".sr-row");
       if (row && this.filter.query) this.clearSearch(Number(row.dataset.line));
@@ -122,7 +122,7 @@ export class LogView {
   }
 
   draw() {
-    if (!this.box.clientHeight) { // out of sight, if only while a theme changes: of that no observer tells
+    if (!this.box.clientHeight) { // not visible, if only while a theme changes, which no observer reports
       clearTimeout(this.hidden);
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
@@ -179,7 +179,7 @@ export class LogView {
 
   place(top) {
     this.box.scrollTop = top;
-    this.placed = this.box.scrollTop; // as far as there is something to scroll
+    this.placed = this.box.scrollTop; // not always `top`: it is limited by the height of the lines
   }
 
   fits(line) {
@@ -195,7 +195,7 @@ export class LogView {
     return this.filter.ranks.size ? every.filter((each) => this.filter.ranks.has(each)) : every;
   }
 
-  // More ranks may print the same a moment later.
+  // Write a row's ranks, which may change: more ranks may print the same line a moment later.
   tag(row, ranks) {
     if (row.tagged === ranks.length) return;
     row.tagged = ranks.length;

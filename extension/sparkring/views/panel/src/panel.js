@@ -1,5 +1,5 @@
-// One panel in one place of the page. What is clicked or typed works here, in the page: while a cell runs, most front
-// ends let Python hear nothing.
+// The panel in the page. Clicks and keys are handled here, in the page: while a cell runs, Python receives no messages
+// in most front ends.
 
 import { ChartsView } from "./charts.js";
 import { make, put } from "./elements.js";
@@ -13,7 +13,7 @@ const TABS = ["logs", "metrics", "shards", "checkpoints", "restarts", "timeline"
 
 let panels = 0;
 
-// One panel in one place of the page. A run can have several: JupyterLab shows an output twice if asked to.
+// One panel in one place of the page. A run can have several panels, since JupyterLab can show an output twice.
 export class Panel {
   constructor(run, place) {
     this.run = run;
@@ -31,7 +31,7 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
-    // Front ends say by attributes which theme there is, whose colour the charts take.
+    // Front ends change these attributes with the theme, whose text colour the charts use.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.stateDirty = true;
@@ -66,7 +66,7 @@ export class Panel {
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
-    // Wherever it is clicked it has the focus, so that keys are its own.
+    // With a tabindex, it gets the focus wherever it is clicked, and then the keys.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
@@ -114,7 +114,7 @@ export class Panel {
     this.saying = setTimeout(() => put(this.said, ""), 4000);
   }
 
-  // One drawing per frame, however much has come.
+  // Draw once per frame, however many messages have arrived.
   schedule() {
     if (this.frame || this.gone) return;
     this.frame = requestAnimationFrame(() => {
@@ -152,7 +152,7 @@ export class Panel {
     this.ranks.draw(state, now);
   }
 
-  // A section's own HTML, from views/sections; what was folded open stays open.
+  // Show a section's HTML, from views/sections. Details that were open stay open.
   drawHtml(name) {
     const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);

@@ -1,4 +1,5 @@
-// Runs, as far as the page knows them. It is told by views/live.py: texts are plain, HTML is the extension's own.
+// What the page knows about runs, from the messages of views/live.py. Their texts are plain, and their HTML is written
+// by the extension.
 
 import { make } from "./elements.js";
 import { keepKeys, stopKeys } from "./keys.js";
@@ -6,7 +7,7 @@ import { Lines } from "./lines.js";
 import { KERNEL_GONE, Panel } from "./panel.js";
 import { duration } from "./words.js";
 
-const KEPT_CHARACTERS = 48e6; // of all runs on the page: of older lines there are the log files
+const KEPT_CHARACTERS = 48e6; // of all runs on the page; older lines are in the log files
 const ASK_AGAIN = 2, ASK_AGAIN_MS = 1000;
 const SETTLE_MS = 500; // the wait before an unfinished traceback is shown
 
@@ -19,10 +20,10 @@ class Run {
     this.state = null;
     this.html = {};
     this.curves = null; // the last message of kind "charts"
-    this.offset = 0; // of this machine's clock to the kernel's
+    this.offset = 0; // this machine's clock minus the kernel's, in seconds
     this.heard = this.stops = this.stopping = false;
     this.panels = new Map(); // place → panel
-    // While it shows more than the static view does, that one is out of sight.
+    // Hides the static view while a panel is shown.
     this.hides = make("style", {}, `[data-sparkring-static="${CSS.escape(id)}"] { display: none; }`);
   }
 
@@ -125,7 +126,7 @@ export class Runs {
     for (const run of this.runs.values()) run.model = model;
     model.on("msg:custom", this.heard);
     model.on("comm_live_update", this.cut);
-    // VS Code lets go of its connection when the kernel restarts, and does not tell its models.
+    // When the kernel restarts, VS Code disposes of its connection without telling the widgets' models.
     this.kernel = model.widget_manager?.kernel;
     this.kernel?.disposed?.connect(this.cut);
   }
@@ -138,7 +139,7 @@ export class Runs {
 
   hear(message) {
     if (!message.run) return;
-    this.deaf = false; // only the connection was lost
+    this.deaf = false; // the kernel is alive: only the connection was lost
     if (message.kind === "gone") {
       this.forget(message.run);
       return;
@@ -160,8 +161,8 @@ export class Runs {
     }
   }
 
-  // The first question may be asked before the front end has opened its way past the running cell, and would have its
-  // answer when that has ended.
+  // Ask the kernel for a run, more than once: the first question may be sent before the front end has opened the
+  // channel that bypasses the running cell, and would then be answered only when the cell has ended.
   ask(id, again) {
     this.model.send({ kind: "hello", run: id });
     if (!again) return;
@@ -170,7 +171,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // Of all lines the oldest go, first those of runs that came before.
+  // Drop the oldest lines, beginning with those of the earliest runs.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

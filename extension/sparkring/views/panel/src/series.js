@@ -1,14 +1,14 @@
-// Curves as views/charts.py tells them, made into what uPlot draws, and into words for the place of the cursor.
+// Turns the curves that views/charts.py sends into what uPlot draws, and into the values to show at the cursor.
 
 import { number } from "./words.js";
 
-// As markup.RANK_COLOURS, and .sr-c0 … in panel.css.
+// The same colours as markup.RANK_COLOURS, and as .sr-c0 … in panel.css.
 export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528f", "#16908f", "#7d8a1e", "#cf6a32"];
 
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e"; // hexadecimal
 
-// The columns of one chart, `x` first, and a series for each, with the bands between them. Means are drawn last.
+// The columns of one chart (`x` first), a series for each column, and the bands from low to high. Means are drawn last.
 export function plotted({ x, curves }) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
@@ -31,16 +31,16 @@ export function plotted({ x, curves }) {
   return { data, series, bands };
 }
 
-// Whether a logarithmic axis can show all of it.
+// Whether a logarithmic axis can show all values of a chart.
 export function isPositive({ curves }) {
   return curves.every(({ mean, low, ranks, undone }) => (
     [mean, low ?? [], ...Object.values(ranks), ...undone].every((column) => column.every((value) => value === null || value > 0))
   ));
 }
 
-// What the curves of a chart say at a place of the axis: a row for each rank, or for mean and bounds where these are
-// too many. Each is a name, the rank that it is of (-1 for none) and a text for each curve. A rank that reports at
-// steps of its own counts with what it reported before.
+// The values of a chart's curves at an index of its axis: a row for the mean, and one for each rank or, if there are
+// many ranks, for the lowest and the highest value. A row has a name, its rank (-1 for none) and a text for each curve.
+// For a rank that reported nothing at this step, the row has the last value that it reported before.
 export function readings({ curves }, at) {
   const before = (column) => {
     for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];

@@ -9,8 +9,8 @@ const SIGNS = { ".": "…", r: "▶", f: "✓", x: "✗", y: "✗", s: "■", i:
 const STATE_WORDS = { ".": "starting", r: "running", f: "finished", x: "failed", y: "failed after another rank",
                       s: "stopped", i: "takes no part" };
 
-// A tile for each rank: its state as a colour and a sign, and its step; of a few ranks also the epoch, the host where there are
-// several, the GPU, and how long ago it was heard of.
+// A tile for each rank. It shows the rank's state as a colour and a sign, and its step. If there are few ranks, it also
+// shows the epoch, the host (if there are several), the GPU, and the time since the rank's last message.
 export class RankView {
   constructor(panel) {
     this.panel = panel;
@@ -79,7 +79,7 @@ export class RankView {
     tile.setAttribute("aria-pressed", String(chosen));
   }
 
-  // Ranks that are clearly behind in their epoch; between steps some are always one ahead.
+  // Ranks that are clearly behind the others. Small differences do not count: some ranks are always a step ahead.
   slow(ranks) {
     const found = new Set(), at = [];
     for (let rank = 0; rank < ranks.state.length; rank++) {
@@ -99,7 +99,7 @@ export class RankView {
     return words.join(" · ") + (count < ranks.state.length ? ` · the first ${count.toLocaleString("en")} of them:` : "");
   }
 
-  // A click shows one rank, a second click all; with Ctrl, Cmd or Shift more than one.
+  // A click shows only this rank's lines, a second click all lines. With Ctrl, Cmd or Shift, it adds or removes a rank.
   choose(tile, event) {
     if (!tile) return;
     const rank = Number(tile.dataset.rank), chosen = this.panel.chosen;
