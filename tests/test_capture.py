@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from sparkring.capture import cell as module
 from sparkring.capture import source_lines
@@ -1094,8 +1095,14 @@ def test_tensors_and_compiled_functions() -> None:
     """Tensors keep their gradients and what they share; what was compiled is compiled anew."""
     torch = pytest.importorskip("torch")
     namespace = notebook(TENSORS)
-    cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, step, compiled, scripted"
-    rank = travelled(cell, namespace)
+    cell = "part, base, array, columns, model, state, half, empty, scalar, leaf, scripted"
+    compiled = "step", "compiled"
+    if Version(torch.__version__) < Version("2.2"):  # which does not tell with which arguments something was compiled
+        for name in compiled:
+            with pytest.raises(CaptureError, match=f"`{name}` is compiled by torch.compile.* cannot be repeated"):
+                travelled(name, namespace)
+        compiled = ()
+    rank = travelled(", ".join([cell, *compiled]), namespace)
     for name in ("base", "part", "columns", "half", "empty", "scalar", "leaf"):
         assert torch.equal(rank[name], namespace[name])
         assert rank[name].requires_grad == (name == "leaf")
@@ -1103,9 +1110,10 @@ def test_tensors_and_compiled_functions() -> None:
     assert torch.equal(model[0].weight.grad, namespace["model"][0].weight.grad)
     assert model[1].weight is model[0].weight
     assert model[0].bias.label == "bias of 0"
-    assert rank["compiled"]._orig_mod is model
     x = torch.ones(1, 2)
-    assert torch.equal(rank["step"](x), namespace["step"](x))
+    if compiled:
+        assert rank["compiled"]._orig_mod is model
+        assert torch.equal(rank["step"](x), namespace["step"](x))
     assert torch.equal(rank["scripted"](x), namespace["scripted"](x))
     with torch.no_grad():
         rank["base"].fill_(7)

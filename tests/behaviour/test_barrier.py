@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import itertools
 import os
 import signal
@@ -24,6 +25,10 @@ def barrier(tasks):
     """Runs a barrier cell on `frame`, on as many ranks as `frame` has partitions unless `n` says otherwise."""
 
     def run(source, frame=None, n=0, **options):
+        if frame is not None and "barrier" not in inspect.signature(type(frame).mapInArrow).parameters:
+            with pytest.raises(LaunchError, match=r"--data needs Spark 3\.5 or newer"):
+                tasks.run(source, n, namespace={"digits": frame}, framework="barrier", data="digits", **options)
+            pytest.skip("Spark before 3.5 has no barrier stages over DataFrames")
         namespace = {"digits": frame, **options.pop("namespace", {})}
         data = "digits" if frame is not None else ""
         return tasks.run(source, n, namespace=namespace, framework="barrier", data=data, **options)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 
 import psutil
 import pytest
 from lab import Notebook, Opened
+from packaging.version import Version
 from playwright.sync_api import Locator, expect
 
 ENDLESS = """%%horovod -n -2 --name endless
@@ -109,6 +111,12 @@ def was_interrupted(notebook: Notebook, panel: Locator) -> None:
 def test_the_stop_button(notebook: Notebook, shoot: Callable[..., None]) -> None:
     panel = running(notebook)
     stop = panel.get_by_role("button", name="■ Stop")
+    if Version(version("ipykernel")) < Version("7"):
+        # The kernel hears nothing of the page while a cell runs, so the panel shows no button.
+        expect(stop).to_be_hidden()
+        notebook.command("notebook:interrupt-kernel")
+        was_interrupted(notebook, panel)
+        return
     expect(stop).to_be_visible()
     before = notebook.structure()
     stop.click()

@@ -44,6 +44,7 @@ class _Below:
         "replace",
         "link",
         "scandir",
+        "listdir",
     )
 
     def __init__(self, root: Path) -> None:
@@ -113,6 +114,10 @@ class _Below:
 
     def _scandir(self, below: str, path: Any) -> Any:
         return self._os["scandir"](path)
+
+    def _listdir(self, below: str, path: Any) -> list[str]:
+        with self._scandir(below, path) as found:
+            return [entry.name for entry in found]
 
     def _open_descriptor(self, below: str, path: Any, flags: int, *rest: Any, **named: Any) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):

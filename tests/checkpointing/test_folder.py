@@ -268,7 +268,7 @@ def test_listings_that_fsspec_remembers(tmp_path):
                 self.seen = {}
             if path not in self.seen:
                 self.seen[path] = super().ls(path, detail=True, **options)
-            return self.seen[path]
+            return self.seen[path] if detail else [info["name"] for info in self.seen[path]]
 
         def invalidate_cache(self, path=None):
             self.seen = {}

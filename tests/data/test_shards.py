@@ -656,7 +656,8 @@ def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Its error comes through torch as it is."""
     with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
-    multiprocessing.active_children()  # reaps the worker, which PyTorch 2.1 does not do after an error
+    for worker in multiprocessing.active_children():  # PyTorch 2.1 does not wait for it after an error
+        worker.join()
 
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):

@@ -260,11 +260,11 @@ def _listed(directory: Location) -> Iterator[dict[str, Any]]:
         if not directory.local:  # an object store lists everything below a path in one go
             yield from fs.find(directory.path, withdirs=True, detail=True).values()
             return
-        for info in fs.ls(directory.path, detail=True):
+        for info in directory.entries():
             yield info
             if info["type"] == "directory" and Name.of(info["name"].rpartition("/")[2]):
                 with contextlib.suppress(FileNotFoundError):  # it has just been removed
-                    yield from fs.ls(info["name"], detail=True)
+                    yield from directory._replace(path=info["name"]).entries()
 
 
 def _write_sealed(file: Location, content: dict[str, Any]) -> None:

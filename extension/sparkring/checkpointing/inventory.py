@@ -134,6 +134,6 @@ def _listed(location: Location, below: str) -> list[dict[str, Any]]:
     at = location / below if below else location
     try:
         location.fs.invalidate_cache(at.path)
-        return list(location.fs.ls(at.path, detail=True))
+        return list(at.entries())
     except OSError:  # not there, or gone since its parent was listed
         return []

@@ -10,8 +10,10 @@ If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkring.errors import PathError
@@ -39,6 +41,16 @@ class Location(NamedTuple):
 
     def __truediv__(self, name: str) -> Location:
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", f"{self.written.rstrip('/')}/{name}")
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """What the folder contains, as fsspec describes files and folders. FileNotFoundError if there is no folder."""
+        if not self.local:
+            yield from self.fs.ls(self.path, detail=True)
+            return
+        # One by one: fsspec before 2024.12 lists nothing at all if an entry is removed meanwhile.
+        for name in self.fs.ls(self.path, detail=False):
+            with contextlib.suppress(FileNotFoundError):
+                yield self.fs.info(name)
 
     @property
     def url(self) -> str:
