@@ -13,7 +13,7 @@ SET := $(strip $(foreach set,-current -oldest,$(if $(filter $(PYTHON_OF$(set)),$
 VENV := .venv$(SET)
 CONSTRAINTS := constraints$(SET).txt
 BIN := $(VENV)/bin
-# The steps done are recorded in the environment itself, so that removing it removes the records, too.
+# Completed steps are recorded in the environment itself, so that removing it removes the records, too.
 VENV_MADE := $(VENV)/.made
 FIRST_PACKAGES := $(VENV)/.first-packages-installed
 FIRST_RING := $(VENV)/.first-ring-trained
@@ -23,7 +23,7 @@ HOROVOD_INSTALLED := $(VENV)/.horovod-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PANEL := extension/sparkring/views/panel
 PANEL_PACKAGES := $(PANEL)/node_modules/.package-lock.json
-# Without isolation, so that the package is built with the setuptools that is already in the environment.
+# Build isolation is off, so that the package is built with the setuptools that is already in the environment.
 INSTALL := $(PIP) install --constraint $(CONSTRAINTS) --no-build-isolation --editable
 
 # Triton comes with PyTorch's CUDA builds; only GPUs need it. Imported after TensorFlow 2.21, it crashes the process.
@@ -50,7 +50,7 @@ help:
 	@printf '%-18s %s\n' 'make test-quick' 'run only the fast tests that need no kernel, browser or Spark'
 	@printf '%-18s %s\n' 'make test-current' 'run all tests with the newest versions, on Python 3.13'
 	@printf '%-18s %s\n' 'make test-versions' 'run the tests that can differ with the versions (PYTHON=… selects the set)'
-	@printf '%-18s %s\n' 'make test-oldest' 'run these tests with the oldest versions, on Python 3.10'
+	@printf '%-18s %s\n' 'make test-oldest' 'run the tests of test-versions with the oldest versions, on Python 3.10'
 	@printf '%-18s %s\n' 'make check' 'check style, types and import rules'
 	@printf '%-18s %s\n' 'make panel' 'bundle the scripts and style sheet of the panel (needs node and npm)'
 	@printf '%-18s %s\n' 'make lab' 'open JupyterLab on notebooks/'
@@ -65,7 +65,8 @@ help:
 
 env: $(PACKAGES_INSTALLED) $(HOROVOD_INSTALLED)
 
-# Building Horovod takes most of the time, so the first ring trains before that, and its packages are installed first.
+# Building Horovod takes most of the time, so the first ring trains before that. The packages that it needs are
+# installed first.
 demo: $(FIRST_RING) $(HOROVOD_INSTALLED)
 	@$(BIN)/python notebooks/run_demo.py
 
@@ -75,13 +76,14 @@ test: env
 test-quick: env
 	@$(PYTEST) tests -m 'not (browser or kernel or cluster or spark or driver or slow)'
 
-# The tests that can differ between sets: those in one process or in a kernel, those in local ranks for which the
-# launcher matters, and of those that take long or need Spark or a browser, the ones marked with `versions`.
+# The tests whose outcome can differ between sets: all tests in one process or in a kernel; tests in local ranks that
+# are marked with `standalone`, because the launcher matters to them; and all tests that are marked with `versions`.
+# Tests that take long, or need Spark or a browser, run only if they are marked with `versions`.
 TEST_VERSIONS := not (browser or cluster or spark or driver or slow or ring) or (ring and standalone and not slow) or versions
 test-versions: env
 	@$(PYTEST) tests -m '$(TEST_VERSIONS)'
 
-# The targets below select a set by its name, and use the Python of this set unless PYTHON names one.
+# The targets below select a set by its name, and use the Python of this set unless the user sets PYTHON.
 WITH = --no-print-directory SET=$(1) PYTHON=$(if $(filter file,$(origin PYTHON)),python$(PYTHON_OF$(1)),$(PYTHON))
 env-current:
 	@$(MAKE) $(call WITH,-current) env
@@ -101,7 +103,7 @@ check: $(PACKAGES_INSTALLED)
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory check-panel; \
-		else echo 'npm is not installed: only the tests compare the panel’s bundle with src/, by its digest.'; fi
+		else echo 'npm is not installed, so the panel’s bundle is not checked here; the tests check its digest.'; fi
 
 .PHONY: check-panel
 check-panel: $(PANEL_PACKAGES)
@@ -160,11 +162,12 @@ $(DEMO_PACKAGES): $(VENV_MADE) $(SETUP)
 	@$(REMOVE_TRITON)
 	@touch $@
 
-# These include all packages of the demo.
+# All packages, including those of the first ring and the demo, so their steps are done as well.
 $(PACKAGES_INSTALLED): $(VENV_MADE) $(SETUP)
 	@$(BIN)/python $(WATCH) $(VENV)/packages.log 'Installing sparkring and what it works with (4 GB on disk)' \
 		$(INSTALL) '.[$(EXTRAS)]'
-	@# tf_keras is Keras 2 for Horovod. It requires the package tensorflow, which would overwrite tensorflow-cpu.
+	@# tf_keras is Keras 2 for Horovod. It requires the package tensorflow, which would overwrite
+	@# tensorflow-cpu, so it is installed without its dependencies.
 	@$(if $(filter -current,$(SET)),$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-deps tf_keras)
 	@$(REMOVE_TRITON)
 	@touch $(FIRST_PACKAGES) $(DEMO_PACKAGES) $@

@@ -1,6 +1,6 @@
 """Two ranks print a million lines each: are any lost, how fast do they arrive, how much memory does the driver use?
 
-Each turn runs this file as a script in a fresh driver process, so that it measures only its own memory.
+Each turn runs this file as a script in a fresh driver process, so that memory of earlier turns is not counted.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SOON, CHEAP = Goal(3), Goal(1.02, ratio=True)
 
 
 def files(effort: Effort) -> list[Row]:
-    """A gigabyte written to the disk and read from its cache, by one process."""
+    """One process writes a gigabyte to the disk, and reads it from the page cache."""
     megabytes = 100 if effort.quick else 1000
     go = functools.partial(_in_process, megabytes=megabytes)
     turns = Turns(

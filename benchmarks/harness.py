@@ -1,4 +1,4 @@
-"""What the benchmarks share: taking turns, medians, goals, and both ways to run a script on a ring."""
+"""What the benchmarks share: taking turns, medians, goals, and running a script with sparkring or horovodrun."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _number(value: float) -> str:
 
 
 class Turns:
-    """Runs the contestants in turn, A B A B …, so that a slow minute of the machine affects all; holds the figures."""
+    """Runs the contestants in turn, A B A B …, so that a slow minute affects all of them. Keeps the figures."""
 
     def __init__(self, runs: int, cases: Mapping[str, Case]) -> None:
         self._found: dict[str, list[Measured]] = {name: [] for name in cases}
@@ -168,7 +168,7 @@ class Turns:
         of: Turns | None = None,
         goal: Goal | None = None,
     ) -> Row:
-        """One line of the table; `of`: the turns that include the peer, if these do not."""
+        """Return one line of the table; `of`: the turns that include the peer, if `self` does not."""
         turns = of or self
         theirs = turns.series(key, peer) if turns._found.get(peer) else None
         return Row(what, unit, self.series(key, us), peer, theirs, goal)
@@ -219,7 +219,7 @@ def run(
 
 
 def ours(source: str, np: int, marker: str) -> Measured:
-    """Seconds to the first line with `marker`, and to the end."""
+    """Run a cell with sparkring, and return the seconds to the first line with `marker`, and to the end."""
     view, begun = FirstLine(marker), time.perf_counter()
     run(source, np, view)
     ended = time.perf_counter()
@@ -273,7 +273,7 @@ def new_array() -> Any:
 
 
 def horovodrun(path: Path, *, marker: str, ranks: int = 2) -> Measured:
-    """Run a script under horovodrun: seconds to the first line with `marker`, and to the end."""
+    """Run a script under horovodrun, and return the seconds to the first line with `marker`, and to the end."""
     begun = time.perf_counter()
     with start_horovodrun(path, ranks=ranks) as process:
         assert process.stdout is not None
@@ -329,7 +329,7 @@ class Ear:
 
 @functools.cache
 def spark_session() -> Any:
-    """One warm session for all that runs on Spark: local[4], on loopback, without the UI."""
+    """One warm session for everything that runs on Spark: local[4], on loopback, without the UI."""
     from pyspark.sql import SparkSession
 
     from sparkring.cluster.session import find_java

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import US, Effort, Goal, Measured, Row, Turns, say
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # lab.py, which the tests use as well
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "browser"))  # for lab.py, which the tests use as well
 
 PLAIN = "print in JupyterLab"
 LINES_PER_S, SECONDS = 1_000, 10

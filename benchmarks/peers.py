@@ -76,7 +76,7 @@ class Engines:
         return "%%px --stream"
 
     def array(self) -> Measured:
-        """Push an array to both engines, pull one from the first, and return the MB/s of both."""
+        """Push an array to both engines, pull one from the first, and return the MB/s of the push and of the pull."""
         engines, array = self.client[:], new_array()
         megabytes = array.nbytes / 1e6
         begun = time.perf_counter()

@@ -3,7 +3,7 @@
 python benchmarks/run.py                        everything; writes benchmarks/RESULTS.md
 python benchmarks/run.py --only trivial burst   only these
 python benchmarks/run.py --quick                smaller data and fewer turns, to see that everything works
-python benchmarks/run.py --sets                 some, with both sets of versions; writes a section of RESULTS.md
+python benchmarks/run.py --sets                 some, with the pinned and newest sets; writes a section of RESULTS.md
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Set before the imports below, so that they and all processes that are started see it: the peers' ranks import
-# their functions by name.
+# These variables are set before the imports below, so that the imports and all processes that are started see them.
+# The peers' ranks import their functions by name, so they need PYTHONPATH.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# Keep bytecode, as users' Python does: otherwise, every rank would compile sparkring again, but no peer its package.
+# Keep bytecode, as users' Python does. Otherwise, every rank would compile sparkring again, whereas
+# the peers' packages are already compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -89,7 +90,7 @@ def main() -> int:
         "--quick", action="store_true", help="smaller data and fewer turns, to see that everything works"
     )
     parser.add_argument(
-        "--sets", action="store_true", help=f"compare both sets of versions: {', '.join(sets.BENCHMARKS)}"
+        "--sets", action="store_true", help=f"compare the pinned and the newest versions: {', '.join(sets.BENCHMARKS)}"
     )
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="also write the figures as JSON, as --sets needs them"
@@ -129,7 +130,7 @@ def main() -> int:
 
 
 def write(*, whole: str = "", both: str = "") -> None:
-    """Write the results of all benchmarks, or the section that compares both sets; the other part is kept."""
+    """Write the results of all benchmarks, or the section that compares two sets; the other part is kept."""
     old, mark, section = RESULTS.read_text(encoding="utf-8").partition(sets.TITLE)
     both = both or mark + section
     RESULTS.write_text("\n".join(filter(None, (whole or old.rstrip("\n") + "\n", both))), encoding="utf-8")

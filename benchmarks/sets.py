@@ -1,4 +1,4 @@
-"""Start-up, warm cells, death and reading with both sets of versions, measured in turn."""
+"""Start-up, warm cells, a rank's death and reading, measured in turn with the pinned and the newest versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADERS = ("what", PINNED, NEWEST, "ratio", "peer", f"{PINNED}, to the peer's", 
 
 
 def compare(effort: Effort) -> str:
-    """The section of RESULTS.md: each turn measures both sets, each in a process of its own."""
+    """The section of RESULTS.md. A turn measures both sets, one after the other, in separate processes."""
     found: dict[str, list[dict[str, Row]]] = {name: [] for name in ENVIRONMENTS}
     versions = {}
     for turn in range(effort.runs):
@@ -77,7 +77,7 @@ def save(rows: Iterable[Row], versions: str, file: Path) -> None:
 
 
 def _joined(turns: list[dict[str, Row]]) -> dict[str, Row]:
-    """The rows of several turns as one."""
+    """The rows of several turns, joined: one row for everything that was measured."""
     joined = {}
     for what, first in turns[0].items():
         rows = [turn[what] for turn in turns]

@@ -45,7 +45,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, log: Path, timeout_s:
         timeout=timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
-        # Sockets in the file system: any user of this machine could connect to a kernel on TCP, and it warns of that.
+        # The sockets are in the file system. On TCP, any user of this machine could connect to the kernel, and the
+        # kernel warns of that.
         config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets.name}/kernel"}}),
     )
     # The kernel's children, such as Spark's Java, write to the log. On the terminal, they would break up the lines.

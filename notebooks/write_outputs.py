@@ -1,8 +1,8 @@
 """Run the notebooks and write them back with their outputs, so that they can be read where nothing runs.
 
-What depends on the machine or on the moment is removed: folders and names of this computer, the state of widgets
-(their static view stays), timings. A notebook is left as it was if a cell fails unexpectedly, or if the outputs would
-still name this machine, contain a secret or be too large.
+Everything that depends on the machine or on the moment is removed: folders and names of this computer, the state of
+widgets (their static view stays), timings. A notebook is left as it was if a cell fails unexpectedly, or if the
+outputs would still name this machine, contain a secret or be too large.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def cleaner(names: dict[str, str]) -> Callable[[str], str]:
 
 
 def clean(notebook: NotebookNode, say: Callable[[str], str]) -> None:
-    """Remove from the outputs what is of no use to a reader elsewhere."""
+    """Remove what is of no use on another machine: widgets' state, timings, and names of this machine."""
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

@@ -67,7 +67,7 @@ class RunFailed(SparkringError):
     """A rank failed and the gang was ended.
 
     `record` holds everything that is known about the run: the failure, each rank's last lines, metrics.
-    `values` holds the values of those ranks that had already finished, by rank.
+    `values` holds the values of the ranks that had already finished, by rank.
     """
 
     def __init__(self, message: str, *, record: RunRecord, values: dict[int, Any] | None = None) -> None:
@@ -81,7 +81,7 @@ class RunTimeout(RunFailed, TimeoutError):
 
 
 class ResultError(RunFailed):
-    """The cell ran, but the value of a rank could not be brought back; `values` holds those of the others."""
+    """The cell ran, but a rank's value could not be returned; `values` holds the values of the other ranks."""
 
 
 class StillRunning(SparkringError, TimeoutError):

@@ -213,7 +213,7 @@ def test_a_rank_that_garbles_its_channel(local):
             time.sleep(1000)
         """)
     assert caught.value.record.failed_rank == 1
-    assert "this rank sent no valid message" in caught.value.record.ranks[1].tail[-1].text
+    assert "this rank sent an invalid message" in caught.value.record.ranks[1].tail[-1].text
 
 
 @pytest.mark.standalone("the job is cancelled on executors")

@@ -162,7 +162,7 @@ def test_another_spread(sit, which):
     sit(1)
     found = {which: kept(training(steps=1))[which]}
     told = r"^state\['{}'\]\[.* saved as a tensor of shape \[3, 5\] spread over a mesh of 2 ranks as S\(0\), with the "
-    told = told.format(which) + r"piece at \[1\] on this one, but here it is "
+    told = told.format(which) + r"piece at \[1\] on this rank, but here it is "
     with pytest.raises(CheckpointError, match=told + r"a tensor .* a mesh of 1 × 2 ranks as R, S\(0\)"):
         put_back({which: training((1, 2))[which]}, found)
     with pytest.raises(CheckpointError, match=told + "a tensor that is not sharded"):
@@ -171,7 +171,7 @@ def test_another_spread(sit, which):
     with pytest.raises(CheckpointError, match=r"was saved unsharded, but here it is a tensor of shape \[3, 5\] spread"):
         put_back({which: training()[which]}, whole)
     turned = DeviceMesh("cpu", [1, 0])
-    with pytest.raises(CheckpointError, match=told + r"a tensor .* with the piece at \[0\] on this one"):
+    with pytest.raises(CheckpointError, match=told + r"a tensor .* with the piece at \[0\] on this rank"):
         put_back({which: training(turned)[which]}, found)
 
 

@@ -109,8 +109,8 @@ def test_advice_is_about_what_is_not_whole():
         entry(400, "partial"),
     )
     told = views.advice(found)
-    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A run that continues skips it.")
-    assert told[1].startswith("Step 400 has no commit: a run is writing it now")
+    assert told[0] == ("1 checkpoint is damaged: step 200 (rank-0.safetensors is cut). A resumed run skips it.")
+    assert told[1].startswith("Step 400 has no commit: a run is still saving")
     assert told[2].startswith("Step 100 was never committed, and there are newer ones")
     assert views.folder_words(found)[0] == "1 checkpoint, 1 damaged, 2 not committed: 8.40 MB on disk."
 
@@ -290,7 +290,7 @@ def test_damage_found_in_an_earlier_runs_checkpoint(replayed):
     """The damaged checkpoint is named although this run has saved nothing."""
     record = replayed(damaged(20, "cut <here>"))
     page = panel(record, now=T + 9, final=False)
-    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A run that continues skips it." in page
+    assert "1 checkpoint is damaged: step 20 (cut &lt;here&gt;). A resumed run skips it." in page
     assert views.news((), record) == [f"the checkpoint of step 20 in {FOLDER} is damaged and was skipped: cut <here>"]
     assert views.news(record.checkpoints, record) == []
 

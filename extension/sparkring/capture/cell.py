@@ -1,6 +1,7 @@
 """Captures what a cell reads: finds the names, packs their values, and says which ones cannot be sent.
 
-`dry_run` shows this as a table. names.py finds the names that a cell reads; picklability.py says what can be sent.
+`--dry-run` shows the result as a table. names.py finds the names that a cell reads; picklability.py says what can be
+sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Captured(NamedTuple):
     payload, buffers: for `unpack_names`.
     left_out: the names that cannot travel and that the cell may do without.
     binds: the names that the cell binds when it runs to its end.
-    scripts: the scripts that the cell runs; they travel beside the payload.
+    scripts: the scripts that the cell runs; they are sent separately from the payload.
     """
 
     names: tuple[CapturedName, ...]
@@ -157,7 +158,7 @@ def _row(
 def captured_call(
     function: object, kwargs: dict[str, Any], packed: Packed, args: Iterable[Any] = ()
 ) -> tuple[CapturedName, ...]:
-    """What pack_call() has packed: the function and its arguments."""
+    """The rows of the table for what pack_call() has packed: the function and its arguments."""
     values = (function, *args, *kwargs.values())
     sizes = packed.sizes.items()
     return tuple(_row(name, value, _Wanted(True), size) for (name, size), value in zip(sizes, values, strict=True))
@@ -198,7 +199,7 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
-    """Find names that are defined neither in the notebook, nor in the cell, nor `later`, by the rank or a function."""
+    """Find names that are not `defined` in the notebook, nor in the cell, nor `later` by a rank or a function."""
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():

@@ -127,7 +127,7 @@ class CellNames(NamedTuple):
     chains: frozenset[tuple[str, ...]]
 
     def with_script(self, script: CellNames, *, inside: bool) -> CellNames:
-        """Add the names of a script that the cell runs, `inside` the cell's namespace or in the script's own."""
+        """Add the names of a script that the cell runs: in the cell's namespace if `inside`, else in one of its own."""
         required = {name: line for name, line in self.required.items() if name not in script.bound}
         optional = {**self.optional, **self.required}
         for name in {**script.required, **script.optional} if inside else ():
@@ -171,8 +171,8 @@ def names_read(source: str) -> CellNames:
 class _Reader:
     """Analyses definite assignment in the statements of one cell.
 
-    Follows every path through the cell. A method takes the names that are known to be bound before a piece of code,
-    and returns those that are known to be bound after it.
+    It follows every path through the cell. Most methods take, as `known`, the names that are certainly bound before a
+    piece of code, and return those that are certainly bound after it.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -193,7 +193,7 @@ class _Reader:
         self._survey(whole, top=True)
 
     def _survey(self, code: types.CodeType, *, top: bool) -> None:
-        """Note all names that the cell binds and that its functions read, before any statement is followed."""
+        """Note the names that the cell binds, and those that its functions read, before any statement is followed."""
         for instruction, _ in instructions(code):
             if instruction.opname == "STORE_GLOBAL" or (top and instruction.opname == "STORE_NAME"):
                 self.bound.add(instruction.argval)
@@ -214,7 +214,7 @@ class _Reader:
         return known
 
     def statement(self, node: ast.stmt, known: frozenset[str]) -> _Known:
-        """Follow one statement: the parts of a compound one here, any other by its compiled code."""
+        """Follow one statement. A compound statement is followed part by part, others through their compiled code."""
         if isinstance(node, _TRIES):
             return self.try_(node, known)
         match node:
@@ -291,7 +291,8 @@ class _Reader:
 
     def before_loop(self, node: ast.stmt, known: frozenset[str]) -> frozenset[str]:
         """Return the names that are known to be bound in every iteration of a loop, not only in the first."""
-        # An iteration may read what the previous one bound. Inside the `while`, a `break` of an outer loop compiles.
+        # An iteration may read what the previous one bound. The loop may contain a `break` of an outer loop, which
+        # compiles only inside the `while`.
         code = self.compile([ast.While(ast.Constant(True), [node], [])])
         self.possible |= {each.argval for each, _ in instructions(code) if each.opname == "STORE_NAME"}
         return known - _unbound([node])
@@ -350,7 +351,7 @@ class _Reader:
         """Follow nested code: a class body and a comprehension run at once, a function when it is called."""
         if is_class_body(code) or code.co_name.startswith("<generic parameters"):
             self.code(code, known, deferred=deferred, own=set())
-        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # since 3.12, part of the code around it
+        elif code.co_name in ("<listcomp>", "<setcomp>", "<dictcomp>"):  # before 3.12; since then, not separate code
             for name, line in global_names(code).reads.items():
                 self.read(name, line, known)
         else:

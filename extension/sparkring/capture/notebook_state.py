@@ -58,11 +58,11 @@ def _environment_at_start() -> dict[str, str]:
 _AT_START = _environment_at_start()
 
 
-_ever_changed: set[str] = set()  # variables that were sent once; they are also sent when they change back
+_ever_changed: set[str] = set()  # variables that were sent before; they are sent again if they change back
 
 
 def _environment() -> dict[str, str | None]:
-    """The user's variables that this process has changed; those of the machine are left out."""
+    """The variables that this process has changed since it started, without those of the machine; None if deleted."""
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
         del now["MPLBACKEND"]  # the notebook's own backend
@@ -209,10 +209,10 @@ class RankState:
 
 
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
-    """A rank's sys.path: the notebook's entries in their order, if they exist here.
+    """A rank's sys.path: the notebook's entries in their order, if they exist on the rank.
 
     A rank that runs another Python has its own standard library and packages in the place of the notebook's. Entries
-    that were shipped to the rank come first; its other own entries come last.
+    that were shipped to the rank come first. The rank's other entries come last.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}

@@ -85,14 +85,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files: dict[str, _CodeFile] = {}
         self._memory = memory
         self._reducers: dict[type, tuple[Reducer, ...]] = {}
-        # For closure cells, by id: functions that share a cell in the notebook also share it on the rank.
+        # Stand-ins for closure cells, by id: functions that share a cell in the notebook also share it on the rank.
         self._cells: dict[int, StandIn] = {}
         if namespace is not None:
-            # cloudpickle looks up here which dict functions with these globals share once they are loaded.
+            # This tells cloudpickle which dict the functions get as their globals when they are loaded.
             self.globals_ref[id(namespace)] = StandIn(rank_namespace)
 
     def _within(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer goes into the stream; large ones are sent beside it, so that they are not copied first."""
+        """Whether a buffer goes into the stream. Large ones are sent separately, so that they need not be copied."""
         raw = buffer.raw()
         if raw.nbytes >= APART_BYTES:
             self.buffers.append(raw)
@@ -100,7 +100,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         self.last = value
-        if value is sys.stdout or value is sys.stderr:  # becomes the rank's own; a kernel's cannot be packed
+        if value is sys.stdout or value is sys.stderr:  # a kernel's cannot be packed; the rank uses its own instead
             return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
         cls = type(value)
         if cls not in self._kinds:
@@ -203,14 +203,14 @@ class Along(NamedTuple):
 
     via: str
     size_bytes: int | None
-    problem: Problem | None  # why it stays behind, if it does; this is no error, since it may not be needed
+    problem: Problem | None  # why it cannot be sent, if so; this is not an error, since it may not be needed
 
 
 @dataclass(frozen=True)
 class Packed:
     """The packed values in `payload`, their `sizes` in bytes by name, and the `problems` of those that cannot travel.
 
-    `buffers` belong to the payload: the memory of large values. `along` are further names that values need.
+    `buffers` are the memory of large values, which is not in `payload`. `along` has further names that the values need.
     """
 
     payload: bytes
@@ -252,7 +252,7 @@ def pack(
                 pickler.dump(name)
                 pickler.dump(value)
             except Exception as error:  # whatever the user's own __reduce__ raises
-                # The memo now points at bytes that were never written: begin again without this value.
+                # The pickler's memo now refers to bytes that were never written: begin again without this value.
                 problem = diagnose(name, value, error, pickler.last)
                 if via:
                     along[name] = Along(via, None, problem)
@@ -270,7 +270,7 @@ def pack(
                     queue.append((met, namespace[met], name))
         else:
             if not blocks and (blocks := memory.shared()):
-                continue  # pack again with arrays as views of blocks; once only, as packing may make new arrays
+                continue  # pack again with arrays as views of blocks; only once, because packing may make new arrays
             return Packed(stream.getvalue(), sizes, problems, tuple(pickler.buffers), along)
 
 
@@ -329,11 +329,11 @@ def _load(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer]) -> I
             else:
                 namespace[name] = value
     finally:
-        namespace["__builtins__"] = own_builtins  # cloudpickle leaves its own there
+        namespace["__builtins__"] = own_builtins  # cloudpickle has put its own there
 
 
 def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer] = ()) -> None:
-    """On a rank: load the values that `capture` packed into `namespace`, the rank's `__main__.__dict__`.
+    """On a rank: load what `capture` has packed, and put it into `namespace`, the rank's `__main__.__dict__`.
 
     If a value cannot be loaded here, for example because a module is missing, raises CaptureError with its name.
     """
@@ -342,7 +342,10 @@ def unpack_names(payload: Buffer, namespace: Namespace, buffers: Iterable[Buffer
 
 
 def unpack_call(payload: Buffer, buffers: Iterable[Buffer] = ()) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """On a rank: load what `pack_call` packed, as the function and its arguments; errors as in `unpack_names`."""
+    """On a rank: load what `pack_call` has packed; errors as in `unpack_names`.
+
+    Returns the function, with its positional arguments bound to it, and the keyword arguments.
+    """
     (_, function), *arguments, (_, positional) = _load(payload, rank_namespace(), buffers)
     args = [value for _, value in arguments[:positional]]
     return functools.partial(function, *args) if args else function, dict(arguments[positional:])

@@ -137,13 +137,13 @@ def name_in_main(value: object, namespace: Namespace | None) -> str | None:
 def ipython_names(namespace: Namespace, names: Iterable[str] = ()) -> frozenset[str]:
     """Find the builtins (`open`, `exit`), and the names in `names`, that IPython itself redefined in the notebook.
 
-    Their values refer to the notebook's shell, or need IPython on the rank; the rank has its own.
+    IPython's values refer to the notebook's shell, or need IPython on the rank. The rank has its own values.
     """
 
     def foreign(value: object) -> bool:
         if isinstance(value, types.MethodType):
             value = value.__self__
-        if isinstance(value, types.FunctionType):  # not __module__: IPython's `open` has the builtin's
+        if isinstance(value, types.FunctionType):  # `__module__` does not tell: IPython's `open` has the builtin's
             return _root(str(value.__globals__.get("__name__"))) in _IPYTHON
         return _root(str(type(value).__module__)) in _IPYTHON
 
@@ -163,7 +163,7 @@ class Refused(Exception):
 
 
 class Step(NamedTuple):
-    """One object met on a walk: how it was reached from the object at index `parent` of the walk."""
+    """One object of a walk, and how it was reached from the object at index `parent` of the walk."""
 
     value: object
     parent: int
@@ -173,11 +173,11 @@ class Step(NamedTuple):
 
 _Child = tuple[Literal["inside", "global", "variable", "class"], str, object]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, types.ModuleType, types.CodeType)
-_WIDTH = 10_000  # how many items of one container are looked at
+_WIDTH = 10_000  # at most this many items of one container are looked at
 
 
 def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda value: True) -> Iterator[Step]:
-    """Walk over at most `limit` objects without running their code. Breadth-first, so the paths are the shortest.
+    """Walk over at most `limit` objects without running their code. The walk is breadth-first: paths are the shortest.
 
     An object for which `enters` is false is yielded, but what it holds is not.
     """
@@ -189,7 +189,7 @@ def walk(root: object, *, limit: int, enters: Callable[[object], bool] = lambda 
         if not enters(steps[at].value):
             at += 1
             continue
-        with contextlib.suppress(RuntimeError):  # another thread changed a container meanwhile: go on with the next
+        with contextlib.suppress(RuntimeError):  # another thread changed the container: go on with the next object
             for how, label, child in _children(steps[at].value):
                 if len(steps) >= limit:
                     break
@@ -307,7 +307,7 @@ def diagnose(name: str, root: object, error: Exception, culprit: object) -> Prob
         reason = f"{type(error).__name__}: {error}"
         noun, advice = f"a `{type_name(culprit)}`, which cannot be packed ({reason})", _OTHER
     clauses, path = _path(name, root, culprit)
-    if not path:  # it was made while packing, or the walk did not reach it
+    if not path:  # the culprit was made while packing, or the walk did not reach it
         return Problem(f"`{name}` holds {noun}", advice)
     if clauses and clauses[-1].endswith(f"the notebook's `{path}`"):
         return Problem(", ".join(clauses) + f", {noun}", advice)

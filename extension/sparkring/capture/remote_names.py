@@ -21,13 +21,13 @@ _PLAIN_ELSEWHERE = (("numpy", "ndarray"), ("pandas", "DataFrame"), ("pandas", "S
 
 
 class Held:
-    """The names that the ranks have bound, each with a fingerprint of the notebook's value at that time."""
+    """The names that the ranks have bound, each with a fingerprint of its value in the notebook at that moment."""
 
     def __init__(self) -> None:
         self._ranks_with: dict[str, set[int]] = {}
         self._notebook: Mapping[str, Any] = {}
         self._seen: dict[str, _Print] = {}
-        self._now: dict[str, _Print] = {}  # made since the last beside(); kept, because a large value takes a while
+        self._now: dict[str, _Print] = {}  # made since the last beside(); kept, as hashing a large value takes a while
         self._asked_for: frozenset[int] = frozenset()
 
     @property
@@ -50,7 +50,7 @@ class Held:
         return seen is not None and seen.is_of(self._notebook[name]) and seen == self._print(name)
 
     def bound(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """Note that `ranks` have bound `names`, or were sent them: the notebook's current values are not newer."""
+        """Note that `ranks` have bound or received `names`, so the notebook's current values are not newer."""
         for name in names:
             now = self._print(name) if name in self._notebook else None
             there = self._ranks_with.setdefault(name, set())
@@ -78,7 +78,7 @@ class _Print:
         self._content = _content(value)
 
     def is_of(self, value: Any) -> bool:
-        """Whether this is a fingerprint of this very object."""
+        """Whether this is a fingerprint of the object `value` itself."""
         return (self._identity() is value) if isinstance(self._identity, weakref.ref) else self._identity == id(value)
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """Finds and reads, on the driver, the scripts of a cell's `%run` lines; they are sent to the ranks with the cell.
 
-`worker/rank/script.py` runs them there.
+On the ranks, `worker/rank/script.py` runs them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _decoded(path: str, data: bytes) -> str:
 
 
 def _checked(name: str, source: str) -> str:
-    """Return `source`; OptionsError if it is not Python. `await` may be outside functions where IPython allows it."""
+    """Return `source`; OptionsError if it is not Python. Code for IPython may have `await` outside functions."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if is_for_ipython(name) else 0
     try:
         with warnings.catch_warnings():
@@ -160,5 +160,5 @@ def _cells(path: str, data: bytes) -> list[tuple[str, str]]:
 
 
 def is_for_ipython(path: str) -> bool:
-    """Whether a script's code is for IPython, and so may hold `%` and `!` lines."""
+    """Whether a script's code is for IPython, and so may contain `%` and `!` lines."""
     return re.search(r"\.ipy(nb( cell \d+)?)?$", path, re.IGNORECASE) is not None

@@ -1,4 +1,4 @@
-"""Sends the source lines of a notebook's code to its ranks, where no file holds them.
+"""Sends the source lines of a notebook's code to the ranks, which have no file with these lines.
 
 The lines are sent with the code to the rank's `linecache`, under the file name that the code was compiled with. So
 `inspect.getsource`, AutoGraph and `torch.jit.script` find them, and tracebacks show them.
@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-MOST_CHARS = 1_000_000  # a longer cell holds data, and travels without its lines
+MOST_CHARS = 1_000_000  # a longer cell probably holds data; its lines are not sent
 
 
 def source_text(filename: str) -> str:
@@ -22,10 +22,10 @@ def source_text(filename: str) -> str:
 
 
 def keep_lines(filename: str, text: str) -> None:
-    """Put the lines of `filename` into linecache. linecache keeps entries that have no modification time."""
+    """Put the lines of `filename` into linecache, without a modification time: checkcache() keeps such entries."""
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 
 def code_with_lines(lines: None, make: Callable[..., types.CodeType], parts: tuple[Any, ...]) -> types.CodeType:
-    """Make a code object; `lines` come first in the pickle, so they are loaded before it."""
+    """Make a code object. `lines` is a stand-in for keep_lines(), which pickle has called before it calls this."""
     return make(*parts)

@@ -1,4 +1,4 @@
-"""Finds names of the notebook in text: in strings that are evaluated as code or filled in, and in annotations.
+"""Finds names of the notebook in text: in strings that are evaluated as code, in templates, and in annotations.
 
 Only strings in places that use the notebook's variables count, such as an argument of eval(), or of `query()` in
 `df.query("x > @limit")`. A word in a docstring or in printed text does not cause data to be sent. Names in annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sparkring.capture.names import IMPLICIT, names_read
 
-MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these has no such strings
+MARKS = re.compile(r"\b(?:eval|exec|query|evaluate|globals|locals|vars)\b")  # text without these need not be searched
 
 _SCOPES = ("globals", "locals", "vars")
 _AT = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")  # pandas' mark for a variable
@@ -33,9 +33,9 @@ class StringName(NamedTuple):
 
 
 def names_in_strings(tree: ast.AST, values: Mapping[str, object]) -> list[StringName]:
-    """Find the names in strings that code evaluates, or fills in from globals().
+    """Find the names in strings that code evaluates, and in templates that it fills in from globals().
 
-    `values` are the notebook's variables: they may hold such a string, or a module such as pandas.
+    `values` are the notebook's variables: a variable may hold such a string, or a module such as pandas.
     """
     return list(_Strings(tree, values).find())
 
@@ -146,7 +146,7 @@ def names_in_hints_of(value: object) -> set[str]:
 
 
 def names_in_hints(source: str) -> set[str]:
-    """The names in annotations of a cell that are text; with `from __future__ import annotations` all of them are."""
+    """The names in a cell's annotations that are text. With `from __future__ import annotations`, all are text."""
     found: set[str] = set()
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
@@ -174,5 +174,5 @@ def _texts(annotations: Iterable[object]) -> Iterator[str]:
 
 
 def _in_hint(text: str) -> Iterator[str]:
-    with contextlib.suppress(SyntaxError):  # it is not a type, as in typing.Annotated or Literal
+    with contextlib.suppress(SyntaxError):  # the text need not be a type: it may be in typing.Annotated or Literal
         yield from (part.id for part in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(part, ast.Name))

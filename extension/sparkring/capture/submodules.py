@@ -1,6 +1,6 @@
 """Finds submodules that the notebook has imported, and that code reaches through a package: `a.b.x` after `import a.b`.
 
-A module is sent as its name, and importing a package does not import its submodules.
+A module is sent as its name. Importing a package on a rank does not import its submodules, so their names are sent too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ missing: dict[str, str] = {}  # on a rank: submodules that could not be imported
 
 
 def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[str], object]) -> set[str]:
-    """Find the submodules that attribute chains reach, if their first names are modules."""
+    """Find the submodules that attribute chains reach. A chain counts only if its first name is that of a module."""
     found: set[str] = set()
     for root, *attributes in chains:
         module = value_of(root)
@@ -30,7 +30,7 @@ def imported_submodules(chains: Iterable[tuple[str, ...]], value_of: Callable[[s
 
 
 def import_submodule(name: str) -> None:
-    """Import a submodule. A failure is kept in `missing`: it matters only to code that uses the submodule."""
+    """Import a submodule. If this fails, note it in `missing`: it matters only to code that uses the submodule."""
     try:
         importlib.import_module(name)
         missing.pop(name, None)

@@ -1,4 +1,4 @@
-"""The versions of the notebook's packages, and whether ranks have the same."""
+"""The versions of the notebook's packages, and whether the ranks' Python has the same versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = {
 }
 
 
-@functools.cache  # the search takes some milliseconds; a cell on a warm gang does not take much longer
+@functools.cache  # the search takes some milliseconds, which would slow a short cell on a warm gang
 def versions() -> tuple[tuple[str, str], ...]:
     """Names and versions of Python, of sparkring and of the frameworks that are installed; none is imported."""
     found = ((name, _version_of(name)) for name in _MODULES)
@@ -51,7 +51,7 @@ def _by_files(module: str) -> str:
 
 
 class Difference(NamedTuple):
-    """A package that two Pythons have in different versions: the module's name, and its versions, '' for none."""
+    """A module whose package has different versions in this Python (`here`) and another (`there`); '' if missing."""
 
     module: str
     here: str
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
 
 
 def modules_of(values: Iterable[object]) -> frozenset[str]:
-    """The packages that ranks import to rebuild `values`, by the names of their modules."""
+    """The top-level modules that ranks import to rebuild `values`, without those of the standard library."""
     own = {"__main__", "sparkring", "cloudpickle"}  # these are sent with the task
     return frozenset(_home(value).partition(".")[0] for value in values) - own - sys.stdlib_module_names
 

@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Callable
 
-_on_their_way: dict[Flight, None] = {}  # oldest first; includes those whose error has not been reported yet
+_on_their_way: dict[Flight, None] = {}  # oldest first; a failed save stays here until its error is raised
 
 
 class Flight:
     """One save in a thread of its own; wait() raises its error.
 
-    The thread is started in advance: if it were started with the save, the training would have to wait longer.
+    The thread is started before it has work: a thread that starts takes the GIL, and the training would wait for it.
     """
 
     def __init__(self) -> None:
@@ -69,5 +69,5 @@ def finish() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    with contextlib.suppress(Exception):  # it was reported when it happened, and nobody could catch it here
+    with contextlib.suppress(Exception):  # a failure was reported when it happened; nobody could catch its error here
         finish()

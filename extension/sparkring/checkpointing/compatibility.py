@@ -1,4 +1,4 @@
-"""What has changed since a checkpoint was saved: the cell, or the data. Pure functions."""
+"""What has changed since a checkpoint was saved: the cell, or the data. Nothing here accesses storage."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def stamp_after(stamps: list[int]) -> int:
 
 
 def _body(code: str) -> list[str]:
-    """The lines of a cell, without the magic's own line, because its options may change."""
+    """The lines of a cell without the line of its magic: other options do not count as a change of the cell."""
     lines = [line.rstrip() for line in code.splitlines()]
     return lines[1:] if code.startswith("%%") else lines
 
 
 def _meaning(code: str) -> str:
-    """A cell in a form that is the same if only comments and empty lines differ."""
+    """A cell in a form that does not depend on comments and empty lines."""
     text = "\n".join(_body(code)).strip()
     try:
         return ast.dump(ast.parse(text))

@@ -1,4 +1,4 @@
-"""Digests of files, written `xxh3_128:…`: they detect incomplete and changed files. They are not signatures."""
+"""Digests of files, in the form `xxh3_128:…`. They detect incomplete and changed files. They are not signatures."""
 
 from __future__ import annotations
 

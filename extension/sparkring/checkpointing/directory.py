@@ -1,4 +1,4 @@
-"""The directory of checkpoints of a run, as the driver sees it. The driver chooses the one to continue from."""
+"""A run's directory of checkpoints, as the driver sees it. The driver chooses the checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparkring.runtime.storage import Location, locate
 
 
 class Directory:
-    """A run's directory of checkpoints, and the checkpoint that it continues from.
+    """A run's directory of checkpoints, and the checkpoint that the run continues from.
 
-    `first` is the newest checkpoint before the run. `lineage` is the same in all checkpoints of one training.
+    `first` is this checkpoint, None if there is none. `lineage` is the same in all checkpoints of one training.
     No other training may use the directory at the same time.
     """
 
@@ -40,7 +40,7 @@ class Directory:
         if self.first is not None:
             known.add(self.first.name)
         entries: dict[str, Entry] = {}
-        # If this fails, the ranks' reports are enough. Ranks that cannot read the directory report that themselves.
+        # If listing fails, the ranks' reports are enough. Ranks that cannot read the directory report that themselves.
         with contextlib.suppress(OSError, CheckpointError):
             entries = {entry.name: entry for entry in folder.listing(self.location)}
         there = tuple(sorted({*known, *entries} - gone))
@@ -53,7 +53,7 @@ class Directory:
         return Last(str(found), found.step, there, None if entry is None else entry.commit)
 
     def here(self, record: RunRecord, last: Last) -> Here:
-        """What the ranks of a new attempt are told."""
+        """What the driver tells the ranks of a new attempt about checkpoints."""
         self._stamps.append(stamp_after(self._stamps))
         return Here(
             self.location.written,
@@ -79,10 +79,11 @@ class Directory:
 def open_directory(
     path: str, size: int, code: str, data: Mapping[str, str], *, fresh: bool = False, resume: bool = False
 ) -> Directory:
-    """The directory at `path`, for a run of `size` ranks.
+    """The directory at `path`, for a run of `size` ranks. `data` has the versions of the cell's data sets, by name.
 
-    Raises PathError, and CheckpointError if the directory cannot be read, if its shards are not for `size` ranks, or if
-    the user must decide whether to continue, because the cell or the versions of its `data` (by name) have changed.
+    With `fresh`, the run does not continue from a checkpoint. Otherwise, CheckpointError if the newest checkpoint has
+    shards for another number of ranks or, without `resume`, if the cell or its data have changed since it was saved.
+    Also raises CheckpointError if the directory cannot be read, and PathError if `path` is invalid.
     """
     location = locate(path)
     try:

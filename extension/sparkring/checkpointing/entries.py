@@ -1,6 +1,6 @@
 """The entries of a directory of checkpoints, as plain data.
 
-    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; number in the attempt
+    DIR/00000120.1795294802123-0/       step; stamp of the attempt that saved it; number of the save in the attempt
         rank-0.safetensors              what a rank wrote, in one go; without sharding, only rank 0 writes
         commit.json                     written last, with sizes and digests: without it, the folder is not a checkpoint
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"(\d{8,})\.(\d{10,})-(\d+)")
 
 
 class Name(NamedTuple):
-    """What a checkpoint's name says."""
+    """A checkpoint's name: its step, its attempt's stamp, and the number of the save in the attempt."""
 
     step: int
     stamp: int
@@ -73,7 +73,7 @@ class Commit(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A checkpoint of sparkring in a directory: complete (judged by file sizes), incomplete, or damaged."""
+    """A checkpoint: "committed" is complete (judged by file sizes), "partial" has no commit, "corrupt" is damaged."""
 
     name: str
     state: State
@@ -94,7 +94,7 @@ class Entry(NamedTuple):
 class Last(NamedTuple):
     """The checkpoint from which a new attempt continues; `name` is '' if there is none.
 
-    `there` has the names of all checkpoints. `commit` is None if it could not be read.
+    `there` has the names of all checkpoints that the driver knows. `commit` is None if it could not be read.
     """
 
     name: str = ""
@@ -124,7 +124,7 @@ def best(entries: list[Entry] | tuple[Entry, ...], metric: str, mode: Literal["m
         for entry in entries
         if entry.state == "committed"
         and entry.commit is not None
-        # NaN does not count as a value: it is neither better nor worse than another
+        # false without a value, and for NaN, which is neither better nor worse than another value
         and entry.commit.metrics.get(metric, float("nan")) == entry.commit.metrics.get(metric)
     ]
     return max(scored)[2] if scored else None

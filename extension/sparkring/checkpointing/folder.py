@@ -1,4 +1,4 @@
-"""A directory of checkpoints in storage: lists, checks, commits and removes them.
+"""Lists, checks, commits and removes the checkpoints in a directory.
 
 A folder is a checkpoint once it has a commit.json. That file is written last, in one go, with the digests of all files
 and of its own content. It never changes, so it is cached once it has been read.
@@ -23,18 +23,19 @@ from sparkring.runtime.storage import Location, protocols
 
 LAYOUT = 1
 _SEALED = re.compile(rb'\{"digest": "(' + ALGORITHM.encode() + rb':[0-9a-f]{32})", "content": (\{.*\})\}\n', re.DOTALL)
-# Object stores: they need no folders, and makedirs() would create a bucket if its name was misspelt.
+# Object stores: they need no folders, and makedirs() would create a bucket under a misspelt name.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _DATA = re.compile(r"rank-\d+\.safetensors")
 
-# By directory and name: the size, times and etag of commit.json when it was read, and what it said.
+# By directory and name: the size, times and etag of commit.json when it was read, and its contents.
 _remembered: dict[str, dict[str, tuple[tuple[str, ...], Commit]]] = {}
 
 
 class Folder(NamedTuple):
-    """A checkpoint's folder as the storage lists it: the sizes of its files, and size, times and etag of commit.json.
+    """A checkpoint's folder as the storage lists it.
 
-    `changed` is when something in it last changed, in Unix seconds; 0.0 where the storage does not tell.
+    `sizes` has the sizes of its files by name. `commit` has the size, times and etag of its commit.json; None if it has
+    none. `changed` is when something in it last changed, in Unix seconds; 0.0 where the storage does not tell.
     """
 
     sizes: dict[str, int]
@@ -81,7 +82,7 @@ def folders(directory: Location) -> dict[str, Folder]:
             if Name.of(parts[0]) is None or len(parts) > 2:
                 continue
             if len(parts) == 1 and info["type"] != "directory":
-                continue  # a file with the name of a checkpoint is not one
+                continue  # this is a file, although it has the name of a checkpoint
             folder = found.get(parts[0], Folder({}, None, 0.0))
             if len(parts) == 2 and info["type"] == "file":
                 folder.sizes[parts[1]] = int(info["size"])
@@ -92,12 +93,12 @@ def folders(directory: Location) -> dict[str, Folder]:
 
 
 def unfinished(directory: Location) -> dict[str, float]:
-    """The folders in `directory` that have no commit, and when something in them last changed, as in Folder."""
+    """The names of the folders that have no commit, each with the time of its last change, as in Folder."""
     return {name: found.changed for name, found in folders(directory).items() if found.commit is None}
 
 
 def look(directory: Location, name: str) -> Entry | None:
-    """The checkpoint of this name, found without a listing; None if it does not exist."""
+    """The checkpoint of this name, read without a listing; None if it has no commit."""
     commit = None
     try:
         commit = read_commit(directory, name)
@@ -153,7 +154,7 @@ def make(directory: Location, name: str) -> None:
         missing.append(new)
     if not _WITHOUT_FOLDERS.intersection(protocols(directory.fs)):
         directory.fs.makedirs((directory / name).path, exist_ok=True)
-    for parent in missing:  # a checkpoint is lost if the folders above it are not on the disk
+    for parent in missing:  # a crash of the machine would lose the checkpoint if these folders were not on the disk
         sync_folder(parent)
 
 
@@ -196,11 +197,11 @@ def part(rank: int) -> str:
 
 
 def remove(directory: Location, entry: Entry) -> None:
-    """Remove a checkpoint, its commit first: what an interrupted removal leaves is not a checkpoint. Raises OSError."""
+    """Remove a checkpoint, its commit first: if this is interrupted, the rest is not a checkpoint. Raises OSError."""
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    for name in (COMMIT, *files, *parts):  # by name: with a stale listing, rm() below stops at a file that is gone
+    for name in (COMMIT, *files, *parts):  # rm() below stops at a missing file if its listing is stale
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
     if folder.local:
@@ -297,7 +298,7 @@ def content_of(commit: Commit) -> dict[str, Any]:
 
 
 def commit_of(content: dict[str, Any]) -> Commit:
-    """The commit from values of content_of(). KeyError, TypeError or ValueError if they are not a commit."""
+    """The commit from what content_of() returned. KeyError, TypeError or ValueError if it is not a commit."""
     files = tuple(File(str(name), int(size), str(digest)) for name, size, digest in content["files"])
     for file in files:
         if not _DATA.fullmatch(file.name) or not file.digest.startswith(f"{ALGORITHM}:"):

@@ -20,7 +20,7 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
 )
 _SHARD = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-# The checkpoint from which Keras' BackupAndRestore continues, below the folder that it was given.
+# The checkpoint from which Keras' BackupAndRestore continues, in a folder below the one that it was given.
 _BACKUP = re.compile(r"(?:(.*)/)?(?:chief|worker_\d+)/ckpt-\d+")
 
 
@@ -68,7 +68,7 @@ def recognised(files: Iterable[Seen]) -> list[Other]:
 
 
 def _prefix(prefix: str, parts: list[Seen]) -> Other | None:
-    """TensorFlow's checkpoint in several files; None for an .index file alone, which any tool may have written."""
+    """A TensorFlow checkpoint in several files; None for an .index file alone, which any tool may have written."""
     shards = [shard for part in parts if (shard := _SHARD.fullmatch(part.path))]
     if not shards:
         return None

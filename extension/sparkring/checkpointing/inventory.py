@@ -19,7 +19,7 @@ FOLDERS = 200  # the most folders to look into, so that a directory with many fo
 class Inventory(NamedTuple):
     """What was found in `directory` (as the user wrote it) at `time` (Unix seconds).
 
-    `entries` are sparkring's checkpoints, newest first; `others` are recognised by their names. `checked`: every byte
+    `entries` are sparkring's checkpoints, newest first; `others` are those of other tools. `checked`: every byte
     of `entries` was read. `metric` ('' for none) and `mode` say which entry is the best. `exists`: the folder exists.
     """
 
@@ -60,7 +60,7 @@ def directory_of(value: Any, name: str) -> Location:
 
 
 def names_directory(value: Any) -> bool:
-    """Whether to offer a variable with this value to the user; strings are not offered, since there are too many."""
+    """Whether to suggest a variable with this value as a directory; strings are left out, since there are too many."""
     return isinstance(value, os.PathLike) or type(value).__name__ == "Store"
 
 
@@ -89,7 +89,7 @@ def inventory(
 
 
 def _checked(location: Location, entries: list[Entry], say: Callable[[int, int, int, int], None]) -> list[Entry]:
-    """Read all bytes of the committed `entries`. Return all, except damaged ones that a run has removed since."""
+    """Read all bytes of the committed `entries`, and mark damaged ones. Leave out damaged ones that are gone by now."""
     from sparkring.checkpointing.folder import check as what_is_wrong
     from sparkring.checkpointing.folder import listing
 
@@ -135,5 +135,5 @@ def _listed(location: Location, below: str) -> list[dict[str, Any]]:
     try:
         location.fs.invalidate_cache(at.path)
         return list(at.entries())
-    except OSError:  # not there, or gone since its parent was listed
+    except OSError:  # it does not exist, or was removed after its parent was listed
         return []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Positioned:
     """A data set with the position that is to be saved.
 
-    The data set's own position (None) would be too far, because TensorFlow reads ahead of the training.
+    The data set's own position is ahead of the training, because TensorFlow reads ahead.
     """
 
     def __init__(self, data: Shards, position: Any) -> None:
@@ -42,18 +42,19 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
     every: "epoch", or a number of batches. A save that is due at an epoch's last batch is made at the epoch's end. With
         "epoch", a checkpoint has the metrics of the epoch, including validation; otherwise, the metrics so far.
 
-    The callback's attribute `initial_epoch` is for fit(), which starts there even without this argument; `history` has
+    Pass the callback's `initial_epoch` to fit(), which would start there without it, too. The callback's `history` has
     the metrics of all epochs by name. If training continues within an epoch, fit() reads only the rest of this epoch,
-    and its metrics cover only this rest. So leave out `steps_per_epoch`, or repeat() the data set.
+    and the epoch's metrics cover only this rest. So pass no `steps_per_epoch`, or else repeat() the data set.
 
     The training continues with exactly the same numbers: weights, optimizer, learning rate, loss scale and random
     layers (Dropout and similar layers draw from generators whose states can be saved). Every row of the epoch is read
-    once. The numbers differ, but the training is as good, if the model or its data draw from tf.random in a tf.function
-    without a generator, if operations add numbers in varying order, as on GPUs, or if the number of ranks has changed.
-    Random layers of ranks that do not save draw numbers of their own. Without `data`, the data set that is passed to
-    fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is refused, and
-    random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the batches of the
-    first epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it with map().
+    once. In three cases, the numbers differ, but the training is as good: the model or its data draw from tf.random
+    without a generator in a tf.function; operations add numbers in varying order, as on GPUs; or the number of ranks
+    has changed. On ranks that do not save, random layers draw numbers of their own. Without `data`, the data set that
+    is passed to fit() decides what is read in the rest of an epoch. Under a strategy with several replicas, `data` is
+    refused, and random layers are not changed. With Keras 3, the backend must be TensorFlow, callbacks count the
+    batches of a continued epoch from 0, and fit() must be given `data.as_tf(…)` itself, not a data set made from it
+    with map().
 
     Raises OptionsError, CheckpointError.
     """
@@ -77,7 +78,7 @@ def resume(store: Store, model: Any, data: Shards | None = None, every: str | in
             f"the model trains on {tensorflow_state.replicas(model)} replicas, among which TensorFlow splits each "
             "batch, so their position in the data is unknown: leave data out of store.keras(), and save by epoch."
         )
-    if not is_keras_3:  # Keras 3's layers draw from variables
+    if not is_keras_3:  # Keras 3's random layers keep their states in variables already
         tensorflow_state.keep_random(model)
     state: dict[str, Any] = {"model": model, "epoch": 0, "batch": 0, "history": {}}
     if data is not None:
@@ -107,10 +108,10 @@ class Resume:
         self.initial_epoch: int = state["epoch"]
         self.history: dict[str, list[float]] = state["history"]
         self._step = self._saved = step
-        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # until a fit() has begun
+        self._first: tuple[int, int] | None = (state["epoch"], state["batch"])  # where fit() begins; None once it has
         self._epoch, self._batch = -1, 0  # Keras' epoch, and how many of its batches are done
-        self._start: Any = None  # the position from which the data's epoch is read
-        self._left = self._taken = 0  # how many batches there are from this position on, and how many were taken
+        self._start: Any = None  # the position from which this epoch of the data is read
+        self._left = self._taken = 0  # how many batches follow `_start`, and how many of them were taken
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._count(batch + 1 - self._batch)
@@ -134,7 +135,7 @@ class Resume:
     def _count(self, batches: int) -> None:
         self._step += batches
         self._taken += batches
-        if self._data is not None and self._taken >= self._left:  # not from data.start: a strategy reads ahead
+        if self._data is not None and self._taken >= self._left:  # data.start may be too far: a strategy reads ahead
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
     def _begin(self, start: Any) -> None:
@@ -155,7 +156,7 @@ class Resume:
 
 
 class ResumeKeras2(Resume):
-    """Starts at the checkpoint's position."""
+    """Makes fit() of Keras 2 start at the checkpoint's position."""
 
     # With this, Keras passes the logs as tensors; they are read only when they are saved.
     _supports_tf_logs = True
@@ -182,13 +183,13 @@ class ResumeKeras2(Resume):
         if initial_epoch > epoch:
             return initial_epoch, 0
         if self._data is not None and not steps_per_epoch:
-            # Counted for this number of ranks, because Keras takes the last batch's number as the length of all epochs.
+            # Counted anew for this number of ranks: Keras takes the last batch's number as the length of all epochs.
             batch = max(0, whole_steps(self._data) - self._data.steps)
         self._epoch, self._batch = epoch, batch
         return epoch, batch
 
     def _end_epoch_in_time(self) -> None:
-        """End an epoch after its last step. Keras would try one more, in which random layers would draw numbers."""
+        """End an epoch after its last step. Keras would try another step, in which random layers would draw numbers."""
         step = getattr(self.model.train_function, "_sparkring", self.model.train_function)
 
         def step_if_any(iterator: Any) -> Any:
@@ -212,18 +213,22 @@ _EPOCH_ENDS = object()
 
 
 class ResumeKeras3(Resume):
-    """Starts at the checkpoint's position. Keras 3 cannot begin within an epoch, so the first one is ended early."""
+    """Makes fit() of Keras 3 start at the checkpoint's position.
+
+    Keras 3 cannot begin within an epoch: it counts the steps of the continued epoch from 0. So this class ends that
+    epoch early.
+    """
 
     model: Any  # Keras sets it
-    _before = 0  # the batches of this epoch that were taken before this fit()
+    _before = 0  # how many batches of this epoch were taken before this fit()
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._data is not None:
             if self._data.start.legs and not self.params.get("steps"):
                 raise CheckpointError(
-                    f"Keras does not know how many batches of {self._data.dataset.name} an epoch has, and would treat "
-                    "the rest of this one as a whole one: pass data.as_tf(…) itself to fit(), and changes of the data "
-                    "to shards() as transform=."
+                    f"Keras does not know how many batches an epoch of {self._data.dataset.name} has, and would take "
+                    "the rest of this epoch for a whole one: pass data.as_tf(…) itself to fit(), and changes of the "
+                    "data to shards() as transform=."
                 )
             self._begin(self._data.start)
         self._epoch, self._batch = -1, 0
@@ -238,7 +243,7 @@ class ResumeKeras3(Resume):
             if epoch == first:
                 self._before = batch
                 if self._data is not None and self.params.get("steps") == whole_steps(self._data):
-                    self._before = max(0, self.params["steps"] - self._data.steps)  # on this number of ranks
+                    self._before = max(0, self.params["steps"] - self._data.steps)  # counted for this number of ranks
         self._batch = self._before
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

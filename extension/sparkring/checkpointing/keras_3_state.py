@@ -1,4 +1,4 @@
-"""Saves the state of Keras 3's models, layers, optimizers and variables, on each of its backends, and restores it.
+"""Saves the state of Keras 3's models, layers, optimizers and variables, on any of its backends, and restores it.
 
 For Keras 2 and tf-keras, tensorflow_state.py does this. Importing this module does not import Keras: a process
 that has such an object has already imported it. Tested with Keras 3.15 on TensorFlow.
@@ -88,8 +88,8 @@ VARIABLES = Variables(
 
 
 def put_variable(variable: Any, found: Any, path: str) -> None:
-    """Assign a leaf. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the variable")
+    """Assign a leaf to a variable. CheckpointError if it does not fit."""
+    VARIABLES.assign([(variable, found)], path, "the state")
 
 
 # ── layers, models and optimizers ─────────────────────────────────────────────
@@ -139,8 +139,9 @@ def put_layer(layer: Any, tree: dict[str, Any], path: str) -> None:
 def plain_layer(tree: dict[str, Any]) -> Any:
     """A model made from what was saved, compiled if the saved one was; for a layer, its arrays by name.
 
-    Also returns a model's arrays by name if its configuration was not saved, or if the configuration names a class or
-    function that is neither Keras' own nor registered with it: a checkpoint must not run code. A warning then names it.
+    A model's arrays, too, are returned by name if its configuration was not saved, or if the configuration names a
+    class or function that is neither Keras' own nor registered with it: a checkpoint must not run code. In the latter
+    case, a warning names the class or function.
     """
     by_name = VARIABLES.by_name(tree)
     architecture = tree.get("architecture")  # version 0.1 did not save it
@@ -154,8 +155,9 @@ def plain_layer(tree: dict[str, Any]) -> Any:
         return by_name
     if unknown := _unknown(json.loads(architecture), keras):
         warnings.warn(
-            f"A {tree['class']} of the checkpoint uses `{unknown}`, which Keras does not know here: its arrays are "
-            "returned by name. To get the model, register the class with keras.saving.register_keras_serializable().",
+            f"A {tree['class']} of the checkpoint uses `{unknown}`, which Keras does not know here: the model's "
+            "arrays are returned by name. To get the model, register the class with "
+            "keras.saving.register_keras_serializable().",
             stacklevel=2,
         )
         return by_name
@@ -186,7 +188,7 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
-    """Assign what take_optimizer() took; `trainable` variables build an optimizer that is not built yet."""
+    """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
     if trainable is not None and not optimizer.built and len(tree["values"]) != len(optimizer.variables):
         optimizer.build(trainable)
     advice = (

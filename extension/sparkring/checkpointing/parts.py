@@ -105,7 +105,7 @@ def put_back(value: Any, tree: Any, path: str = _CALLED) -> Any:
             "when it was saved, or start over."
         )
     if _fits(value, inner):
-        if value is not inner:  # if it is, the file was read into it
+        if value is not inner:  # they are the same array if the file was read into it
             value[...] = inner
         return value
     return _made_anew(tree, path)
@@ -171,7 +171,7 @@ def versions(value: Any) -> dict[str, str]:
 
 
 def _array_pairs(value: Any, tree: Any, path: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """The arrays in the containers of a restored state, by their paths, each with the saved one."""
+    """The arrays in the containers of a restored state, by their paths, each with the saved array."""
     if isinstance(value, np.ndarray) and isinstance(tree, np.ndarray):
         yield path, (value, tree)
     elif isinstance(value, dict) and isinstance(tree, dict):
@@ -230,7 +230,7 @@ def _put_items(value: list[Any] | tuple[Any, ...], tree: list[Any] | tuple[Any, 
 
 
 def _made_anew(tree: Any, path: str) -> Any:
-    """Return plain(tree): the state has no object to restore it into. CheckpointError if the tree needs one."""
+    """Return plain(tree), for a tree that has no object in the state. CheckpointError if the tree needs one."""
     return plain(_with_pieces(tree, lambda piece, keys, path: torch_state.joined(piece, None, path), path))
 
 
@@ -346,7 +346,7 @@ def _put_state_dict(value: Any, tree: dict[str, Any], path: str) -> Any:
 
 
 def _for_object(value: Any, tree: Any, path: str) -> Any:
-    """A saved state_dict() with its pieces as tensors that are spread over the ranks like the object's own."""
+    """A saved state_dict() with its pieces as tensors that are spread over the ranks like the object's own tensors."""
     counterpart, spread = torch_state.counterparts(value), torch_state.has_pieces(value)
 
     def leave(whole: dict[str, Any], keys: tuple[Any, ...], path: str) -> Any:
@@ -366,7 +366,7 @@ def random_states() -> Any:
     """The states of the global random generators of Python and of the packages that have been imported.
 
     These are NumPy, torch (CPU and every GPU in use), TensorFlow and Keras. If TensorFlow's random operations are used
-    in a tf.function without a generator, their state cannot be read, and a training run continues with other numbers
+    without a generator in a tf.function, their state cannot be read, and a training run continues with other numbers
     (see tensorflow_state.keep_random for Keras' layers).
     """
     found: dict[str, Any] = {"python": _of_random(random._inst), "numpy": np.random.get_state(legacy=False)}
@@ -391,7 +391,7 @@ def set_random_states(tree: Any) -> None:
 
 
 def seed_from(*what: object) -> None:
-    """Seed the generators of Python and of imported packages: equal `what` gives equal seeds, other `what` others."""
+    """Seed the generators of Python and of imported packages with a number that depends only on `what`."""
     number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:4], "big")
     random.seed(number)
     numpy, torch, tensorflow, keras = (sys.modules.get(name) for name in ("numpy", "torch", "tensorflow", "keras"))
@@ -475,7 +475,7 @@ def _returning(put: Callable[[Any, Any, str], None]) -> Callable[[Any, dict[str,
     return put_and_return
 
 
-# The first kind that owns an object is used: a Keras model is a module, too, and an optimizer may have a state_dict().
+# The first kind that owns an object is used. A Keras model is also a module, and an optimizer may have a state_dict().
 _KINDS = {
     _PIECE: Kind(
         torch_state.is_spread,

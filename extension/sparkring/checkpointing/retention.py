@@ -57,9 +57,10 @@ def superfluous(entries: Sequence[Entry], policy: Policy) -> list[Entry]:
 
 
 def abandoned(changed: Mapping[str, float], policy: Policy, now: float) -> list[str]:
-    """The unfinished folders that were abandoned; `changed` has the time of each one's last change, 0.0 if unknown.
+    """The folders of abandoned saves. `changed` has the time when each unfinished folder last changed, 0.0 if unknown.
 
-    They belong to an earlier attempt, and either only this attempt writes here or they have not changed for an hour.
+    A folder is abandoned if it belongs to an earlier attempt, and either no other run writes to the directory, or the
+    folder has not changed for an hour.
     """
     found = []
     for name, when in changed.items():

@@ -77,7 +77,7 @@ def checkpoints(
     written = here().directory if directory is None else os.fspath(directory)
     if not written:
         raise CheckpointError(
-            'checkpoints() needs a directory: pass one, checkpoints("dbfs:/ml/run1"), or start the run '
+            'checkpoints() needs a directory: pass one, as in checkpoints("dbfs:/ml/run1"), or start the run '
             "with --checkpoint-dir."
         )
     if keep is not None and _whole(keep, 1) is None:
@@ -152,7 +152,7 @@ class Store:
         flight = Flight()
         try:
             copy = tensors.copy_into(self._arena, layout, leaves)
-        except BaseException:  # even an interrupt, which is raised again: nothing must wait for this save
+        except BaseException:  # an interrupt, too: the thread must not wait for a save that will not come
             flight.depart(None)
             raise
         save = save._replace(blocked_s=time.monotonic() - began)
@@ -168,7 +168,7 @@ class Store:
     # ── restoring ─────────────────────────────────────────────────────────────
 
     def restore(self, state: dict[str, Any], which: Which = "latest") -> int:
-        """Restore a checkpoint into `state`, in place, with the random states; return its step, or 0 if there is none.
+        """Restore a checkpoint into `state`, in place, and its random states. Return its step; 0 without a checkpoint.
 
         which: "latest", "best", a step, or a name or entry from list(). For "latest" and "best", a damaged checkpoint
         is skipped with a message. Call it on every rank. In a run with --checkpoint-dir, the latest is the one that the
@@ -239,8 +239,8 @@ class Store:
 
         In a run with --checkpoint-dir, all ranks of an attempt get the same result: the checkpoint that restore() would
         restore, or None after --fresh. Once this rank has called save(), the result is the newest complete checkpoint
-        of this attempt, if there is one. A checkpoint is complete when rank 0 has written it. To get the same result on
-        all ranks then, first call wait() and then a collective on all of them.
+        of this attempt, if there is one. A checkpoint is complete when rank 0 has written it. After a save(),
+        ranks get the same result only if all of them have first called wait() and then a collective.
         """
         if not self._is_here():
             return newest(self.list())
@@ -259,7 +259,7 @@ class Store:
         """The checkpoint with the best metric.
 
         Once this store has saved or restored, only checkpoints of the same training are compared; before that, all are.
-        They are taken from list(), so ranks may get different results in the same cases as there.
+        The checkpoints are those of list(), so ranks may get different results, as described there.
         CheckpointError if the store has no metric.
         """
         return self._best(self.list())
@@ -280,7 +280,7 @@ class Store:
         return f"<checkpoints in {self.directory}: keeps {kept}{top}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # These belong to this process: the copy of a state, the save in progress, the time that names its saves.
+        # These belong to this process: the location, the stamp of its saves, the copy of a state, the save in progress.
         own = ("_location", "_stamp", "_arena", "_flight")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -289,7 +289,7 @@ class Store:
         self.__post_init__()
 
     def _apart(self, state: dict[str, Any]) -> tuple[dict[str, Leaf], dict[str, Any]]:
-        """Split a state and the random states into their arrays, not copied, and everything else."""
+        """Split a state and the random states into their arrays (not copied) and everything else."""
         kept = parts.tree_of(state)
         if not self.sharded:
             parts.refuse_pieces(kept)
@@ -387,7 +387,7 @@ class Store:
                 return entry, self._held(entry, room)
             except CheckpointDamagedError as error:
                 if entry.commit is not None and entry.commit.sharded and world.world().size > 1:
-                    # Other ranks may have found their files intact, and then do not skip this checkpoint.
+                    # Ranks whose own files are intact do not skip this checkpoint.
                     raise CheckpointDamagedError(
                         f"the checkpoint {entry.name} in {self.directory} is damaged: {error}. Restore another one by "
                         f"its name, on all ranks. {self._there()}"
@@ -478,7 +478,7 @@ class Store:
 
 
 class Held(NamedTuple):
-    """What was read of a checkpoint: its commit, the skeletons of two trees, and the arrays of both by name."""
+    """What was read of a checkpoint: its commit, the skeletons of two trees, its history, and both trees' arrays."""
 
     commit: Commit
     state: Any
@@ -509,7 +509,7 @@ def _whole(value: Any, least: int) -> int | None:
 
 
 def _number(name: str, value: Any) -> float:
-    detach = getattr(value, "detach", None)  # torch warns about tensors that have a gradient
+    detach = getattr(value, "detach", None)  # torch warns if a tensor that requires a gradient is converted
     found = value if detach is None else detach()
     with contextlib.suppress(TypeError, ValueError):
         if isinstance(found, numbers.Real) or (getattr(found, "shape", None) is not None and len(found.shape) == 0):

@@ -1,8 +1,8 @@
-"""Saves the state of TensorFlow's and Keras' objects to a checkpoint's tree, and restores it.
+"""Saves the state of TensorFlow's and Keras 2's objects to a checkpoint's tree, and restores it.
 
-They are Keras models with their optimizers (Horovod's wrapping included), layers, modules and optimizers on their own,
-variables and tensors. Importing this module does not import TensorFlow: a process that has such an object has already
-imported it.
+These objects are Keras models with their optimizers (also when Horovod has wrapped them), layers, modules and
+optimizers on their own, variables and tensors. Importing this module does not import TensorFlow: a process that has
+such an object has already imported it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ STREAM = 1 << 40  # the distance between the random streams of consecutive ranks
 
 
 def is_model(value: Any) -> bool:
-    """Whether a value is a Keras model."""
+    """Whether a value is a model of Keras 2."""
     return _made_by_keras(value, "Model")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether a value is one of Keras' optimizers, new or legacy."""
+    """Whether a value is one of Keras 2's optimizers, new or legacy."""
     return _made_by_keras(value, "optimizers.Optimizer", "optimizers.legacy.Optimizer")
 
 
 def is_variable(value: Any) -> bool:
-    """Whether a value is a tf.Variable, mirrored ones included."""
+    """Whether a value is a tf.Variable (mirrored ones included)."""
     return is_of_tf("Variable", value)
 
 
@@ -64,7 +64,7 @@ def _is(value: Any, module: Any, name: str) -> bool:
 
 
 def keras_of(model: Any) -> Any:
-    """The Keras that a model belongs to."""
+    """The Keras module (keras or tf_keras) that a model belongs to."""
     return sys.modules["keras" if _is(model, sys.modules.get("keras"), "Model") else "tf_keras"]
 
 
@@ -72,11 +72,11 @@ def keras_of(model: Any) -> Any:
 
 
 def leaf(value: Any) -> Any:
-    """The current value of a variable or tensor, in memory that TensorFlow does not change after it has been read."""
+    """The current value of a variable or tensor, in memory that TensorFlow does not change afterwards."""
     tensor = value.read_value() if hasattr(value, "read_value") else value
     try:
         found = np.asarray(memoryview(tensor))
-    except (TypeError, ValueError):  # the dtype has no buffer protocol, or the tensor is on another device
+    except (TypeError, ValueError):  # the dtype lacks the buffer protocol, or the tensor is on another device
         found = np.asarray(tensor.numpy())
     if found.dtype.kind in "OS":  # bytes of any length
         return [list(found.shape), found.reshape(-1).tolist()]
@@ -115,7 +115,7 @@ VARIABLES = Variables(
 
 def put_variable(variable: Any, found: Any, path: str) -> None:
     """Assign a leaf to a variable. CheckpointError if it does not fit."""
-    VARIABLES.assign([(variable, found)], path, "the variable")
+    VARIABLES.assign([(variable, found)], path, "the state")
 
 
 def put_module(module: Any, tree: dict[str, Any], path: str) -> None:
@@ -134,13 +134,13 @@ def take_optimizer(optimizer: Any) -> dict[str, Any]:
         **VARIABLES.take(variables_of(optimizer)),
         "settings": {name: leaf(variable) for name, variable in _settings(optimizer).items()},
         "inner": take_optimizer(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None,
-        # The gradients of the rank that writes; those of the others are lost unless every rank writes.
+        # The gradients of the rank that writes; those of other ranks are lost unless every rank writes.
         "gradients": {key: leaf(sum) for key, sum in gradients.items()} if isinstance(gradients, dict) else {},
     }
 
 
 def put_optimizer(optimizer: Any, tree: dict[str, Any], path: str, trainable: Sequence[Any] | None = None) -> None:
-    """Assign what take_optimizer() took; `trainable` variables build an optimizer that is not built yet."""
+    """Assign what take_optimizer() took. If the optimizer is not built yet, first build it for `trainable`."""
     if trainable is not None:
         build_optimizer(optimizer, trainable)
     if tree["inner"] is not None and hasattr(optimizer, "inner_optimizer"):
@@ -201,7 +201,7 @@ def _optimizer_config(optimizer: Any) -> dict[str, Any]:
 
 
 def take_model(model: Any, path: str) -> dict[str, Any]:
-    """A model's weights, optimizer and states of random layers, and the configuration to make such a model."""
+    """A model's weights, optimizer and states of random layers, and the configuration for making such a model."""
     if not model.built:
         raise CheckpointError(f"{path}: the model is not built yet, so it has no weights. {_BUILD}")
     optimizer = getattr(model, "optimizer", None)
@@ -243,8 +243,8 @@ def put_model(model: Any, tree: dict[str, Any], path: str) -> None:
 def plain_model(tree: dict[str, Any]) -> Any:
     """A model made from what was saved, compiled if the saved one was.
 
-    Returns the arrays by name if there is no configuration, or if the configuration names something that is neither
-    Keras' own nor registered with it, or a Lambda layer, which contains Python code: a checkpoint must not run code.
+    Returns the arrays by name if there is no configuration. A checkpoint must not run code, so it also returns the
+    arrays if the configuration names a Lambda layer, or something that is neither Keras' own nor registered with it.
     """
     by_name = VARIABLES.by_name(tree)
     if tree["architecture"] is None:
@@ -274,7 +274,7 @@ def plain_model(tree: dict[str, Any]) -> Any:
 def _compile(model: Any, config: dict[str, Any]) -> None:
     try:
         model.compile_from_config(config)
-    except AttributeError:  # Keras 2.13 builds the optimizer last, which those of optimizers.legacy do by themselves
+    except AttributeError:  # Keras 2.13 calls optimizer.build() last; legacy optimizers lack it and do not need it
         if hasattr(model.optimizer, "build"):
             raise
 
@@ -339,10 +339,10 @@ def _known(config: Any, keras: Any) -> bool:
 
 
 def keep_random(model: Any) -> None:
-    """Have the random layers of a model (Dropout, …) draw from generators, whose states can be kept.
+    """Have the random layers of a model (Dropout, …) draw from generators, whose states can be saved.
 
-    By default they draw from TensorFlow's older operations, whose state cannot be read. What is drawn is as random as
-    before. Models under a strategy of several replicas stay as they are.
+    By default they draw from TensorFlow's older operations, whose state cannot be read. The numbers are as random as
+    before. Models under a strategy with several replicas stay as they are.
     """
     import tensorflow as tf
 
@@ -384,7 +384,7 @@ def _random_state(source: Any) -> Any:
 
 
 def _set_random_state(source: Any, state: Any, ranks_on: int) -> None:
-    """Continue from the saved state; a rank that has restored another rank's state skips to its own numbers."""
+    """Continue from the saved state. If another rank saved it, skip to this rank's own stream, `ranks_on` further."""
     _draw_from_generator(source)
     if source._generator is not None:
         source._generator.reset(array(state))

@@ -40,7 +40,7 @@ HEADER_BYTES = 100_000_000  # the most that safetensors' own readers accept
 _npy: Any = np.lib.format  # describes dtypes as .npy files do; Any, because it has no annotations
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
-_OURS, _DTYPES = "sparkring", "dtypes"  # in the metadata: what the caller gave, and the dtypes that the format lacks
+_OURS, _DTYPES = "sparkring", "dtypes"  # metadata keys: for what the caller gave, and for dtypes that the format lacks
 _UNSYNCED = ("EINVAL", "ENOSYS", "ENOTSUP", "EOPNOTSUPP")
 
 _NUMPY = {
@@ -63,9 +63,9 @@ _RAW_CODES = {name: code for code, (name, _) in _RAW.items()}
 
 
 class Lies(NamedTuple):
-    """An array's place in the bytes after the header, and its type there.
+    """An array's place in the bytes after the header.
 
-    `dtype` is the array's own type if the format lacks it, otherwise ''.
+    `code` is its type there. `dtype` is the array's own type if the format lacks it, otherwise ''.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Lies(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All arrays of a file, in their order there."""
+    """All arrays of a file, in the order of the file."""
 
     arrays: tuple[Lies, ...]
     size_bytes: int  # without the header
@@ -86,7 +86,7 @@ class Layout(NamedTuple):
 def lay_out(leaves: Mapping[str, Leaf]) -> Layout:
     """The place of each of `leaves` in the file."""
     found, start = [], 0
-    # Arrays with large elements come first: then each is aligned for its dtype, for readers that map the file.
+    # Arrays with large elements come first, so that each is aligned for its dtype: programs may map the file.
     for name, leaf in sorted(leaves.items(), key=lambda item: -_alignment(item[1])):
         stop = start + _size(leaf)
         found.append(_lies(name, leaf, start, stop))
@@ -122,7 +122,7 @@ def in_order(layout: Layout, leaves: Mapping[str, Leaf]) -> Iterator[memoryview]
 
 
 def write(file: Location, layout: Layout, metadata: Mapping[str, Any], buffers: Iterable[memoryview]) -> File:
-    """Write a header and then `buffers`, in their layout. `metadata` has JSON values. Raises OSError."""
+    """Write a header and then `buffers`, which follow `layout`. `metadata` has JSON values. Raises OSError."""
     digest = Digest()
     header = _header(layout, metadata)
     with file.fs.open(file.path, "wb") as out:
@@ -335,7 +335,7 @@ class _Reading:
 
 
 def _room(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """New memory. NumPy would use huge pages, which Linux allocates slowly when cached files fill the memory."""
+    """New memory without NumPy's huge pages, which Linux allocates slowly when cached files fill the memory."""
     if size_bytes < CHUNK_BYTES:
         return np.empty(size_bytes, np.uint8)
     return np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

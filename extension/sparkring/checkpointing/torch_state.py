@@ -144,9 +144,10 @@ def refuse_whole(saved: Any, like: Any, path: str) -> None:
 
 
 def counterparts(value: Any) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function from the keys of a value in an object's state_dict() to the object's own tensor there, or None.
+    """Return a function from the keys of a value in an object's state_dict() to the object's own tensor there.
 
-    For an optimizer's state of a parameter, this is the parameter: before the first step, there is no other tensor.
+    It returns None if there is no tensor. For an optimizer's state of a parameter, it returns the parameter itself,
+    because the optimizer has no other tensor before its first step.
     """
     if hasattr(value, "param_groups"):
         parameters = dict(enumerate(parameter for group in value.param_groups for parameter in group["params"]))
@@ -167,7 +168,7 @@ def has_pieces(value: Any) -> bool:
 
 
 def refuse_flattened(value: Any, path: str) -> None:
-    """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: reading its state takes all ranks."""
+    """Raise CheckpointError for a FullyShardedDataParallel or its optimizer: one rank alone cannot read its state."""
     wrapped = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if wrapped is None:
         return
@@ -183,7 +184,7 @@ def refuse_flattened(value: Any, path: str) -> None:
 
 
 def _parameters(value: Any) -> Iterable[Any]:
-    """The parameters of a module or an optimizer; none for another object."""
+    """The parameters of a module or an optimizer; none for any other object."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return value.parameters()  # type: ignore[no-any-return]
@@ -192,7 +193,7 @@ def _parameters(value: Any) -> Iterable[Any]:
 
 
 def refuse_piece(path: str) -> NoReturn:
-    """Raise a CheckpointError that says why sharded=False cannot save a piece, and what can."""
+    """Raise a CheckpointError that says why sharded=False cannot save a piece, and what to do instead."""
     raise CheckpointError(
         f"{path} is sharded over the ranks (FSDP), but with sharded=False only rank 0 saves its part: save the parts "
         f"of all ranks with checkpoints(sharded=True), or {_GATHER}."
@@ -221,7 +222,7 @@ def _layout_words(layout: Layout | None) -> str:
     place = "no piece" if at is None else f"the piece at {list(at)}"
     return (
         f"a tensor of shape {list(shape)} spread over a mesh of {' × '.join(map(str, mesh))} ranks as "
-        f"{', '.join(placements)}, with {place} on this one"
+        f"{', '.join(placements)}, with {place} on this rank"
     )
 
 

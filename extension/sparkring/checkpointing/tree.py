@@ -1,4 +1,4 @@
-"""A state of dicts, lists, numbers, text and arrays, taken apart into JSON and named arrays, and put together again.
+"""Splits a state of dicts, lists, numbers, text and arrays into JSON and named arrays, and puts it together again.
 
 Nothing here is pickled: checkpoints are in shared storage, and reading them must not run code.
 

@@ -1,4 +1,4 @@
-"""Saves the variables of TensorFlow and of Keras to a checkpoint's tree, and assigns them again."""
+"""Saves the variables of TensorFlow and Keras to a checkpoint's tree, and restores them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Variables:
     """How the properties and values of a framework's variables are read, and how values are assigned."""
 
     name: Callable[[Any], str]
-    # None in the shape is a dimension of any length; None instead of it is a shape with any number of dimensions.
+    # In a shape, None is a dimension of any length. None instead of a shape allows any number of dimensions.
     shape: Callable[[Any], Sequence[int | None] | None]
     dtype: Callable[[Any], str]
     leaf: Callable[[Any], Any]
     array: Callable[[Any], Any]
 
     def take(self, variables: Sequence[Any]) -> dict[str, Any]:
-        """The variables, with their names."""
+        """The names of `variables`, and their values as leaves."""
         return {"names": [self.name(variable) for variable in variables], "values": [self.leaf(v) for v in variables]}
 
     def by_name(self, tree: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,10 @@ class Variables:
         return {name: self.array(found) for name, found in zip(tree["names"], tree["values"], strict=True)}
 
     def put(self, variables: Sequence[Any], tree: dict[str, Any], path: str, owner: str, advice: str) -> None:
-        """Assign what take() took of the variables of `owner`. CheckpointError, with `advice`, if it does not fit."""
+        """Assign what take() returned to the variables of `owner`. CheckpointError if it does not fit.
+
+        `advice` says what to do if the number of variables differs.
+        """
         names, values = tree["names"], tree["values"]
         if len(variables) != len(values):
             arrays = f"{len(values):,} array{'' if len(values) == 1 else 's'}"
@@ -47,7 +50,7 @@ class Variables:
         self.assign(zip(variables, values, strict=True), path, owner)
 
     def assign(self, pairs: Iterable[tuple[Any, Any]], path: str, owner: str) -> None:
-        """Assign leaves to the variables of `owner`. CheckpointError, before any has changed, if one does not fit."""
+        """Assign leaves to the variables of `owner`. If one does not fit, CheckpointError before any assignment."""
         ready = [(variable, self.array(found)) for variable, found in pairs]
         for variable, found in ready:
             shape, dtype = self.shape(variable), self.dtype(variable)

@@ -23,7 +23,7 @@ from sparkring.wire.messages import (
 )
 
 OTHERS_LIMIT_S = 600.0  # how long to wait for the next file of another rank
-_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # pauses between two looks for these files
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.02, 1.0  # the first and the longest pause between two looks for these files
 
 _complained: set[str] = set()
 
@@ -47,7 +47,7 @@ class Save(NamedTuple):
 
 
 class There(NamedTuple):
-    """What the directory held before a save: checkpoints, and unfinished folders with when they last changed."""
+    """What the directory held before a save: checkpoints, and the times when unfinished folders last changed."""
 
     entries: list[Entry]
     unfinished: dict[str, float]
@@ -64,7 +64,7 @@ def carry_out(save: Save, buffers: Iterable[memoryview]) -> None:
         folder.write_commit(save.directory, save.name, commit)
     except BaseException as error:  # an interrupt as well: what has been written is removed
         if not save.commit.sharded:
-            # Without a commit, it is not a checkpoint. The error of the save matters more than one of the removal.
+            # Without a commit, these files are useless. If their removal fails, the save's own error matters more.
             with contextlib.suppress(Exception):
                 folder.remove(save.directory, Entry(save.name, "partial"))
         if not isinstance(error, Exception):

@@ -1,1 +1,1 @@
-"""What the other packages need of Spark: the session, its slots, jobs and Python, and messages for Java's errors."""
+"""What the other packages need of Spark: the session, its slots, jobs and Python, and the messages of Java's errors."""

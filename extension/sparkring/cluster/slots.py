@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from sparkring.cluster.partitions import Data
 
-# Executors register a moment after the session is up, so check() counts slots again for this time if there are too few.
+# Executors register a moment after the session is up. If there are too few slots, check() counts again for this long.
 SETTLE_S = 1.2
 
 
 class Slots(NamedTuple):
-    """How many tasks Spark can run at once, and how many run now; `holders` says what they run for.
+    """How many tasks Spark can run at once, and how many run now; `holders` says for which stages.
 
-    The GPUs are those that Spark itself hands out; tasks that share one have a fraction of it.
+    The GPUs are those that Spark itself assigns; tasks that share a GPU have a fraction of it.
     """
 
     total: int
@@ -85,7 +85,7 @@ def slots(context: SparkContext, *, apart_from: Collection[int] = ()) -> Slots:
 
 
 def current_slots() -> Slots | None:
-    """The slots of the session that the notebook has; None if it has none."""
+    """The slots of the notebook's session; None if there is no session."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -148,8 +148,8 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
         )
     if found.total < size:
         more = (
-            "stop this session (SparkSession.builder.getOrCreate().stop()): sparkring made it, and will make a larger "
-            "one"
+            "stop this session (SparkSession.builder.getOrCreate().stop()), which sparkring made and will replace with "
+            "a larger one"
             if made_here(context)
             else "add executors or cores (new executors count once they have registered)"
         )
@@ -161,7 +161,7 @@ def check(context: SparkContext, size: int, data: Data | None, *, here: bool) ->
 
 
 def waiting(context: SparkContext, mine: Collection[int]) -> dict[int, str]:
-    """The stages, except `mine`, that could run tasks but run none: id → Spark's name for it."""
+    """The stages, except `mine`, that could run tasks but run none now: Spark's names, by stage id."""
     tracker = context.statusTracker()
     found = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds() if stage not in mine}
     return {stage: str(info.name) for stage, info in found.items() if info is not None and not info.numActiveTasks}

@@ -1,1 +1,1 @@
-"""Names of other packages that notebooks already use."""
+"""What keeps code for other packages working: sparkdl's import paths, Horovod on Keras 3, tf-keras, TensorBoard."""

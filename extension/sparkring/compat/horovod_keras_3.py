@@ -42,7 +42,7 @@ def adapt_elastic(module: types.ModuleType) -> None:
 
 def _is_of_keras_3(value: Any, name: str) -> bool:
     keras = sys.modules.get("keras")
-    # Keras 2 keeps its version in the same place.
+    # The module `keras` may also be Keras 2.
     if keras is None or not keras.__version__.startswith("3."):
         return False
     kind = keras
@@ -124,13 +124,13 @@ def _scales_loss(optimizer: Any) -> bool:
 
 
 def _distribute(optimizer: Any, reduce: Any, local_divisor: int) -> Any:
-    """Make a Keras 3 optimizer average its gradients, in place. Its class keeps its name, under which it is saved."""
+    """Make a Keras 3 optimizer average its gradients, in place. Its class keeps the name that saved models use."""
     base = type(optimizer)
     local: set[Any] = set()
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        # Keras has no public list of the variables that an optimizer trains; in 3.15, a built optimizer has this one.
+        # Keras has no public list of the variables that an optimizer trains. This private one is Keras 3.15's.
         known = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = [getattr(variable, "value", variable) for variable in known]
         shared = [i for i, variable in enumerate(variables) if variable.ref() not in local]
@@ -204,7 +204,7 @@ def _variables(model: Any, optimizer: Any) -> list[Any]:
 
 
 def _shared_values(model: Any, optimizer: Any) -> list[Any]:
-    """The values that all ranks begin with. Not seeds: with the same ones, dropout would drop the same units on all."""
+    """The values that all ranks begin with. Seeds are left out, so that dropout drops different units on each rank."""
     return [variable.value for variable in _variables(model, optimizer) if variable.name != "seed_generator_state"]
 
 

@@ -1,7 +1,7 @@
-"""When ranks have to use tf-keras as tf.keras. tf-keras is Keras 2 for TensorFlow versions that come with Keras 3.
+"""Decides whether ranks use tf-keras as tf.keras. tf-keras is Keras 2 for TensorFlow versions that come with Keras 3.
 
 horovod.tensorflow.keras takes its callbacks and optimizers from tf.keras. In these versions, tf.keras is Keras 3 unless
-TensorFlow is told otherwise. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
+TF_USE_LEGACY_KERAS=1 is set. Ranks get the Keras that the cell uses: a notebook with models of Keras 3 keeps Keras 3.
 """
 
 from __future__ import annotations
@@ -15,5 +15,8 @@ _IMPORTS = re.compile(r"^\s*(from|import)\s+tf_keras\b", re.MULTILINE)
 
 
 def is_used(code: str, modules: Collection[str]) -> bool:
-    """Whether the code imports tf-keras or uses its values, and no values of keras; `modules`: the values' packages."""
+    """Whether the code imports tf-keras or uses values from it, and uses none from keras.
+
+    `modules` are the packages of the values that the code uses.
+    """
     return "keras" not in modules and ("tf_keras" in modules or _IMPORTS.search(code) is not None)

@@ -38,7 +38,7 @@ def install() -> None:
 
 
 def _finder(module: str) -> Any:
-    """The `__getattr__` of a module, which imports a name when it is asked for."""
+    """A `__getattr__` for the module named `module`: it imports what it returns."""
 
     def find(name: str) -> Any:
         if (module, name) == ("sparkdl.horovod.tensorflow.keras", "LogCallback"):

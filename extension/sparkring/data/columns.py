@@ -1,12 +1,13 @@
-"""Converts Arrow columns to the NumPy arrays that models need: all rows of a column have the same shape.
+"""Converts Arrow columns to NumPy arrays for models. All rows of an array have the same shape.
 
-numbers, booleans        [rows]                 as stored; with nulls, float64 with NaN or objects with None
-strings, binary          [rows] of object       str or bytes
-dates and times          [rows] datetime64      with NaT for nulls
-decimals                 [rows] of object       decimal.Decimal
-lists, tensors           [rows, …]              all rows must have the same length
-Spark ML's vectors       [rows, length]         float64, sparse ones filled with zeros
-rows, maps, their lists  [rows] of object       as toPandas() returns them; dicts if not from a DataFrame
+numbers                        [rows]               as stored; integers with nulls become float64 with NaN
+booleans                       [rows]               as stored; with nulls, objects: bool or None
+strings, binary                [rows] of object     str or bytes
+dates and times                [rows] datetime64    with NaT for nulls
+decimals                       [rows] of object     decimal.Decimal
+lists, tensors                 [rows, …]            all rows must have the same length
+Spark ML's vectors             [rows, length]       float64; sparse vectors are filled with zeros
+rows, maps, and lists of them  [rows] of object     as toPandas() returns them; without a DataFrame, dicts
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 Array = Any  # numpy.ndarray
-Raw = tuple[np.dtype[Any], tuple[int, ...]]  # the dtype and shape that the bytes of a row have
+Raw = tuple[np.dtype[Any], tuple[int, ...]]  # the dtype and shape of the array that a row's bytes hold
 _VECTOR = {"type", "size", "indices", "values"}
 
 
 @dataclass(frozen=True)
 class Making:
-    """How arrays are made from columns. It is the same for all batches, whatever rows they contain.
+    """How arrays are made from columns: in the same way for all batches of a data set, whatever rows they contain.
 
-    `fill` has the values that replace nulls, by column. `nulls` names the columns whose nulls change the dtype of
-    the array. `raw` has the dtype and shape of a row of a binary column. `spark` has the Spark types of columns that
-    hold rows or maps.
+    `fill` has the values that replace nulls, by column. `nulls` names the columns that have nulls and whose arrays
+    therefore have another dtype. `raw` has the dtype and shape of a row, by binary column. `spark` has the Spark types
+    of columns that hold rows or maps.
     """
 
     fill: Mapping[str, Any]
@@ -47,7 +48,7 @@ class Making:
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Whether Spark ML's VectorUDT is stored as this type."""
+    """Whether a column of this type holds Spark ML's vectors (VectorUDT)."""
     return pa.types.is_struct(kind) and {part.name for part in kind} == _VECTOR
 
 
@@ -72,7 +73,7 @@ def holds_nulls(kind: pa.DataType) -> bool:
 
 
 def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, exact: bool = True) -> Array:
-    """A column as an array of shape [rows, …]; floating-point values and decimals as `dtype`, if one is given.
+    """A column as an array of shape [rows, …]. If a `dtype` is given, floating-point values and decimals have it.
 
     Without a `dtype`, decimals stay decimals if `exact` is true; otherwise, they become float64.
     Raises DataError for nulls that the array cannot hold and `fill` does not replace, for rows of different lengths,
@@ -91,7 +92,7 @@ def to_numpy(column: pa.Array, name: str, making: Making, dtype: Any = None, *, 
     if is_object(kind):
         return _objects(filled, spark)
     found = _array(filled, name, exact=exact and dtype is None)
-    if nulls:  # even if this batch has none
+    if nulls:  # even if this batch has none, so that all batches have the same dtype
         found = found.astype(object if found.dtype.kind in "bO" else np.float64, copy=False)
     if dtype is not None and found.dtype.kind == "f":
         found = found.astype(dtype, copy=False)
@@ -125,7 +126,7 @@ def has_nulls(name: str, count: int, rows: int) -> DataError:
 
 
 def has_untold_nulls(name: str, count: int, rows: int) -> DataError:
-    """The error for nulls in a column whose dtype was decided without them."""
+    """The error for nulls that the footers do not count, so that the dtype of the column was chosen without them."""
     return DataError(
         f"column `{name}` has nulls ({count:,} in {rows:,} rows), but the footers of its files do not count them: "
         f"replace them with fill={{'{name}': 0}}, or leave these rows out with where=\"{name} is not None\"."
@@ -138,7 +139,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
-    """The values; decimals as float64 unless `exact`."""
+    """The values as an array. Unless `exact` is true, decimals become float64."""
     kind = array.type
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -161,7 +162,7 @@ def _array(array: pa.Array, name: str, *, exact: bool) -> Array:
 
 
 def _objects(array: pa.Array, spark: DataType | None) -> Array:
-    """Rows, maps and lists of these, as toPandas() gives them; without Spark's type, rows are dicts."""
+    """Rows, maps and lists of these, as toPandas() gives them. If `spark` (their type) is None, rows are dicts."""
     if spark is not None:
         return series_of(array, spark).to_numpy(object)
     rebuild = _rebuilding(array.type)
@@ -172,9 +173,9 @@ def _objects(array: pa.Array, spark: DataType | None) -> Array:
 
 
 def _rebuilding(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that converts the maps in a value from pyarrow to dicts; None if the type has no maps.
+    """Return a function that turns maps, which pyarrow gives as lists of pairs, into dicts; None if there are none.
 
-    The function accepts None, too. Maps whose keys are rows stay lists of pairs, since a dict cannot be a key.
+    The function accepts None, too. Maps with nested keys stay lists of pairs, since dicts and lists cannot be keys.
     """
     if pa.types.is_map(kind) and not pa.types.is_nested(kind.key_type):
         key, item = _rebuilding(kind.key_type) or _same, _rebuilding(kind.item_type) or _same
@@ -242,7 +243,7 @@ def ragged(name: str, lengths: list[int]) -> DataError:
 
 
 def _vectors(array: pa.StructArray, name: str) -> Array:
-    """Spark ML's vectors: type 1 is dense and has values only, type 0 is sparse, with a size and indices."""
+    """Spark ML's vectors as one array. Type 1 is dense, with values only. Type 0 is sparse, with size and indices."""
     dense = np.asarray(array.field("type")) == 1
     values = array.field("values")
     if dense.all():

@@ -38,18 +38,18 @@ Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Found = TypeVar("Found")
 Wanted = TypeVar("Wanted")
 
-AT_ONCE = 16  # files whose footers are read at once, since a read mostly waits
+AT_ONCE = 16  # the footers to read at the same time: most of a read is waiting for the file system
 TELL_AFTER_S = 2.0
 LOCAL_BUFFER_BYTES, REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 LARGE_BYTES = 128_000_000  # a remote row group above this size is not fetched whole
 _TABLES = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-# The errors of Arrow for files that are not Parquet and for damaged data, and the errors of file systems.
+# What Arrow raises for files that are damaged or not Parquet, and what file systems raise.
 BROKEN = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 class RowGroup(NamedTuple):
-    """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` that of all rows.
+    """One row group: `rows` is the number of rows that pass the filter, `rows_in_file` the number of all rows.
 
     The sizes are those of the columns that are read: `size_bytes` as compressed in the file, `stored_bytes`
     uncompressed.
@@ -76,10 +76,10 @@ class Dataset:
     """A data set as it was when it was opened.
 
     `version` is a digest of the footers, the partitions, the chosen columns and the filter. `schema` has the chosen
-    columns, in the order in which they were chosen; `stored_schema` has all columns of the files and their paths.
-    `reads` are the chosen columns and those that the filter reads. `where` is the filter as text. `nulls` is the number
-    of nulls by column in all rows, as far as footers and paths tell. If the data comes from a DataFrame, `spark` has
-    the Spark types of those columns whose values must be converted to Spark's.
+    columns, in the order in which they were chosen. `stored_schema` has all columns, from the files and from their
+    paths. `reads` are the chosen columns and those that the filter reads. `where` is the filter as text. `nulls` has
+    the number of nulls of each column, as far as footers and paths tell; rows that do not pass the filter count, too.
+    If the data comes from a DataFrame, `spark` has the Spark types of the columns that hold rows or maps.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Dataset:
         return Location(self.fs, "", self.name).local
 
     def counts(self) -> list[list[int]]:
-        """The number of rows that pass the filter, by file and row group, as plan() expects it."""
+        """The number of rows that pass the filter, by file and row group, as plan() expects them."""
         return [[group.rows for group in file.row_groups] for file in self.files]
 
     def row_bytes(self) -> float:
@@ -133,7 +133,7 @@ class Dataset:
 def open_dataset(source: Source, columns: Sequence[str] | None = None, where: Where = None) -> Dataset:
     """Read the footers of a Parquet file, a folder of files (also with Hive partitions), a glob, or a list of these.
 
-    With a filter, the rows that pass are counted; where the footers are not enough, the filter's columns are read.
+    With a filter, the rows that pass it are counted, if necessary by reading the filter's columns.
     DataError if nothing is there, if there are no rows, if a file is damaged or not Parquet, if the files' columns
     differ, or if a column does not exist.
     """
@@ -206,11 +206,11 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
     """Open a file of the data set; the caller closes it. DataError if it has been removed or rewritten."""
     known = dataset.files[file]
     try:
-        # By default, Arrow reads whole columns of a row group. With a buffer, it reads only what it decodes next, which
-        # is faster. In remote storage, the request for each piece costs more than the memory for whole columns, unless
-        # row groups are large.
+        # By default, Arrow reads whole columns of a row group. With a buffer, it reads a piece and decodes it, then the
+        # next, which is faster for local files. In remote storage, each piece is a request and costs time, so a buffer
+        # is used there only if row groups are large, to save memory.
         if dataset.local:
-            # pre_buffer: True by default in pyarrow 26.
+            # pre_buffer, which reads whole columns, is True by default in pyarrow 26.
             found = pq.ParquetFile(known.path, buffer_size=LOCAL_BUFFER_BYTES, pre_buffer=False)
         else:
             large = max(group.size_bytes for group in known.row_groups) > LARGE_BYTES
@@ -233,7 +233,7 @@ def open_file(dataset: Dataset, file: int) -> pq.ParquetFile:
 
 @functools.lru_cache(maxsize=10_000)
 def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMetaData:
-    """A remote file's footer, cached because requests cost time and money. A rewritten file has another `version`."""
+    """A remote file's footer. It is cached by path and version, since requests cost time and money."""
     with fs.open(path, "rb") as opened:
         return pq.read_metadata(opened)
 
@@ -243,7 +243,7 @@ def _remote_footer(fs: AbstractFileSystem, path: str, version: str) -> pq.FileMe
 
 class _File(NamedTuple):
     path: str
-    below: str  # its path below the one that was given; it may contain partitions
+    below: str  # the path below the given one, such as day=3/part-0.parquet
     size_bytes: int
 
 
@@ -326,7 +326,7 @@ def _broken(path: str, error: BaseException) -> DataError:
 
 
 def _partitions(below: Sequence[str]) -> tuple[list[tuple[tuple[str, Any], ...]], dict[str, pa.DataType]]:
-    """The partitions in Hive-style paths (key=value), and the type of each key: integer if all its values are."""
+    """The partitions in Hive-style paths (key=value), and the type of each key: int64 if all values are integers."""
     found = [
         [tuple(urllib.parse.unquote(part).partition("=")[::2]) for part in path.split("/")[:-1] if "=" in part]
         for path in below
@@ -419,7 +419,7 @@ def _named_in(condition: pc.Expression, schema: pa.Schema) -> set[str]:
 
 
 def _counted(dataset: Dataset) -> Dataset:
-    """The data set with the number of rows that pass the filter in each row group, from statistics or by reading."""
+    """The data set with `rows` set for each row group: how many pass the filter, from statistics or by reading."""
     schema, fs, form = dataset.stored_schema, arrow_file_system(dataset.fs), ds.ParquetFileFormat()
 
     def count(file: DataFile) -> DataFile:
@@ -444,7 +444,7 @@ def _counted(dataset: Dataset) -> Dataset:
 
 
 def _at_once(work: Callable[[Wanted], Found], items: Sequence[Wanted], doing: str) -> list[Found]:
-    """Run `work` for all items, several at a time, and return the results. Long work is reported; an error ends it."""
+    """Call `work` for all items, several at a time; return the results. Slow work is reported. An error ends it."""
     found = []
     due = time.monotonic() + TELL_AFTER_S
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sparkring-footers")

@@ -32,10 +32,10 @@ class Share(NamedTuple):
 class Requests(NamedTuple):
     """GET requests for a data set in an object store.
 
-    `opening` counts those for opening the data set once: a footer per file. For each row group, `per_epoch` counts one
-    request per rank that reads any of it and per run of adjacent columns. Readers that fetch in smaller pieces, or open
-    each file anew for every epoch, make more requests. `busiest` counts the requests of an epoch to `folder`, the
-    folder with the most requests.
+    `opening` is the number of requests to open the data set once: one per file, for its footer. `per_epoch` is the
+    number in an epoch: for each row group that it reads from, a rank makes one request per series of adjacent columns.
+    Readers that fetch in smaller pieces, or open each file anew for every epoch, make more requests. `folder` is the
+    folder with the most requests, and `busiest` is their number in an epoch.
     """
 
     opening: int
@@ -56,8 +56,8 @@ class Requests(NamedTuple):
 class Outlook(NamedTuple):
     """What each rank reads in an epoch: `ours` with sparkring's even split, `petastorms` with Petastorm's shards.
 
-    Petastorm's shards consist of whole row groups. `stretches` has, for each rank, where its rows in the even split
-    begin and end (not included), counted in the order of the files.
+    Petastorm's shards consist of whole row groups. `stretches` has, for each rank, the first row of its shard in the
+    even split and the row after its last one, counted through all files.
     """
 
     dataset: Dataset
@@ -75,14 +75,14 @@ class Outlook(NamedTuple):
 
     @property
     def rows_unread(self) -> int:
-        """With "drop", the rows that every epoch leaves out so that all ranks take the same number of steps; else 0."""
+        """With "drop", the number of rows left out in an epoch, so that all ranks take equally many steps; else 0."""
         if self.remainder != "drop":
             return 0
         return self.dataset.rows - sum(share.steps for share in self.ours) * self.batch_size
 
     @property
     def rows_twice(self) -> int:
-        """With "pad", the rows that are read a second time in an epoch to fill the last batches; else 0."""
+        """With "pad", the number of rows that are read a second time in an epoch to fill the last batches; else 0."""
         if self.remainder != "pad":
             return 0
         return sum(share.steps for share in self.ours) * self.batch_size - self.dataset.rows
@@ -98,10 +98,10 @@ def outlook(
 ) -> Outlook:
     """What each of `size` ranks reads of `dataset` in an epoch, in batches of `batch_size` rows.
 
-    Petastorm numbers the row groups through all files and gives row group i to shard i % size. A rank takes steps until
-    its shard has no more rows; its last step may have fewer. Our shards are those of an epoch that is not shuffled; in
-    a shuffled epoch, a rank may read from one row group more or less. If there is a filter, both splits count only the
-    rows that pass it.
+    Petastorm numbers the row groups through all files and gives row group i to shard i % size. With Petastorm, a rank
+    takes steps until it has read its whole shard; its last batch may be smaller. Our shards are those of an epoch that
+    is not shuffled; in a shuffled epoch, a rank may read from one row group more or less. If there is a filter, both
+    splits count only the rows that pass it.
     """
     ours, stretches = _ours(dataset, size, batch_size, remainder)
     return Outlook(
@@ -143,7 +143,7 @@ def _petastorms(dataset: Dataset, size: int, batch_size: int) -> tuple[Share, ..
 
 
 def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Requests:
-    # A row group is asked for once, and once more by each further rank that begins inside it.
+    # A row group is requested by the rank that reads its first row, and by each rank whose shard begins inside it.
     inside = iter(sorted({begin for begin, end in stretches if end > begin}))
     begin, next_cut = 0, next(inside, None)
     by_folder: Counter[str] = Counter()
@@ -163,7 +163,7 @@ def _requests(dataset: Dataset, stretches: Iterable[tuple[int, int]]) -> Request
 
 
 def _column_runs(dataset: Dataset) -> int:
-    """The number of runs of columns to read: columns that are adjacent in the files form one run."""
+    """The number of series of columns to read. Columns that are adjacent in the files form one series."""
     in_path = {key for file in dataset.files for key, _ in file.partitions}
     taken = [name in dataset.reads for name in dataset.stored_schema.names if name not in in_path]
     return max(1, sum(now and not before for before, now in itertools.pairwise([False, *taken])))

@@ -1,9 +1,10 @@
 """Spark DataFrames: whether one can be used, and whether two have the same rows.
 
-If the plan determines the rows, a version is computed from the plan and the sizes and modification times of its files.
-Such a plan has only Spark's own expressions over files. Otherwise (rows of the notebook, a Python function, JDBC, a
-cached DataFrame, the time of day), a version is computed from the rows, in one Spark job: from their number and two
-sums of 64-bit hashes, which do not depend on the order. In case of doubt, the rows are used.
+A DataFrame's version changes if its rows change. A plan that has only Spark's own expressions over files determines the
+rows. The version is then computed from the plan and from the sizes and modification times of the files. In other cases
+(rows from the notebook, a Python function, JDBC, a cached DataFrame, the time of day), and in case of doubt, Spark
+computes the version from the rows, in one job: from their number and two sums of 64-bit hashes, which do not depend on
+the order of the rows.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _CATALYST = "org.apache.spark.sql.catalyst."
 _FILES = "org.apache.spark.sql.execution.datasources.LogicalRelation"
 # Spark's own formats. In others, such as Delta, the data files alone may not determine the rows.
 _FORMATS = ("org.apache.spark.sql.execution.datasources.", "org.apache.spark.sql.avro.")
-# Nodes of a plan that depend on the time, the user or a function's body, or that contain another plan.
+# Nodes that depend on the time, the user, a function's body or rows outside files, or that contain another plan.
 _UNTOLD = re.compile(
     r"UDF|UDAF|UDTF|Pandas|Arrow|Invoke|Reflect|Current(?!Row)|Now$|LocalTimestamp|Uuid|Shuffle$|Subquery$|^Exists$"
     r"|ListQuery|MapPartitions|MapElements|MapGroups|TypedFilter|Script|Stream|LocalRelation|LogicalRDD"
 )
-# Fields that may be null in a plan's JSON: they are optional, or the plan's text has them, or (relation, desc) they
-# are covered by _files() or by the plan below. Any other null may hide something.
+# Fields that may be null in a plan's JSON. They are optional, or the plan's text has them; `relation` is covered by
+# _files(), and `desc` by the child plan. Any other null may hide something that determines the rows.
 _EMPTY = {
     "evalMode",
     "evalContext",  # in Spark 4.3, in place of evalMode
@@ -50,7 +51,7 @@ _STATUS = re.compile(r"path=(.+?); isDirectory=false; length=(\d+);.*?modificati
 
 
 def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
-    """The session of a Spark DataFrame. DataError if `frame` is not one, or the session is stopped or Spark Connect."""
+    """The session of a Spark DataFrame. DataError for other objects, and if it is stopped or one of Spark Connect."""
     roots = {(base.__module__.partition(".")[0], base.__name__) for base in type(frame).__mro__}
     if ("pyspark", "DataFrame") not in roots:
         raise DataError(f"{called} is a `{type(frame).__name__}`, not a Spark DataFrame.")
@@ -69,9 +70,9 @@ def session_of(frame: Any, called: str = "the DataFrame") -> SparkSession:
 
 
 def for_arrays(frame: DataFrame) -> DataFrame:
-    """The same rows in types that every Parquet reader knows: MLlib's vectors as arrays of doubles, local times.
+    """The same rows in types that every Parquet reader knows: arrays for MLlib's vectors, timestamps without a zone.
 
-    Times are local in the session's time zone, as in toPandas(). Spark would write them to Parquet in UTC.
+    The timestamps are in the session's time zone, as in toPandas(). Otherwise, Spark would write them in UTC.
     """
     from pyspark.sql import functions
 
@@ -92,7 +93,7 @@ def for_arrays(frame: DataFrame) -> DataFrame:
 
 
 def nested_types(frame: DataFrame) -> dict[str, DataType]:
-    """The types of those columns of for_arrays() that hold rows or maps. Making Spark's values requires these types."""
+    """The types of the columns of for_arrays() that hold rows or maps; converting their values needs them."""
     return {field.name: field.dataType for field in for_arrays(frame).schema.fields if _is_nested(field.dataType)}
 
 
@@ -128,9 +129,9 @@ def _without_zone(kind: DataType) -> DataType:
 def version_of(frame: DataFrame) -> str:
     """Return a text that is the same for two DataFrames only if they have the same rows, even in different kernels.
 
-    If they have times, the text also depends on the session's time zone.
+    If the rows have timestamps, the text also depends on the session's time zone.
 
-    If the plan does not determine the rows, they are read in one Spark job. Errors of this job are raised.
+    If the plan does not determine the rows, one Spark job reads them. Errors of this job are raised.
     """
     found = _by_plan(frame) or _by_rows(frame)
     if any(_has_times(field.dataType) for field in frame.schema.fields):
@@ -184,7 +185,7 @@ def _text(plan: Any) -> str:
     arguments = (True, False, 1_000_000, False)  # verbose, addSuffix, maxFields, printOperatorId
     try:
         return str(plan.treeString(*arguments))
-    except Py4JError:  # Spark 4.3 has a fifth parameter, without a default that Java could use
+    except Py4JError:  # Spark 4.3 has a fifth parameter; its default is not visible from Java
         return str(plan.treeString(*arguments, False))
 
 
@@ -256,7 +257,8 @@ def _by_rows(frame: DataFrame) -> str:
     from pyspark.sql import functions
 
     parts = [part for field in frame.schema.fields for part in _hashable(field)] or [functions.lit(0)]
-    # As decimals, the sums have room for 10^19 rows. In ANSI mode, an overflow would be an error.
+    # The hashes are added as decimals, which have room for 10^19 rows. A sum of integers could overflow, which is an
+    # error in ANSI mode.
     sums = [
         functions.sum(functions.xxhash64(functions.lit(salt), *parts).cast("decimal(20,0)")).alias(f"sum{salt}")
         for salt in (0, 1)
@@ -266,7 +268,7 @@ def _by_rows(frame: DataFrame) -> str:
 
 
 def _hashable(field: StructField) -> list[Column]:
-    """The expressions to hash for a column. xxhash64 itself ignores nulls and where arrays end, and refuses maps."""
+    """The expressions to hash for a column. xxhash64 ignores nulls and the ends of arrays, and rejects maps."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 

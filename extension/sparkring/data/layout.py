@@ -32,9 +32,9 @@ class Spec(NamedTuple):
 class Layout:
     """The columns of a batch, and how each is made: from one stored column, or from several side by side.
 
-    learn() finds `spec` from the first rows; all other rows must match it. `objects` has an entry for each array of a
-    transform that holds objects other than str and bytes: the type of one of them. `data` is the data set's name in
-    messages.
+    learn() finds `spec` from the first rows; all other rows must match it. If a transform returns arrays of objects
+    other than str and bytes, `objects` has the type of one object of each, by the array's name. `data` is the data
+    set's name in messages.
     """
 
     data: str
@@ -62,10 +62,10 @@ class Layout:
     def arrays(
         self, batches: Iterable[pa.RecordBatch], length: int, order: Array | None, rows: int, where: str
     ) -> tuple[Batch, int]:
-        """Put `length` rows in `order` (None: keep theirs), and return the first `rows` as arrays, not yet transformed.
+        """Put `length` rows in `order` (None: as stored), and return the first `rows` as arrays, not yet transformed.
 
-        Also returns the size in bytes of all these rows in Arrow's memory. Each batch is copied to its place before the
-        next is decoded, while it is still in the processor's cache; its memory is then free for the next.
+        Also returns the size of all `length` rows in Arrow's memory, in bytes. Each batch is copied to its place before
+        the next one is decoded: then it is still in the processor's cache, and the next one can reuse its memory.
         """
         place = None
         if order is not None:
@@ -98,10 +98,10 @@ class Layout:
         return found
 
     def _columns(self, batch: pa.RecordBatch) -> Batch:
-        """The columns of a batch, made from the stored ones. `groups` says which of these to put side by side."""
+        """The columns of a batch, made from the stored ones. `groups` says which stored columns to put side by side."""
         found = {}
         for name, members in self.groups.items():
-            exact = len(members) == 1  # decimals cannot be in one array with numbers
+            exact = len(members) == 1  # in one array with other columns, decimals become floats
             parts = [to_numpy(batch.column(each), each, self.making, self.dtype, exact=exact) for each in members]
             found[name] = parts[0] if len(parts) == 1 else _side_by_side(parts, members, name)
         return found
@@ -151,8 +151,8 @@ def groups_of(columns: Columns | None) -> dict[str, tuple[str, ...]] | None:
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array to be filled.
 
-    Arrow allocates its memory. Arrow reuses memory rather than giving it back to the system, and aligns it so that
-    TensorFlow can use the array without a copy.
+    Arrow allocates the memory. It reuses freed memory instead of returning it to the system, and it aligns the memory
+    so that TensorFlow can use the array without a copy.
     """
     if dtype.hasobject:
         return np.empty(shape, dtype)
@@ -173,7 +173,7 @@ def _words(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
 
 
 def _side_by_side(parts: Sequence[Array], members: Sequence[str], name: str) -> Array:
-    """Number columns as one array [rows, columns]."""
+    """Columns of numbers as one array [rows, columns]."""
     for part, member in zip(parts, members, strict=True):
         if part.ndim > 2 or part.dtype.kind not in "biuf":
             raise DataError(

@@ -6,9 +6,9 @@
         _sparkring.json     the files, their rows and sizes; written last; without it, a copy is incomplete
         _used               when the copy was last used
 
-The key is computed from the DataFrame's version (frames.py) and from how it is written. Nothing is renamed, because not
-every mount supports this. Before a process writes a copy, it removes incomplete copies of killed kernels, and copies
-that have not been used for a month.
+The key is computed from the DataFrame's version (frames.py) and from the settings for writing it. No file is renamed,
+because not every mount supports this. Before a process writes a copy, it removes copies that killed kernels left
+incomplete, and copies that have not been used for a month.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CACHE = "SPARKRING_CACHE"
 KEEP_DAYS = 30.0
 COMMIT, OWNER, USED = "_sparkring.json", "_owner.json", "_used"
 LAYOUT = 1
-ABANDONED_AFTER_S = 24 * 3600  # a copy that another host has not finished by then is abandoned
+ABANDONED_AFTER_S = 24 * 3600  # an unfinished copy from another host counts as abandoned after this time
 _KEY, _COPY = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 _LAST_TASKS_S = 2.0
 
@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 
 
 class Copy(NamedTuple):
-    """A DataFrame's rows as Parquet files. `version` is the DataFrame's; `reused` is true if they were there before."""
+    """A DataFrame's rows as Parquet files. `version` is the DataFrame's; `reused`: the files existed already."""
 
     location: Location
     version: str
@@ -116,8 +116,8 @@ def cache_folder(cache: str | os.PathLike[str] | None = None, session: SparkSess
 def clean(cache: str | os.PathLike[str] | None = None, *, keep_days: float = KEEP_DAYS) -> list[str]:
     """Remove the copies in `cache` that were not used for `keep_days` days, and those that were never finished.
 
-    Removes only folders that materialise() has made, and none that a live process is writing. Returns their paths.
-    Raises DataError if the cache cannot be read.
+    Removes only folders that materialise() has made, and none that a live process is writing. Returns the paths
+    of the removed folders. Raises DataError if the cache cannot be read.
     """
     home = cache_folder(cache)
     with _usable(home):
@@ -173,7 +173,7 @@ def _damage(copy: Location, commit: dict[str, Any]) -> str:
 
 
 def _folders(parent: Location, pattern: re.Pattern[str]) -> list[Location]:
-    """The folders in `parent` whose names match `pattern`; a cache may contain others, which are not copies."""
+    """The folders in `parent` whose names match `pattern`. A cache may contain other folders as well."""
     with contextlib.suppress(FileNotFoundError):
         listed = parent.fs.ls(parent.path, detail=True, refresh=True)
         names = sorted(
@@ -230,7 +230,8 @@ def _write(
         with _usable(home):
             sizes = _sizes(copy)
             counts = [_rows(copy / name) for name in sizes]
-            # Spark's first task writes a file even if it has no rows. If it is not here, it is on an executor's disk.
+            # Spark's first task writes part-00000 even if it has no rows. If this file is missing here, it is on an
+            # executor's disk.
             if not any(name.startswith("part-00000") for name in sizes):
                 raise _own_disks("an executor", home)
             rows, size_bytes = sum(counts), sum(sizes.values())
@@ -287,7 +288,7 @@ def _check_executors(session: SparkSession, copy: Location, home: Location, call
         return
     path = (copy / OWNER).path
 
-    # This function is pickled by value, since executors may not have sparkring. It uses only the standard library.
+    # Executors may not have sparkring, so this function is pickled by value and uses only the standard library.
     def look(_: int) -> tuple[str, bool]:
         import os
 
@@ -349,7 +350,7 @@ def _remove(copy: Location) -> None:
 
 
 def _abandoned(copy: Location) -> bool:
-    """Whether the process that wrote this copy has ended. If it ran on another host, this is assumed after a day."""
+    """Whether the process that wrote this copy has ended. On another host, it is assumed to have ended after a day."""
     owner = _read(copy / OWNER)
     ended = owners.has_ended(owner) if owner else None
     if ended is not None:
@@ -362,7 +363,7 @@ def _modified(copy: Location) -> float:
     """When a folder last changed, in seconds since 1970; the current time if its file system does not tell."""
     try:
         return float(copy.fs.modified(copy.path).timestamp())
-    except Exception:  # many file systems do not know it for folders
+    except Exception:  # many file systems do not know when a folder changed
         return time.time()
 
 

@@ -1,7 +1,7 @@
 """Which rank reads which rows: pure functions of the row groups' sizes, the number of ranks, a seed and a position.
 
-An epoch is one sequence of all row groups, in its own order. Each rank reads one contiguous part of this sequence. So
-every row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
+An epoch is one sequence of all row groups, in an order of its own. Each rank reads one contiguous part of it. So every
+row is read once, ranks differ by at most one row, and a row group is read by one rank or by neighbouring ranks.
 Within its part, a rank shuffles one window of rows at a time, to limit the memory that it needs.
 """
 
@@ -34,7 +34,7 @@ class RowRange(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A part of an epoch that has been read: each of `size` ranks has read `rows` rows, in windows of `window`."""
+    """A part of an epoch that has been read: each of `size` ranks has read `rows` rows, in windows of `window` rows."""
 
     size: int
     rows: int
@@ -62,10 +62,11 @@ class Position(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one rank reads in the rest of an epoch: `steps` batches from `ranges`. shuffled() orders each window.
+    """What one rank reads in (the rest of) an epoch: `steps` batches of rows from `ranges`.
 
-    `rows` is the number of rows in `ranges`. The first `read` of them have already been read. With "drop", the last
-    ones may be left out; with "pad", the rows in `pad` fill the last batch.
+    shuffled() gives the order of the rows within each window. `rows` is the number of rows in `ranges`. In that order,
+    the first `read` rows have already been read. With "drop", the last rows may be left out; with "pad", the rows in
+    `pad` fill the last batch.
     """
 
     ranges: tuple[RowRange, ...]
@@ -202,7 +203,7 @@ def first_rows(ranges: Sequence[RowRange], rows: int) -> tuple[RowRange, ...]:
 
 
 def shuffled(rows: int, window: int, key: tuple[int, ...], number: int) -> Any:
-    """The order in which the `rows` of window `number` are read: an array of their indices, int64, [rows].
+    """The order in which the rows of window `number` are read: an int64 array of the indices 0 to `rows` - 1.
 
     `key` is (seed, epoch, leg, rank). With a `window` of 0, the rows keep their order.
     """

@@ -1,4 +1,4 @@
-"""The data set that `%shards` shows before a launch, from a path, a DataFrame or shards(…)."""
+"""What `%shards` shows before a launch, for a path, a DataFrame or the result of shards(…)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def preview(
     """What each of `size` ranks will read of `value`, which the user calls `name`.
 
     `value` is a path, a Spark DataFrame, a Dataset or Shards. If `batch_size` or `remainder` is None, that of the
-    Shards is used, if there is one. Raises OptionsError if `value` is of another type; DataError, PathError.
+    Shards is used; for any other `value`, it is BATCH_SIZE or "drop". Raises OptionsError if `value` is of another
+    type, and DataError or PathError if it cannot be read.
     """
     from sparkring.data.epoch_plan import outlook
 

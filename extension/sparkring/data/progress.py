@@ -13,16 +13,17 @@ from sparkring.runtime import report, world
 from sparkring.wire.messages import DataOpened, DataPlanned, DataRead, Piece
 
 TELL_EVERY_S = 0.2
-PIECES, PIECES_OF_ALL = 500, 32_000  # the most that are reported of an epoch: by a rank, by all ranks
+PIECES, PIECES_OF_ALL = 500, 32_000  # the most pieces of an epoch to report: by one rank, by all ranks
 FILES_NAMED, NAME_CHARACTERS = 100, 80
 
 _numbers = itertools.count()
 
 
 class Route(NamedTuple):
-    """What a rank reads in an epoch, in the order of reading, for DataPlanned. `named` returns the path of a file.
+    """What a rank reads in an epoch, in the order of reading, for DataPlanned.
 
-    The pieces are iterated over once, and only if progress is reported.
+    `named` returns the path of a file, given its number. The pieces are iterated over once, and only if progress
+    is reported.
     """
 
     pieces: Iterable[Piece]
@@ -50,7 +51,7 @@ class Progress:
         self._waited_s, self._began, self._place = 0.0, time.monotonic(), ""
 
     def batch(self, rows: int, size_bytes: int, waited_s: float = 0.0, place: str = "", steps: int = 1) -> None:
-        """Count one more batch (or `steps`), which ends at `place`; the rank's code waited `waited_s` for it."""
+        """Count a batch (or `steps`). `place` is that of the last row; the rank's code has waited `waited_s` for it."""
         self._rows += rows
         self._steps += steps
         self._size_bytes += size_bytes

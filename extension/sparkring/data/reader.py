@@ -1,4 +1,4 @@
-"""Reads a shard as Arrow tables, one for each window of rows. A thread reads a few windows ahead."""
+"""Reads a shard as Arrow record batches, one window of rows at a time, and a few windows ahead, in a thread."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _Files:
         there = file.schema_arrow.names
         keys = dict(dataset.files[wanted.file].partitions)
         stored = [name for name in dataset.reads if name in there]
-        # If the path has all columns to read, the first column of the file is read to count the rows.
+        # If all columns to read come from the path, the file's first column is read, to know the number of rows.
         columns = stored or there[:1]
         # Each of Arrow's threads decodes one column. If there is only one column, threads only cost time.
         threads = len(columns) > 1 and pa.cpu_count() > 1
@@ -147,7 +147,7 @@ class _Files:
 
 
 class Ahead(Generic[Made]):
-    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields (item, seconds waited for it).
+    """Runs `make()` in a thread, `depth` items ahead. Iterating starts it, and yields (item, seconds of waiting).
 
     Iterating raises the thread's exceptions, and DataError if the thread has died without one. close() ends the thread.
     """
@@ -181,7 +181,7 @@ class Ahead(Generic[Made]):
 
     def _next(self) -> tuple[Made | None, BaseException | None]:
         while True:
-            # Checked before the queue, because a thread puts its last item there before it ends.
+            # Checked before the queue: a thread that has ended by now has already put its last item there.
             alive = self._thread.is_alive()
             try:
                 return self._items.get(timeout=LOOK_EVERY_S) if alive else self._items.get_nowait()

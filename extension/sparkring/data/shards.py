@@ -37,7 +37,7 @@ READ_BYTES = 32_000_000  # decoded at a time
 PROBED_ROWS = 16
 TRANSFORMED_AHEAD = 8  # with a transform: the number of batches to read ahead for each buffer of `prefetch`
 
-_AHEAD = -1  # as `_steps`: it is not known how many of the batches that were read have been used
+_AHEAD = -1  # a value of `_steps`: batches were read ahead, and it is not known how many were used
 
 Held = TypeVar("Held")
 
@@ -45,7 +45,7 @@ Held = TypeVar("Held")
 class Buffer(NamedTuple):
     """A window, and which of its rows are handed out: the first `rows` in `order`, or as stored if `order` is None.
 
-    `before` is the number of rows of the epoch that come before them.
+    `before` is the number of this rank's rows that come before them in the epoch.
     """
 
     window: Window
@@ -88,7 +88,8 @@ def shards(
         model.fit(data.as_tf("x", "y"), epochs=3)
 
     Make it in the notebook and use it in the cell, so that errors are raised before the launch. Every row is read once
-    per epoch, apart from the `remainder`. Ranks differ by at most one row and take the same number of steps.
+    per epoch, apart from the `remainder`. Ranks differ by at most one row and take the same number of steps; with
+    "join", some may take one more.
 
     source: a path (dbfs:, file:, any URL that fsspec supports) of a file, a folder or a glob, a list of them, or a
         Spark DataFrame, which is written once to `cache` and read from there.
@@ -98,14 +99,15 @@ def shards(
     where: a row filter, "speed > 3 and city == 'Ulm'" (or pyarrow's filters, or an expression).
     transform: a function that takes a batch, a dict of arrays of shape [rows, …], and returns such a dict.
     shuffle: read row groups in a new order every epoch, and shuffle rows in a buffer. A number sets its size in rows.
-    seed: the seed of that order, the same on all ranks; 0 is a seed like any other.
+    seed: the seed of this order, the same on all ranks; 0 is a seed like any other.
     remainder: what to do with the last rows of an epoch that do not fill a batch: "drop" leaves them out, "pad" fills
         the batch with rows that the rank has already read, "join" returns a smaller batch.
     fill: the replacement for nulls, by column. Without it, integer columns with nulls become float64 with NaN, and
         other types have NaN, NaT or None; lists, vectors and raw bytes cannot hold nulls.
     raw: the dtype and shape of a row of a binary column, as in {"image": ("uint8", (32, 32, 3))}.
     dtype: the dtype of all floating-point columns and decimals, as in dtype="float32".
-    prefetch: the number of buffers to read ahead. rank, size: use these instead of this rank's own.
+    prefetch: the number of buffers to read ahead.
+    rank, size: use these instead of this rank's own.
 
     Raises DataError, PathError.
     """
@@ -152,7 +154,7 @@ class Shards:
     prefetch: int
     seat: tuple[int, int] | None
     start: Position
-    _steps: int = 0  # handed out since `start`
+    _steps: int = 0  # the batches handed out since `start`
     _planned: tuple[int, Position, tuple[Shard, ...]] | None = field(default=None, repr=False)
     _progress: Progress | None = field(default=None, repr=False)
 
@@ -225,14 +227,14 @@ class Shards:
             self.spec  # noqa: B018
         except DataError:
             raise
-        except Exception:  # a transform may need what only ranks have; if not, ranks raise this error, with its line
+        except Exception:  # the transform may work on ranks only; if it fails there, too, the rank shows the line
             return
         for call in calls:
             if call.method in ("as_tf", "as_torch") and all(isinstance(name, str) for name in call.arguments):
                 self.tensors(call.arguments)
 
     def _nulls(self, name: str) -> int:
-        """The number of nulls of a column in all batches, as far as it is known before they are read."""
+        """The number of nulls that the batches will have in a column, as far as it is known before reading."""
         if name in self.layout.making.fill or self.dataset.condition is not None:  # a filter may remove them
             return 0
         return self.dataset.nulls.get(name, 0)
@@ -264,10 +266,10 @@ class Shards:
     def as_tf(self, *names: str) -> Any:
         """A tf.data.Dataset that reads the next epoch each time it is iterated: `model.fit(data.as_tf("x", "y"))`.
 
-        Its elements are dicts of tensors [rows, …], or tuples of the named tensors, in that order (for Keras, inputs
-        and targets). Shapes are static; dates are int64 nanoseconds since 1970. A column that no tensor can hold
-        (decimals, rows, maps, None) raises DataError. In a fit under MultiWorkerMirroredStrategy, TensorFlow divides
-        each batch: `batch_size` is then for all ranks together.
+        Its elements are dicts of tensors [rows, …], tensors for one name, or tuples for several, in the order of the
+        names (for Keras, inputs and targets). Shapes are static; dates are int64 nanoseconds since 1970. A column that
+        no tensor can hold (decimals, rows, maps, None) raises DataError. In a fit under MultiWorkerMirroredStrategy,
+        TensorFlow divides each batch: `batch_size` is then for all ranks together.
         """
         from sparkring.data.tensorflow_dataset import as_tf
 
@@ -276,16 +278,16 @@ class Shards:
     def as_torch(self, *names: str, workers: int = 0) -> Any:
         """A torch DataLoader that reads the next epoch each time it is iterated: `for x, y in data.as_torch("x", "y")`.
 
-        Its batches are dicts of tensors [rows, …], or tuples of the named tensors. Strings are lists; dates are int64
-        nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises DataError.
-        `workers` is the number of processes that read and transform rows; each takes one buffer at a time.
+        Its batches are dicts of tensors [rows, …], tensors for one name, or tuples for several. Strings are lists, and
+        dates are int64 nanoseconds since 1970. A column that no tensor can hold (decimals, rows, maps, None) raises
+        DataError. `workers` is the number of processes that read and transform rows; each takes one buffer at a time.
         """
         from sparkring.data.torch_dataset import as_torch
 
         return as_torch(self, names, workers)
 
     def position(self, step: int | None = None) -> Position:
-        """The position of all ranks after `step` batches of this epoch, or, after resume(), of its rest.
+        """The position of all ranks after `step` batches, counted from the epoch's beginning, or from resume() on.
 
         `step` defaults to the number of batches that this rank has read. Pass it with TensorFlow, which reads ahead.
         """
@@ -293,8 +295,8 @@ class Shards:
             step = self._steps
         if step == _AHEAD:
             raise DataError(
-                "TensorFlow has read ahead of the training: pass the number of batches that were used for training, "
-                "position(step=…)."
+                "TensorFlow has read ahead of the training: call position(step=…) with the number of batches that "
+                "were used for training."
             )
         if not step:
             return self.start
@@ -309,14 +311,14 @@ class Shards:
     def state_dict(self, position: Position | None = None) -> dict[str, Any]:
         """The state for a checkpoint: the position (default: position()), and the version of the data.
 
-        DataError: TensorFlow has read ahead.
+        DataError: the position is unknown, since TensorFlow has read ahead.
         """
         if position is None:
             if self._steps == _AHEAD:
                 raise DataError(
-                    f"TensorFlow has read ahead of the training in {self.dataset.name}: train with "
-                    "checkpoints(…).keras(model, data=data), which counts the steps, save between epochs, or save "
-                    "data.position(step=…) and continue with data.resume(…)."
+                    f"TensorFlow has read ahead of the training in {self.dataset.name}: save between epochs, save "
+                    "data.position(step=…) and continue with data.resume(…), or train with "
+                    "checkpoints(…).keras(model, data=data), which counts the steps."
                 )
             position = self.position()
         legs = [list(leg) for leg in position.legs]
@@ -340,7 +342,7 @@ class Shards:
             )
         self.start, self._steps, self._progress = Position.of(state["position"]), 0, None
 
-    # ── for the formats ───────────────────────────────────────────────────────
+    # ── for the as_… methods ──────────────────────────────────────────────────
 
     def taking(self, names: Sequence[str]) -> Callable[[Mapping[str, Any]], Any]:
         """A function that returns the requested part of a batch: all of it, one named column, or a tuple of several."""
@@ -424,7 +426,7 @@ class Shards:
     def read(self, worker: int = 0, workers: int = 1, *, whole: bool = False) -> Generator[Chunk[Batch], None, None]:
         """Read one epoch of this rank, or every n-th buffer of it (n = `workers`), in the calling thread or process.
 
-        Each chunk is a buffer. With a transform, each is a batch, unless `whole` is true.
+        Each chunk is a buffer; with a transform, it is a batch, unless `whole` is true.
         """
         layout, names = self.layout, list(self.spec)
         for window, order, rows, before in self._windows(worker, workers):
@@ -525,14 +527,14 @@ def _whole(name: str, value: Any, least: int, what: str) -> int:
 
 
 def _window(shuffle: bool | int, batch_size: int, dataset: Dataset) -> int:
-    """How many rows are shuffled at a time: whole batches; 0 for none."""
+    """How many rows to shuffle at a time, a multiple of `batch_size`; 0: do not shuffle."""
     if shuffle is False or (shuffle is not True and _whole("shuffle", shuffle, 0, "True, False or rows") == 0):
         return 0
     return _whole_batches(SHUFFLED_ROWS if shuffle is True else shuffle, batch_size, dataset, bounded=shuffle is True)
 
 
 def _whole_batches(rows: int, batch_size: int, dataset: Dataset, *, bounded: bool = True) -> int:
-    """`rows`, or, if `bounded`, as many as fit into SHUFFLED_BYTES; in whole batches, at least one."""
+    """`rows`, rounded down to whole batches, at least one. If `bounded`, at most as many as fit into SHUFFLED_BYTES."""
     if bounded:
         rows = min(rows, int(SHUFFLED_BYTES / max(1.0, dataset.row_bytes())))
     return max(1, rows // batch_size) * batch_size

@@ -1,7 +1,7 @@
 """Converts pyarrow's values to Spark's Python values.
 
-In Arrow, user-defined types, such as Spark ML's vectors, have their stored form, maps are lists of pairs, and rows are
-dicts. Spark's own schema says which types they have in Spark.
+pyarrow returns maps as lists of pairs, rows as dicts, and values of user-defined types, such as Spark ML's vectors, as
+they are stored. Spark's schema says what type each of them has in Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def collected(column: Any, kind: DataType, *, zoned: bool) -> list[Any]:
 
 
 def series_of(column: Any, kind: DataType, convert: Callable[[Any], Any] | None = None) -> Any:
-    """A column as toPandas() gives it without Arrow; `convert` is a converter() for the settings of its session."""
+    """A column as toPandas() gives it without Arrow; `convert` is a converter() for the DataFrame's session."""
     import pandas
 
     return (convert or converter(kind))(pandas.Series(collected(column, kind, zoned=True), dtype=object))
@@ -37,14 +37,14 @@ def converter(kind: DataType, *, nullable: bool = True, timezone: str = "UTC", s
 
 
 def time_dtype(kind: DataType) -> Any:
-    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, then microseconds."""
+    """The dtype in which toPandas() gives times and intervals: nanoseconds before pandas 3, microseconds from 3 on."""
     from pyspark.sql.pandas.types import _to_corrected_pandas_type
 
     return _to_corrected_pandas_type(kind)
 
 
 def rebuilding(kind: DataType, zoned: bool) -> Callable[[Any], Any] | None:
-    """Return a function that converts pyarrow's non-null values of type `kind` to Spark's; None if they are equal."""
+    """Return a function that converts pyarrow's non-null values of type `kind` to Spark's; None if none changes."""
     from pyspark.sql import Row
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType, UserDefinedType
 

@@ -37,8 +37,8 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     if data.batch_size * row_bytes < LARGE_BYTES:
         found = _several_at_a_time(data, take, batch)
     else:
-        # The reader already reads ahead, and TensorFlow uses its arrays without a copy. A prefetch here would need
-        # a function that reports which batches have been handed out, and would only make epochs start later.
+        # No prefetch here: the reader already reads ahead, and TensorFlow uses its arrays without a copy. A prefetch
+        # would need a function that reports which batches have been handed out, and epochs would start later.
         found = tf.data.Dataset.from_generator(
             lambda: map(take, _one_by_one(data, batch)), output_signature=take(batch)
         )
@@ -55,8 +55,8 @@ def as_tf(data: Shards, names: Sequence[str]) -> Any:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     found = found.with_options(options)
     if data.start.legs:
-        # Keras 3 asks for the length once, and uses it for all epochs; if it is unknown, Keras uses that of the first
-        # epoch. So it gets the length of a whole epoch; an epoch with fewer rows still ends after its last row.
+        # Keras 3 uses one length for all epochs. It asks for the length once; if this is unknown, it counts the batches
+        # of the first epoch. So it is given the length of a whole epoch. A shorter epoch still ends after its last row.
         found.cardinality = lambda: tf.constant(whole_steps(data), tf.int64)
     return found
 
@@ -79,13 +79,13 @@ def _one_by_one(data: Shards, wanted: Iterable[str]) -> Iterator[Batch]:
 
 
 def _several_at_a_time(data: Shards, take: Any, batch: dict[str, Any]) -> Any:
-    """A dataset of batches, passed several at a time and read ahead. It calls ended() when it hands out the last."""
+    """A dataset of batches, passed several at a time and read ahead. Handing out the last of an epoch calls ended()."""
     import tensorflow as tf
 
     size = data.batch_size
 
     def batches() -> Iterator[Any]:
-        """Yield (ends, several batches, stacked). `ends` has the epoch's number for its last batch, 0 for others."""
+        """Yield (ends, stacked batches). For each batch, `ends` has the epoch's number if it is the last, else 0."""
         epoch, left = data.epoch, data.steps
         for arrays in data.chunks():
             rows = len(next(iter(arrays.values())))

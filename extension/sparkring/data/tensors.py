@@ -14,7 +14,7 @@ SHOWN = 60  # characters of a type
 
 
 def refused(name: str, kind: pa.DataType, *, nulls: bool, floats: bool) -> DataError | None:
-    """The error for a column that no tensor can hold; None if one can. `floats`: decimals become floats."""
+    """The error for a column that no tensor can hold, else None. `floats`: decimals become floats."""
     advice = _advice(name, kind, nulls=nulls, floats=floats)
     if not advice:
         return None
@@ -48,7 +48,7 @@ def as_int64(name: str, array: Any) -> Any:
 
 
 def other_than_text(array: Any) -> str:
-    """The type of the first value of an object array that is neither str nor bytes; '' if there is none."""
+    """The type of the first value that is neither str nor bytes in an object array; '' if there is no such value."""
     return next((type(value).__name__ for value in array.flat if not isinstance(value, str | bytes)), "")
 
 

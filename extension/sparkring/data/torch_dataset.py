@@ -46,7 +46,7 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
             return (replace(chunk, data=tensors(chunk.data)) for chunk in chunks)
 
     class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
-        """Cuts the chunks that workers have read into batches, in the process that uses the batches."""
+        """Cuts the workers' chunks into batches. This is done in the process that uses the batches."""
 
         def __iter__(self) -> Iterator[Any]:
             read = super().__iter__()
@@ -55,15 +55,15 @@ def as_torch(data: Shards, names: Sequence[str], workers: int) -> Any:
     def cut(tensors: dict[str, Any], begin: int) -> dict[str, Any]:
         return {name: tensor[begin : begin + size] for name, tensor in tensors.items()}
 
-    # For each iterator, torch draws a seed for the workers. It is given a separate generator for this: the training's
-    # generator is restored from checkpoints, and its state must not depend on how often an epoch was begun.
+    # For each iterator, torch draws a seed for the workers. It draws the seed from a separate generator: the
+    # training's generator is restored from checkpoints, and its state must not depend on how often an epoch was begun.
     own = torch.Generator().manual_seed(data.start.seed + data.rank)
     # The items are batches already, so they are not collated.
     return Loader(Reader(), batch_size=None, num_workers=workers, collate_fn=_as_it_is, generator=own)
 
 
 def _timed(items: Iterable[Any]) -> Iterator[tuple[Any, float]]:
-    """Yield each item with the time in s that the caller waited for it."""
+    """Yield each item with the seconds that the caller has waited for it."""
     waiting = iter(items)
     while True:
         began = time.monotonic()
@@ -79,7 +79,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _tensor(name: str, array: Any) -> Any:
-    """A tensor; strings stay a list."""
+    """An array as a tensor; strings become a list."""
     import torch
 
     check_values(name, array)
@@ -87,5 +87,5 @@ def _tensor(name: str, array: Any) -> Any:
         return array.tolist()
     if array.dtype.kind in "mM":
         array = as_int64(name, array)
-    # torch accepts no read-only arrays, and some are Arrow's own memory.
+    # torch needs arrays that can be written to. Arrow's own memory is read-only, so it is copied.
     return torch.from_numpy(array if array.flags.writeable else np.array(array))

@@ -28,7 +28,7 @@ _COMPARED: dict[type[ast.cmpop], Any] = {
 
 
 def compile_where(where: Where, schema: pa.Schema) -> tuple[pc.Expression | None, str]:
-    """A filter over the columns of `schema` as Arrow's expression and as text; (None, '') for none.
+    """A filter over the columns of `schema` as an Arrow expression and as text; (None, '') if there is no filter.
 
     A string holds comparisons of columns with numbers, strings or None, joined by and, or, not; `in (…)` works, and
     dates are strings: `day >= '2026-01-31'`. Lists are pyarrow's `filters`: [('speed', '>', 3), …]. DataError names
@@ -61,7 +61,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 class _Reader:
-    """Reads one filter; Python's own parser does the work."""
+    """Converts the text of a filter to an Arrow expression. Python's own parser reads the text."""
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = " ".join(text.split())

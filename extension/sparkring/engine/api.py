@@ -44,7 +44,7 @@ def run_spec(spec: RunSpec, view: View | None = None) -> RunResult:
 def start_spec(spec: RunSpec, view: View | None = None) -> BackgroundRun:
     """Execute a run in its own thread. Errors that can be found before the launch are raised at once.
 
-    The spec's options have `background` set, and it names no warm gang.
+    The spec must have `background` set in its options, and must not name a warm gang.
     """
     run = _open(spec, view)
     directory = run.prepared.directory
@@ -76,8 +76,8 @@ def _carry_out(run: Run) -> RunResult:
 def spark(slots: int = 2) -> SparkSession:
     """The notebook's SparkSession, or a new one on this machine, with at least `slots` task slots.
 
-    It uses a Java installed with pip if there is no other. LaunchError: there is no Java, or the session has been
-    stopped, or there is only a Spark Connect session.
+    If no other Java is found, a new session uses one that was installed with pip. LaunchError: there is no Java, or the
+    session has been stopped, or there is only a Spark Connect session.
     """
     from sparkring.cluster.session import find_session
 
@@ -85,9 +85,9 @@ def spark(slots: int = 2) -> SparkSession:
 
 
 class HorovodRunner:
-    """Runs a training function on a ring of Horovod ranks, with the signature of Databricks' class.
+    """Runs a training function on a ring of Horovod ranks. The signature is that of Databricks' class.
 
-    np < 0: that many processes on this machine; np > 0: that many Spark barrier tasks; np = 0: every
+    np < 0: -np processes on this machine; np > 0: np Spark barrier tasks; np = 0: every
     task slot (deprecated). `driver_log_verbosity` is "all" or "log_callback_only". With the latter, the
     notebook shows only messages of log_to_driver and LogCallback; the run's logs have all output.
 
@@ -140,12 +140,12 @@ def run(
     timeline: bool = False,
     **kwargs: Any,
 ) -> RunResult | BackgroundRun:
-    """Call `main(*args, **kwargs)` on a ring of ranks, with the keywords of HorovodRunner and options of %%horovod.
+    """Call `main(*args, **kwargs)` on a ring of ranks. Takes HorovodRunner's keywords and options of %%horovod.
 
         sparkring.run(train, x, y, np=-2, checkpoint_dir="dbfs:/ml/run1", max_restarts=3, learning_rate=0.001).value
 
     np, driver_log_verbosity: as in HorovodRunner. framework: horovod, torch, tensorflow or plain. The other keywords
-    are the options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, it returns a
+    are the options of %%horovod (`--checkpoint-dir`, …) with the same meanings. With background=True, run() returns a
     BackgroundRun at once.
 
     A keyword that is an option and also a parameter of `main` is rejected. Pass the argument of `main` by position, or

@@ -61,7 +61,7 @@ class BackgroundRun:
         return self._recorder.record
 
     def result(self, timeout_s: float | None = None) -> RunResult:
-        """Wait for the run; return its result or raise its error. StillRunning: `timeout_s` seconds have passed."""
+        """Wait for the run; return its result or raise its error. StillRunning: it has not ended after `timeout_s`."""
         self._asked = True
         try:
             over = self._over.wait(timeout_s)
@@ -75,7 +75,7 @@ class BackgroundRun:
         return self._result
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the run as Stop does. Returns when all of its processes have ended, or at once with wait=False."""
+        """End the run as the panel's Stop does. Returns when its processes have ended, or at once with wait=False."""
         self._interrupts.request()
         if wait:
             self._thread.join()
@@ -98,7 +98,7 @@ class BackgroundRun:
         raise NotImplementedError  # IPython then shows the text form
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's Out[]: what the panel above it does not show."""
+        """Print the text of Out[]: the ranks' values, which the panel does not show, or how to wait for them."""
         if len(printer.stack) > 1 or self._error is not None:
             printer.text(repr(self))
         elif self._result is not None:
@@ -108,7 +108,7 @@ class BackgroundRun:
             printer.text(f"run {self.run_id} in the background: .result() waits for its result, .stop() ends it")
 
     def _carry_out(self, work: Callable[[], RunResult]) -> None:
-        """Do the work and keep its result or error; runs in this run's own thread."""
+        """In the run's own thread: do the work, and keep its result or error."""
         try:
             self._result = work()
         except BaseException as error:  # raised again by result()
@@ -155,7 +155,7 @@ def stop(name: str) -> BackgroundRun:
         others = ", ".join(run.run_id for run in going())
         raise OptionsError(
             f"no run called {name!r} is running in the background of this notebook"
-            + (f"; running: {others}." if others else ", and no other is either.")
+            + (f"; running: {others}." if others else " (no run is).")
         )
     found.stop()
     return found

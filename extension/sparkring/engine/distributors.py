@@ -1,6 +1,6 @@
 """TorchDistributor and MirroredStrategyRunner, on rings of ranks.
 
-Each chooses the ranks and the framework, and calls the runner. The API is that of the public documentation of
+Each class chooses the ranks and the framework, and starts a run. The API is that of the public documentation of
 pyspark.ml.torch.distributor and of spark-tensorflow-distributor.
 """
 
@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-# Modules that only the driver has are imported in run(): a rank may import a module of the user's that imports these
-# classes.
+# A rank may import a module of the user's that imports these classes. So modules that only the driver has are imported
+# in run().
 from sparkring.capture.calls import check_call, name_of, source_of
 from sparkring.capture.scripts import read_script
 from sparkring.engine.options import Options
@@ -26,7 +26,7 @@ _TITLE_LENGTH = 60
 
 
 class TorchDistributor:
-    """Runs a function or a script on several ranks for torch.distributed, with torchrun's environment.
+    """Runs a function or a script for torch.distributed, on ranks that have torchrun's environment variables.
 
     num_processes: the number of ranks. local_mode: processes on this machine; else Spark barrier tasks. use_gpu: a GPU
     for each rank; on Spark, the GPUs of its task. If there are no GPUs at all, the ranks run on CPUs, and the run says
@@ -61,7 +61,7 @@ class TorchDistributor:
         if kwargs:
             raise OptionsError(
                 f"TorchDistributor.run({written!r}): pass the script's arguments as strings, as in "
-                f'run("train.py", "--lr=0.1"), and no keywords ({", ".join(kwargs)}).'
+                f'run("train.py", "--lr=0.1"), not as keywords ({", ".join(kwargs)}).'
             )
         try:
             script = read_script(written)
@@ -131,7 +131,7 @@ def _at_least_one(name: str, value: Any) -> int:
 
 
 def _options(count: int, local_mode: bool, use_gpu: bool, *, several: bool = False) -> tuple[Options, str]:
-    """The options, and a notice about GPUs or ''. With `several`, `count` counts GPUs if each task has several."""
+    """The options, and a notice about GPUs or ''. With `several`, `count` is a number of GPUs if tasks have several."""
     from sparkring.launchers import gpus_of_a_rank
     from sparkring.runtime.kernel import tell
 

@@ -15,7 +15,7 @@ def default_np() -> int:
 
 
 def gang_for(options: Options) -> WarmGang | None:
-    """The warm gang for a cell with these options, or None if it starts its own ranks.
+    """The warm gang for a cell with these options, or None if the cell starts its own ranks.
 
     Raises OptionsError if the cell asks for a different number of GPUs than the gang's ranks have.
     """
@@ -33,8 +33,8 @@ def gang_for(options: Options) -> WarmGang | None:
 def _needs_own_ranks(options: Options) -> bool:
     """Whether a cell with these options cannot run on a warm gang.
 
-    Partitions of a DataFrame need a new barrier stage. A restart needs new ranks. A timeline is complete only when its
-    ranks have ended. A run in the background would keep the gang busy.
+    A dry run shows what new ranks would be sent. Partitions of a DataFrame need a new barrier stage. A restart needs
+    new ranks. A timeline is complete only when its ranks have ended. A run in the background would keep the gang busy.
     """
     return bool(options.dry_run or options.data or options.survives or options.timeline or options.background)
 

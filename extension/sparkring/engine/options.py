@@ -14,13 +14,13 @@ RESTARTS = 3  # the default for a run with checkpoints
 
 @dataclass(frozen=True)
 class Options:
-    """How to run a cell. `np` < 0: that many processes here; > 0: that many Spark barrier tasks.
+    """How to run a cell. `np` < 0: -np processes on this machine; > 0: np Spark barrier tasks.
 
     `gpus`: the number for each rank; 0 hides all GPUs, None means the launcher's default.
     `data`: the name of a DataFrame; each rank is given a partition, and `np` 0 means a rank for each partition.
-    `checkpoint_dir`: the directory of checkpoints. The run continues from the last one, unless `fresh`; with `resume`,
-    even if the cell or its data has changed.
-    `max_restarts`: how often lost ranks are restarted. `least`: the fewest ranks that may be started then; 0 means all.
+    `checkpoint_dir`: the directory of checkpoints. The run continues from the last one, unless `fresh` is set. With
+    `resume`, it continues even if the cell or its data has changed.
+    `max_restarts`: how often all ranks are restarted if one is lost. `least`: the fewest ranks of a restart; 0: all.
     `background`: the notebook does not wait for the run.
     `timeline`: Horovod records a timeline. It does so only from its own start, so the run needs new ranks.
     """
@@ -65,7 +65,7 @@ def timeline(who: str, horovod: bool, asked: bool) -> bool:
 
 
 def restarts(asked: int | None, checkpoint_dir: str) -> int:
-    """How often to restart lost ranks: `asked`, or the default if it is None."""
+    """How often to restart after a rank is lost: `asked`, or the default if it is None."""
     return asked if asked is not None else RESTARTS if checkpoint_dir else 0
 
 

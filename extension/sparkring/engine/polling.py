@@ -15,9 +15,9 @@ def poll_until(
     *,
     every_s: float = POLL_S,
 ) -> bool:
-    """Call `poll`, with the seconds that it may take, until `condition()` holds; return whether it does.
+    """Call `poll(seconds)` again and again until `condition()` is true. Each call may take that many seconds.
 
-    Returns False if the `deadline` (of time.monotonic(); math.inf for none) passes first.
+    Returns True, or False if the `deadline` (a time of time.monotonic(), or math.inf) passes first.
     """
     while not condition():
         left_s = deadline - time.monotonic()

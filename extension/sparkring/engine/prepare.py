@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkring.cluster.partitions import Data
     from sparkring.engine.warm_gang import WarmGang
 
-# Names that ranks have unless the notebook defines them. IPython removes `exit` and `quit` from its kernel's builtins.
+# Names that ranks have unless the notebook defines them. `exit` and `quit` are builtins, except in IPython's kernel.
 PROVIDED = ("rank", "size", "local_rank", "get_ipython", "display", "displayHTML", "exit", "quit")
 
 
@@ -67,7 +67,7 @@ class _Packed(NamedTuple):
     values: list[tuple[str, Any]]  # each with its name in the notebook; '' for arguments
     title: str
     code: str
-    scripts: tuple[str, ...] = ()  # sources of the cell's scripts; for checkpoints, they are part of its code
+    scripts: tuple[str, ...] = ()  # sources of the cell's scripts: checkpoints count them as part of its code
     data: Data | None = None
     on_result: Callable[[RunResult], None] = lambda result: None
 
@@ -89,9 +89,10 @@ def prepare(spec: RunSpec) -> PreparedRun:
     here = spec.framework != "barrier"
     launch = LaunchRequest(options.np, size, dict(options.env), packed.title, options.gpus, packed.data, here)
     if options.background:
-        # Opened here too, so that errors are raised at once, and a new SparkSession is made in the main thread.
+        # The run's thread opens its own launcher. Open one here, too: errors are then raised at once, and a new
+        # SparkSession is made in the main thread.
         open_launcher(launch, tell)
-        # The notebook may change its arrays before they are sent, now or at a restart: copy them.
+        # The notebook may change its arrays before they are sent at the start or at a restart: copy them.
         request = request._replace(run=request.run._replace(parts=tuple(map(bytes, request.run.parts))))
     legacy = (
         spec.framework == "horovod"
@@ -221,7 +222,7 @@ def _taking_part(spec: RunSpec) -> Iterable[int]:
 
 
 def _validate(packed: _Packed, size: int) -> None:
-    """Let each value raise an error if it cannot be used with `size` ranks or with the methods that the cell calls."""
+    """Let each value raise an error if it does not support `size` ranks or the methods that the cell calls on it."""
     for name, value in packed.values:
         validate = getattr(type(value), "__sparkring_validate__", None)
         if validate is not None and size:
@@ -232,7 +233,7 @@ def _validate(packed: _Packed, size: int) -> None:
 
 
 def _open_directory(options: Options, code: str, values: Iterable[Any]) -> Directory | None:
-    """The directory of checkpoints, and the checkpoint to continue from. Raises CheckpointError, PathError."""
+    """The checkpoint directory, which knows the checkpoint to continue from. Raises CheckpointError, PathError."""
     if not options.checkpoint_dir:
         return None
     _refuse_shared(options.checkpoint_dir)

@@ -1,8 +1,8 @@
 """A run that can restart: if a rank is lost, all ranks are restarted and continue from the last checkpoint.
 
-One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before and
-the user allows it, the new ring is smaller. When the slots are available again, the ring becomes larger after the next
-checkpoint.
+One lost rank ends the attempt, and the next attempt has new ranks. If Spark has fewer slots than before, the new ring
+is smaller, as far as --min-np allows. When the slots are available again, the run restarts with more ranks after the
+next checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparkring.runtime.resume_point import Here
 if TYPE_CHECKING:
     from sparkring.checkpointing.directory import Directory
 
-PAUSE_S = 0.5  # before a restart; twice as long after each attempt that has saved nothing …
+PAUSE_S = 0.5  # before a restart; doubled for each further attempt in a row that saved nothing …
 LONGEST_PAUSE_S = 30.0  # … up to this
 SHRINK_AFTER_S = 5.0  # before the ring gets smaller: Spark may soon replace a lost executor
 SAY_AFTER_S = 1.0  # after this, report that the run waits for slots
@@ -124,7 +124,7 @@ class Restarts:
             )
 
     def _attempts(self, outcome: Outcome) -> tuple[Attempt, ...]:
-        """All attempts; the last one has the failure that ended it."""
+        """All attempts. The failure that ended the last one is filled in here, before AttemptEnded records it."""
         record = self.recorder.record
         failure = None if outcome.rank is None else record.ranks[outcome.rank].failure
         return (*record.attempts[:-1], record.attempts[-1]._replace(failed_rank=outcome.rank, failure=failure))
@@ -142,9 +142,9 @@ class Restarts:
         return why_not
 
     def _wait_for_slots(self, until: float) -> Outcome | None:
-        """Decide how many ranks the next attempt has, and wait for slots as long as there are too few.
+        """Wait as long as there are too few slots for the next attempt, and decide how many ranks it has.
 
-        Returns how the run ends if there is no next attempt.
+        Returns the outcome of the run if there is no next attempt; otherwise None.
         """
         most, least = self.launch.size, self.options.least or self.launch.size
         began, there, told = time.monotonic(), 0, False
@@ -174,7 +174,7 @@ class Restarts:
         return Outcome("not started", str(error), error=error)
 
     def _can_be_larger(self) -> str:
-        """Why to restart a smaller ring: there is room for more ranks, and a checkpoint was saved since; else ''."""
+        """The reason to restart with more ranks, or ''. There must be room, and a checkpoint saved since then."""
         if self._size == self.launch.size:
             return ""
         now = time.monotonic()
@@ -193,8 +193,8 @@ class Restarts:
 def counted(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The failed attempts that count towards `max_restarts`.
 
-    An attempt that found its checkpoint damaged does not count, since the next one takes an earlier checkpoint. If the
-    next attempt finds the same damage, it counts: the cell itself asks for the damaged checkpoint.
+    An attempt that found its checkpoint damaged does not count, since the next one takes an earlier checkpoint. A later
+    attempt that fails on the same checkpoint counts: the cell itself asks for that checkpoint.
     """
     lost, damaged = [], set()
     for each in attempts:
@@ -220,10 +220,10 @@ def gives_up(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], max
 
 
 def cannot_heal(failure: Failure, failures: Collection[Failure], size: int, *, stepped: bool) -> NoRestart | None:
-    """Why another attempt of `size` ranks would fail in the same way, judged by the exceptions' types, or None.
+    """Why another attempt with `size` ranks would fail in the same way; None if it may succeed.
 
-    `failures` are those of all ranks; `stepped` says whether a rank has reached a step. The answer is None if a process
-    died without an exception or a collective broke: the failure may then follow from the end of another rank.
+    `failures` are those of all ranks; `stepped` says whether a rank has reached a step. Returns None if a process died
+    without an exception, or if a collective broke: another rank's end may then have caused the failure.
     """
     if failure.cause in ("echo", "damaged checkpoint") or not all(each.error for each in failures):
         return None
@@ -242,7 +242,7 @@ def has_stepped(record: RunRecord) -> bool:
 
 
 def _same(one: Failure, other: Failure) -> bool:
-    """Whether both are exceptions of one class, of one cause, from one place."""
+    """Whether both have the same cause, the same class of exception and the same innermost frame."""
     return (one.cause, one.error, one.frames[-1:]) == (other.cause, other.error, other.frames[-1:])
 
 

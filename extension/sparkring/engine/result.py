@@ -15,7 +15,7 @@ from sparkring.history.record import RunRecord
 class RunResult:
     """The result of a run.
 
-    `value`: the value of the last expression (or of the function) on rank 0. `values`: the values of all
+    `value`: the value of the last expression, or what the function returned, on rank 0. `values`: the values of all
     ranks, in rank order; `by_rank`: the same as a dict. `pulled`: the values of the names in --pull, from rank 0.
     `record`: the RunRecord. `logs(rank)`: everything that the rank printed. `problems`: values that
     could not be returned, and why. For a run on only some ranks (%%ranks), `values` contains their values, and the
@@ -39,7 +39,7 @@ class RunResult:
         return [self.by_rank.get(rank.rank) for rank in self.record.taking_part]
 
     def logs(self, rank: int = 0) -> str:
-        """Everything that `rank` wrote to stdout and stderr, in order of arrival; bad bytes as \\xNN."""
+        """Everything that `rank` wrote to stdout and stderr, in order of arrival; invalid UTF-8 as \\xNN."""
         if not 0 <= rank < self.record.size:
             raise IndexError(f"there is no rank {rank}: this run had ranks 0 to {self.record.size - 1}")
         return run_store.log(Path(self.record.log_folder), rank)
@@ -51,7 +51,7 @@ class RunResult:
         return f"RunResult({describe.ranks(self.record)}, {self.record.outcome} in {took}{value})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's Out[]: the ranks' values, if this result is not shown as part of another object."""
+        """Print the text of Out[]: the ranks' values, or the repr if the result is part of another object."""
         whole = len(printer.stack) <= 1
         printer.text((value_texts.told(self.by_rank, value_texts.like(printer)) if whole else "") or repr(self))
 

@@ -18,7 +18,7 @@ from sparkring.runtime.resume_point import Here
 
 
 class Run:
-    """A prepared run, recorded and shown from now on. to_the_end() carries it out, and `interrupts` can stop it."""
+    """A prepared run that is recorded and shown. to_the_end() carries it out, and `interrupts` can stop it."""
 
     def __init__(self, prepared: PreparedRun, view: View, interrupts: Interrupts) -> None:
         self.prepared = prepared

@@ -1,4 +1,4 @@
-"""The specification of a run and its outcome, as plain data. A specification is unchecked: prepare() checks it."""
+"""The specification of a run and its outcome, as plain data. A specification may be invalid: prepare() checks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Cell(NamedTuple):
     """A cell of the notebook whose variables are in `namespace`; `scripts` are those of its %run lines.
 
-    The names that it pulls are put into `namespace`.
+    The variables named in --pull are copied from rank 0 into `namespace`.
     """
 
     source: str
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 
 class RunSpec(NamedTuple):
-    """What is to run, on what, and with which options.
+    """What to run, on which ranks, and with which options.
 
     `framework` names the ranks' framework. `title` and `code` are kept in the record; for a call, they default to its
     function's name and source. `gang` is the warm gang to run on, and `ranks` are those to use (all if none is named).
@@ -65,10 +65,10 @@ class Outcome:
     """How one execution of a request ended. The outcome of a run is that of its last execution.
 
     There are two endings besides those of a run: "not started" if the ranks could not be started (`error` says why),
-    and "called off" if it was ended to be started again, for `reason`.
+    and "called off" if it was ended so that the run can restart (`reason` says why).
 
-    `reason` is one line for the record. `rank` is the one whose failure ended it. `results` are what the ranks had
-    sent by then. `explanation` is what an error message says in addition to the record.
+    `reason` is one line for the record. `rank` is the one whose failure ended the execution. `results` are what the
+    ranks had sent by then. `explanation` is what the error message says in addition to the record.
     """
 
     ending: Ending | Literal["not started", "called off"]

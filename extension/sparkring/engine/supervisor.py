@@ -27,8 +27,8 @@ FAILURE_GRACE_S = 0.1
 OTHERS_GRACE_S = 1.0  # after an exception, wait this long for other ranks' failures, to decide on a restart
 INTERRUPT_GRACE_S = 1.0
 RETURN_GRACE_S = 4.0  # a warm gang is given up if its ranks do not come back from an interrupt in this time
-RELEASE_AFTER_S = 0.5  # a rank that has not come back by then may be waiting in a collective
-REPEAT_AFTER_S = 2.0  # it may also have lost its interrupt, in a callback or at the very beginning of its cell
+RELEASE_AFTER_S = 0.5  # after this, end collectives: a rank that has not come back may be waiting in one
+REPEAT_AFTER_S = 2.0  # after this, interrupt again: the first may be lost in a callback or as the cell begins
 LEAVE_GRACE_S = 10.0
 EVERYTHING_ENDS_S = 5.0  # beyond this, close() ends the rest by force
 STALL_EVERY_S = 1.0
@@ -51,7 +51,7 @@ def run_on_fresh_ranks(
     deadline: float | None = None,
     calls_off: Callable[[], str] = str,
 ) -> Outcome:
-    """Run a request on a gang of its own, from its start to its end; `deadline` and `calls_off` as for Supervisor.
+    """Start a gang, run a request on it, and close it; `deadline` and `calls_off` as for Supervisor.
 
     The caller must have entered `run.interrupts`.
     """
@@ -65,17 +65,16 @@ def run_on_fresh_ranks(
 
 
 def deadline_of(options: Options) -> float:
-    """When the time limit of a run that begins now will have passed, as a time of time.monotonic()."""
+    """The deadline of a run that begins now, as a time of time.monotonic(); math.inf if it has no time limit."""
     return math.inf if options.timeout_s is None else time.monotonic() + options.timeout_s
 
 
 class Supervisor:
     """Watches one execution until it is over.
 
-    With `warm`, the gang stays up after the execution. It is closed, as a cold gang always is, if a rank died or did
-    not come back from an interrupt. The run times out at the `deadline` (of time.monotonic()); without a deadline, its
-    time limit counts from now. `calls_off` is called now and then; it returns why the execution is to be called off,
-    or ''.
+    With `warm`, the gang stays up after the execution, unless a rank died or did not come back from an interrupt. A
+    cold gang is always closed. The run times out at the `deadline` (of time.monotonic()); without a deadline, its time
+    limit counts from now. `calls_off` is called repeatedly; it returns why the execution is to be called off, or ''.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Supervisor:
         return poll_until(condition, time.monotonic() + within_s, self._poll)
 
     def _ended_early(self) -> Outcome | None:
-        """How the execution has ended before all ranks have run the request; None if it has not."""
+        """End the execution if it was interrupted, failed, timed out or is called off. Returns its outcome, or None."""
         if self.interrupts.seen:
             running = self.execution.running if self.gang.up else []
             return Outcome("interrupted", describe.interrupted(len(running), self._end_early(), warm=self.warm))
@@ -146,7 +145,7 @@ class Supervisor:
     def _hear_others(self, rank: int) -> int:
         """Wait for a moment for failures of other ranks; returns the rank whose failure is the cause.
 
-        A restart depends on them: on whether all ranks failed in the same way, and on whether one has died.
+        Whether the run restarts depends on them: whether all ranks failed in the same way, and whether one has died.
         """
         if self.options.max_restarts and self.execution.failures[rank].is_exception:
             self._poll_until(lambda: self.interrupts.seen or not self.execution.running, OTHERS_GRACE_S)
@@ -154,7 +153,7 @@ class Supervisor:
         return rank if found is None else found
 
     def _end(self) -> str:
-        """End the ranks, and the gang. Returns a sentence about what is left of a warm one."""
+        """End the ranks, and the gang. Returns a sentence about what is left of a warm gang; '' for a cold one."""
         self.gang.stop(signal.SIGTERM, FAILURE_GRACE_S)
         self._poll_until_gone(EVERYTHING_ENDS_S)
         return self._given_up()
@@ -172,7 +171,7 @@ class Supervisor:
         return Outcome("timed out", reason, results=unpack_results(self.execution), explanation=explanation)
 
     def _end_early(self) -> str:
-        """Interrupt the ranks; the gang ends unless it is warm and they come back. Returns a sentence about that."""
+        """Interrupt the ranks. The gang ends unless it is warm and they come back. Returns a sentence like _end()."""
         back = self.gang.up and self._come_back(RETURN_GRACE_S if self.warm else INTERRUPT_GRACE_S)
         if self.warm and back:
             return self._kept()
@@ -208,7 +207,7 @@ class Supervisor:
         return describe.gang_kept(released=self._released)
 
     def _given_up(self) -> str:
-        """Close the gang. If it was warm, returns a sentence about what that means; else ''."""
+        """Close the gang. Returns a sentence about what this means for a warm gang; '' for a cold one."""
         stuck = self.execution.running
         if self.execution.request.timeline:  # close() does not wait for the rest of the timeline
             self.gang.stop(signal.SIGKILL, 0.0)
@@ -230,11 +229,12 @@ class Supervisor:
 
     def _poll_until_gone(self, within_s: float) -> None:
         def gone() -> bool:
-            return self.gang.gone or not self.gang.up  # close() ends members that are not ranks yet
+            # Before the gang is up, there are no ranks to wait for: close() ends its members.
+            return self.gang.gone or not self.gang.up
 
         self._poll_until(gone, within_s)
         self._poll_until(lambda: gone() or not self.gang.timeline_pending, math.inf)
-        # Take the messages that were queued behind the last goodbye.
+        # Take the messages that were queued behind the last Exited.
         self._poll(0.0)
 
     def _tell_of_a_slow_start(self) -> None:
@@ -243,7 +243,7 @@ class Supervisor:
             self.recorder.notice(why_it_waits(self.gang, self.recorder.record.joined), until="up")
 
     def _ask_where(self) -> None:
-        """Ask for the stack of each rank, for the record."""
+        """Ask each rank for its stack, and wait up to STACKS_WAIT_S until the record has the answers."""
         asked = time.time()
         self.gang.ask_for_stacks()
 
@@ -254,7 +254,10 @@ class Supervisor:
         self._poll_until(answered, STACKS_WAIT_S)
 
     def _look_for_a_stall(self) -> None:
-        """Report where the ranks are if the running ones have long been silent and not all ranks are at one place."""
+        """If the ranks have been silent for `stall_s` and are at different places, report where each one is.
+
+        A finished rank counts as being at a different place.
+        """
         now = time.monotonic()
         if now < self._look_at or not self.gang.up:
             return

@@ -1,7 +1,7 @@
 """Warm gangs, which stay up between cells. There is at most one on this machine, and at most one on Spark.
 
-While no cell runs on a gang, its thread listens to it. So a dead rank, the idle limit and a Spark job that waits for
-slots are noticed before the next cell.
+While no cell runs on a gang, a thread listens to its ranks. So a dead rank, the idle limit and a Spark job that waits
+for slots are noticed before the next cell.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WarmGang:
 
     @contextlib.contextmanager
     def take(self, recorder: Recorder | None = None) -> Iterator[Gang]:
-        """The gang, for a cell; `recorder` gets the events since the last cell."""
+        """Reserve the gang for a cell, and yield it. `recorder` gets the events since the last cell."""
         self._resting.clear()
         self.gang.wake()
         with self._mine:
@@ -117,7 +117,7 @@ class WarmGang:
                 self._resting.set()
 
     def stacks(self) -> RunRecord:
-        """The current stack of every rank, as a record without a run."""
+        """The current stack of every rank, as a record that belongs to no run."""
         with Interrupts(), self.take() as gang:
             asked = time.time()
             started = events.RunStarted(asked, "", "", "", gang.size, self.where, self.wanted.framework, "all")
@@ -136,7 +136,7 @@ class WarmGang:
 
     def stop(self) -> None:
         """End the ranks, and release everything; returns when nothing is left."""
-        with contextlib.suppress(LaunchError), self.take() as gang:  # it may be gone already
+        with contextlib.suppress(LaunchError), self.take() as gang:  # it may have ended already
             gang.leave()
             poll_until(lambda: gang.gone, time.monotonic() + LEAVE_S, gang.poll)
             self._end(STOPPED)
@@ -277,7 +277,7 @@ def default_np() -> int | None:
 
 
 def find(np: int, say: Tell) -> WarmGang | None:
-    """The warm gang for a cell with this `np`, or None. A gang that was lost is replaced by a new one."""
+    """The warm gang for a cell with this `np`; None if there is none, or it is busy. A lost gang is replaced."""
     found = _at(np)
     if found is None or found.wanted.np != np or found.busy:
         return None

@@ -14,7 +14,7 @@ class Endpoint(NamedTuple):
     host: the name of its host.
     address, interface: its address on the network that leads to the driver, and the interface that has the address.
     seen_as: the address that the driver sees, which differs behind network address translation.
-    port: one that was free when the rank started or ended its last request, for a framework whose ranks listen.
+    port: a port that was free when the rank started, or at the end of its last request. Some frameworks listen on it.
     """
 
     host: str
@@ -27,7 +27,7 @@ class Endpoint(NamedTuple):
 class Lesson(NamedTuple):
     """The cell magic that starts ranks of a framework, and what its help says.
 
-    `what` completes "Run the cell on …"; `example` is a cell, `reads` are names of the notebook that it reads, and
+    `what` completes "Run the cell on …". `example` is a cell, and `reads` are the notebook's names that it reads.
     `line` has options that may follow the magic.
     """
 
@@ -39,14 +39,14 @@ class Lesson(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`variable` is the environment variable that names a timeline's file; `beside` are others that all ranks need."""
+    """`variable` is the environment variable that names a timeline's file; `beside` has others to set with it."""
 
     variable: str
     beside: dict[str, str]
 
 
 class Start(NamedTuple):
-    """A start of the ranks of run `run_id`, after `restarts` of at most `max_restarts` restarts."""
+    """An attempt of run `run_id`, after `restarts` restarts. `max_restarts` is the limit."""
 
     run_id: str
     restarts: int
@@ -54,13 +54,13 @@ class Start(NamedTuple):
 
 
 class Framework(ABC):
-    """Connects the ranks of a gang. It is made once all ranks are up, with their endpoints in rank order.
+    """Connects the ranks of a gang. It is made when all ranks are up, with their endpoints in rank order.
 
     `bind_host` is where the driver listens, `host` where ranks reach it; the gang keeps `endpoints` up to date.
-    `by_node`: ranks on one node are neighbours; else ranks are in the order of their members, which on Spark is that
-    of the partitions. `in_task`: its cells are given the context and the rows of the Spark task. `lesson`: its magic.
-    `reserved`: names that its ranks define for a cell, even if the notebook has them, too. `timeline`: how to make it
-    record one.
+    `by_node`: whether ranks on one node are neighbours. Otherwise, ranks are in the order of their members, which
+    on Spark is the order of the partitions. `in_task`: whether cells get the context and the rows of the Spark task.
+    `lesson`: the cell magic and its help. `reserved`: names that ranks define for a cell, even if the notebook defines
+    them, too. `timeline`: how the framework is told to record a timeline.
     """
 
     by_node: ClassVar[bool] = True
@@ -83,4 +83,4 @@ class Framework(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what lasted as long as the gang."""
+        """Release what was kept open for the gang."""

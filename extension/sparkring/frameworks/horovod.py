@@ -9,7 +9,7 @@ from sparkring.frameworks.base import Endpoint, Framework, Lesson, Start, Timeli
 from sparkring.runtime.world import World
 
 # Gloo's default is 30 s. The timeout also limits how long after the first rank the last one may call
-# hvd.init(). A lost rank ends the gang anyway, so no rank waits this long in vain.
+# hvd.init(). If a rank is lost, sparkring ends the gang, so no rank waits this long in vain.
 GLOO_TIMEOUT_S = 600
 
 
@@ -27,8 +27,8 @@ class Horovod(Framework):
         """,
         "model, x, y",
     )
-    # Only rank 0 writes the file, but a ring hangs unless the variable is set on all of its ranks. Cached responses
-    # do not show when each rank was ready, so the cache is off.
+    # Only rank 0 writes the file, but a ring hangs unless the variable is set on all of its ranks. For responses from
+    # Horovod's cache, the timeline does not show when each rank was ready, so the cache is off.
     timeline = Timeline("HOROVOD_TIMELINE", {"HOROVOD_CACHE_CAPACITY": "0"})
 
     def __init__(self, host: str, bind_host: str, endpoints: list[Endpoint]) -> None:

@@ -18,7 +18,7 @@ from sparkring.wire.channel import wake
 
 MOST_VALUE_BYTES = 64 * 1024
 MOST_KEY_CHARACTERS = 256
-# Keys per rank: its own address in each of three scopes of each process set, and one per peer.
+# A rank stores a key for its own address in each of the three scopes of each process set, and one key per peer.
 MOST_KEYS_PER_RANK = 4_096
 REQUEST_TIMEOUT_S = 30.0
 
@@ -27,7 +27,7 @@ _SCOPE = re.compile(r"(?:global|local_[\w.\-]{1,255}|cross_\d{1,6})(?:_process_s
 
 
 class Store:
-    """A rendezvous for `ranks` ranks on the addresses `peers`; listens on `host`, on a free port."""
+    """A rendezvous for `ranks` ranks, whose addresses are `peers`. It listens on a free port of `host`."""
 
     def __init__(self, host: str, *, peers: set[str], ranks: int) -> None:
         self._server = _Server((host, 0), peers, MOST_KEYS_PER_RANK * ranks)

@@ -41,9 +41,9 @@ class Value(NamedTuple):
 
 
 def cause_priority(failure: Failure) -> int:
-    """A failure's priority as the cause of an execution's end. The failure with the lowest is the cause.
+    """A failure's priority as the cause of an execution's end. The failure with the lowest number is the cause.
 
-    0 if another rank's end cannot have caused it, 2 if it looks like a consequence of one, 1 otherwise.
+    0 if another rank's end cannot have caused the failure, 2 if it looks like a consequence of one, 1 otherwise.
     """
     if failure.cause == "echo":
         return 2
@@ -82,7 +82,7 @@ class Execution:
         """The rank whose failure ends the execution; None if there is none, or it is not decided yet."""
         if not self.failures or (self._decide_at is not None and time.monotonic() < self._decide_at):
             return None
-        # The first to fail, unless it only echoes another: dicts keep the order of arrival.
+        # Among those with the lowest number, the first to fail: dicts keep the order of arrival.
         return min(self.failures, key=lambda rank: cause_priority(self.failures[rank]))
 
     @property
@@ -107,7 +107,7 @@ class Execution:
     def failed(self, rank: int, failure: Failure) -> list[Event]:
         """Note that a rank has failed, and return the events; none if it had already failed or been stopped.
 
-        The death of a rank that has finished counts as well: others may wait for it.
+        The death of a rank that has finished counts as well: other ranks may wait for it.
         """
         if rank not in self.running and rank not in self.values:
             return []

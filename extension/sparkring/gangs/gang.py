@@ -29,12 +29,15 @@ from sparkring.wire import messages
 from sparkring.wire.ticket import Ticket
 
 SILENT_LIMIT_S = 30.0  # a member sends a Beat every 2 s
-TIMELINE_S = 20.0  # the wait for a timeline's next piece, or for Exited after the last: reading the file takes time
+TIMELINE_S = 20.0  # wait this long for a timeline's next piece, or for Exited after the last one: reading takes time
 LOST_WAIT_S = 2.0  # Spark can say why a task has ended only a moment after its member is gone
 
 
 class Gang:
-    """N ranks: `start`; `submit` a request and `poll` until its Execution is over, any number of times; `close`."""
+    """N ranks. start() has them started, submit() gives them a request, and close() ends them.
+
+    After each submit(), call poll() until the Execution is over. The first request can be submitted before start().
+    """
 
     def __init__(self, launcher: Launcher, size: int) -> None:
         self.size = size
@@ -92,7 +95,7 @@ class Gang:
         return found + self._watch()
 
     def wake(self) -> None:
-        """Have a poll() that waits in another thread return."""
+        """Wake a poll() that is waiting in another thread: it then returns."""
         self._inbox.wake()
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class Gang:
 
     @property
     def worlds(self) -> list[World]:
-        """The places of the members, once all are up."""
+        """The World of each member; empty until the gang is up."""
         return self._members.worlds
 
     @property
@@ -166,7 +169,7 @@ class Gang:
         self._outbox.send_all(messages.Leave())
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Have every rank's process group signalled, and killed after the grace."""
+        """Send the signal `number` to every rank's process group, and kill what is left after `grace_s`."""
         self._stopping = True
         self._outbox.send_all(messages.Stop(int(number), grace_s))
 
@@ -189,7 +192,7 @@ class Gang:
     def _joined(self, hello: messages.Hello) -> list[Event]:
         self._members.join(hello)
         joined: list[Event] = [events.MemberJoined(time.time(), hello.member, hello.host)]
-        if self._stopping:  # the others have been told already
+        if self._stopping:  # the other members have been told already
             self._outbox.send(hello.member, messages.Stop(signal.SIGKILL, 0.0))
         elif self._members.complete:
             joined += self._enter_world()
@@ -257,7 +260,7 @@ class Gang:
 
     def _failed(self, rank: int, failure: Failure) -> list[Event]:
         if self.execution is None or (self._stopping and failure.cause == "interrupt"):
-            return []  # between requests, or because it was stopped
+            return []  # there is no request, or the rank was interrupted because the gang is stopping
         return self.execution.failed(rank, failure)
 
     def _exited(self, rank: int, failure: Failure) -> list[Event]:
@@ -269,7 +272,7 @@ class Gang:
         return [*found, events.RankExited(time.time(), rank)]
 
     def _lost(self, member: int, how: str) -> list[Event]:
-        """A member was lost without an Exited message: its host, its executor or its process has ended."""
+        """Handle a lost member that sent no Exited message: its host, executor or process ended, or it is silent."""
         if not self.up:
             if self._stopping:
                 return []

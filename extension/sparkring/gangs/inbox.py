@@ -35,8 +35,8 @@ _END = Arrival(-2, None)  # the last item of the queue
 class Inbox:
     """Accepts the members' connections, and queues what comes over them.
 
-    `admit(hello, connection)` says, in the connection's thread, whether this is a member of this gang that has not
-    connected before.
+    `admit(hello, connection)` is called in the connection's thread. It returns whether this is the first connection of
+    a member of this gang.
     """
 
     def __init__(self, size: int, admit: Callable[[Hello, Connection], bool]) -> None:
@@ -56,22 +56,22 @@ class Inbox:
         return self._closed.is_set()
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """Wait up to `timeout_s` for the first arrival, and take those that are there; more are left for next time."""
+        """Wait up to `timeout_s` for the first arrival; return it, and up to QUEUE_MESSAGES more that are there."""
         found: list[Arrival] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
-            for _ in range(QUEUE_MESSAGES):  # and no more: ranks that never stop printing must not keep us here
+            for _ in range(QUEUE_MESSAGES):  # not all: ranks that never stop printing must not keep us here
                 found.append(self._queue.get_nowait())
         return [arrival for arrival in found if arrival is not _WAKE]
 
     def wake(self) -> None:
-        """Have a take() that waits in another thread return."""
+        """Wake a take() that is waiting in another thread: it then returns."""
         with contextlib.suppress(queue.Full):  # if the queue is full, take() does not wait
             self._queue.put_nowait(_WAKE)
 
     def close(self, handle: Callable[[Arrival], object], end_members: Callable[[], None]) -> None:
-        """Call `end_members()` while everything that arrives is handled; then close all connections."""
-        # Nobody calls take() any more, and members must not wait because the queue is full.
+        """Call `end_members()`, and meanwhile `handle(arrival)` for each arrival; then close all connections."""
+        # Nobody calls take() any more. A thread empties the queue, since members would wait if it were full.
         drain = threading.Thread(target=self._drain, args=(handle,), name="sparkring-drain", daemon=True)
         drain.start()
         try:

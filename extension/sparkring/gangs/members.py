@@ -130,7 +130,7 @@ class Members:
 
 
 def _nodes(hellos: Sequence[Hello]) -> list[str]:
-    """The names of the members' nodes: those of the hosts, with the address if two hosts have the same name."""
+    """The name of each member's node: its host's name, with the address if several hosts have the same name."""
     addresses: dict[str, set[str]] = {}
     for hello in hellos:
         addresses.setdefault(hello.host, set()).add(hello.address)

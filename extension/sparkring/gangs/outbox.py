@@ -35,7 +35,7 @@ class Outbox:
         return sender is not None and sender.is_alive()
 
     def send(self, member: int, message: Message) -> None:
-        """Send a message to a member. If its connection has ended, the thread that reads it reports that."""
+        """Send a message to a member. If its connection has ended, the thread that reads the connection reports it."""
         with self._lock:
             if member in self._waiting:  # do not wait: a frozen rank may never read what is being sent
                 self._waiting[member].append(message)

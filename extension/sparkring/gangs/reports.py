@@ -10,7 +10,7 @@ from sparkring.wire.messages import Exited, Kept, Stack
 
 
 def as_event(time: float, rank: int, report: Kept | Stack) -> Event:
-    """The event that the record gets; `time` is when the driver heard of it."""
+    """The event that the record gets; `time` is when the driver received the report."""
     if isinstance(report, Stack):
         return StackTaken(time, rank, report.state, stacks.cell_line(report.text), report.text)
     return report._replace(time=time, rank=rank)

@@ -36,7 +36,7 @@ _FOLLOWERS_NAMED = 3  # kinds of secondary failures that are named one by one
 
 
 def duration(seconds: float) -> str:
-    """A span of time as people say it: 40 ms, 3.2 s (3 s if whole seconds are given), 3 min 12 s, 2 h 05 min."""
+    """A span of time as people say it: 40 ms, 3.2 s (3 s if `seconds` is an int), 3 min 12 s, 2 h 05 min."""
     if seconds < 0.0995 and isinstance(seconds, float):
         return f"{max(1, round(seconds * 1000))} ms"
     if seconds < 9.95 and isinstance(seconds, float):
@@ -63,7 +63,7 @@ def ago(seconds: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """A number of bytes in decimal units, three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
+    """A number of bytes in decimal units, with three digits: 999 B, 1.20 kB, 34.5 MB; nothing for None."""
     if size_bytes is None:
         return ""
     if size_bytes < 1000:
@@ -142,13 +142,13 @@ def named(names: Sequence[str], most: int, characters: int = 40) -> str:
 
 
 def states(record: RunRecord) -> dict[str, int]:
-    """How many ranks are in which state, in the order of a rank's life."""
+    """The number of ranks in each state; the states in the order in which a rank goes through them."""
     found = Counter(rank.state for rank in record.taking_part)
     return {state: found[state] for state in ("starting", "running", "finished", "failed", "stopped") if found[state]}
 
 
 def ranks(record: RunRecord) -> str:
-    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, `22 of 64 ranks` where these are many."""
+    """The ranks that the cell runs on: `4 ranks`, `ranks 0, 2 of 4`, or `22 of 64 ranks` if the list would be long."""
     if not record.part:
         return rank_count(record.size)
     named = rank_list(record.part)
@@ -341,7 +341,7 @@ def _place(frame: CodeFrame) -> str:
     if frame.filename == CELL_NAME:
         return f"cell line {frame.line}{function}"
     if frame.in_cell:
-        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"  # may be the one that calls run()
+        which = "an earlier" if frame.filename == EARLIER_CELL else "a notebook"  # perhaps the cell that calls run()
         return f"line {frame.line} of {which} cell{function}"
     return f"{'/'.join(frame.filename.rsplit('/', 3)[-3:])}:{frame.line}{function}"
 
@@ -403,7 +403,7 @@ def _last_lines(rank: RankRecord, failure: Failure) -> str:
 
 
 def without_traceback(lines: Sequence[LogLine], failure: Failure) -> list[LogLine]:
-    """The lines without those in which the rank printed the failure's own traceback."""
+    """`lines` without the traceback of `failure` that the rank printed."""
     wanted = [as_shown(line.encode("utf-8", "backslashreplace")) for line in failure.traceback.splitlines()]
     at = [index for index, line in enumerate(lines) if line.stream == "stderr"]
     # Compare from the end of the traceback: its beginning may no longer be in the tail, and other lines may follow it.
@@ -440,7 +440,8 @@ def no_restart(found: NoRestart) -> str:
             return f"This was attempt {found.attempts}: all restarts are used up ({limit})."
         case "twice the same":
             return (
-                "It failed twice in the same way, and saved no checkpoint in between: another restart would not help."
+                "The run failed twice in the same way, and saved no checkpoint in between: another restart would not "
+                "help."
             )
         case "code":
             return f"The run was not restarted: another attempt would raise the same {found.error.rpartition('.')[2]}."
@@ -458,7 +459,7 @@ def waiting_for_ranks(joined: int, size: int, reason: str) -> str:
 
 
 def interrupted(running: int, left: str, *, warm: bool) -> str:
-    """How an interrupt ended a run: `2 ranks ended`. `left` is what is left of a warm gang."""
+    """How an interrupt ended a run: `2 ranks ended`. `left` says what is left of a warm gang."""
     ended = f"{rank_count(running)} {'stopped' if warm else 'ended'}" if running else "before the ranks were up"
     return f"{ended}. {left}" if left else ended
 

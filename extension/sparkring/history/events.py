@@ -39,14 +39,14 @@ from sparkring.wire.messages import UserMessage as UserMessage
 Until = Literal["", "up", "heard"]
 Ending = Literal["finished", "failed", "interrupted", "timed out"]
 
-CAPTURED_KEPT = 200  # names: they are all saved on one line of the run's events
+CAPTURED_KEPT = 200  # names at most: all are saved on one line of the run's events
 
 
 class CapturedName(NamedTuple):
     """One name of the notebook and how it reaches the ranks.
 
     size_bytes: what the name adds to the payload; None if it could not be packed.
-    travels: modules and importable functions and classes are sent by reference, that is, as a name.
+    travels: how it is sent. Modules and importable functions and classes are sent by reference, that is, as a name.
     problem: why it cannot travel, with the path to the object at fault ("`trainer.loader._lock` is a `_thread.lock`").
     advice: what to do about the problem.
     required: the cell cannot run without it.
@@ -64,11 +64,11 @@ class CapturedName(NamedTuple):
 
 
 class RunStarted(NamedTuple):
-    """The run exists; `code` is what the user wrote, with the magic's line as its first line.
+    """The run has begun; `code` is what the user wrote, with the magic's line as its first line.
 
-    `ranks` are those that the cell runs on, empty for all. `warm`: the run is on a gang whose ranks are up already.
-    `checkpoint_dir` is where its checkpoints go, as the user wrote it, '' for nowhere. `captured` are the names that
-    were sent along, at most CAPTURED_KEPT; `versions` are names and versions of packages installed at the driver.
+    `ranks` are those that the cell runs on; () for all ranks. `warm`: the run is on a gang whose ranks are up already.
+    `checkpoint_dir` is the directory for checkpoints, as the user wrote it; '' for none. `captured` are the names that
+    were sent along, at most CAPTURED_KEPT; `versions` are names and versions of packages installed on the driver.
     """
 
     time: float
@@ -89,7 +89,7 @@ class RunStarted(NamedTuple):
 class AttemptStarted(NamedTuple):
     """Attempt `number` (from 1) of a run that can restart is started, with `size` ranks.
 
-    `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 for a new run.
+    `checkpoint` is the name of the checkpoint that it continues from, `step` its step; '' and 0 if there is none.
     """
 
     time: float
@@ -100,7 +100,7 @@ class AttemptStarted(NamedTuple):
 
 
 class AttemptEnded(NamedTuple):
-    """An attempt is over, and another one follows in `pause_s`. `reason` says in a line why.
+    """An attempt is over, and another one follows in `pause_s`. `reason` says in one line why it ended.
 
     `failed_rank` is the rank whose failure ended it; None if none failed, as when the ring is to grow.
     """
@@ -121,7 +121,7 @@ class MemberJoined(NamedTuple):
 
 
 class RankStarted(NamedTuple):
-    """A rank has its place; `pid` is its process on `host`."""
+    """A rank has been sent the cell to run; `pid` is its process on `host`."""
 
     time: float
     rank: int
@@ -159,10 +159,11 @@ class Lateness(NamedTuple):
 class TimelineSaved(NamedTuple):
     """Horovod's timeline of an attempt is in the run's folder as `name`; the other fields summarise it.
 
-    `wall_s` is from its first event to its last, and is the sum of the five that follow. Each moment counts for the
-    operation that was furthest along: reducing, else copying, else waiting for data, else negotiating. `elsewhere_s`
-    is the time without an operation, as while gradients are computed. `slowest` are the tensors that took longest,
-    `late` the ranks that others waited for, worst first. `problem` says what is wrong with the file, if anything is.
+    `wall_s` is the time from its first event to its last, and the sum of the five times that follow. Each moment
+    counts for the operation that was furthest along: reducing, else copying, else waiting for data, else negotiating.
+    `elsewhere_s` is the time without an operation, for example while gradients are computed. `slowest` are the tensors
+    that took longest, `late` the ranks that others waited for, worst first. `problem` says what is wrong with the
+    file, if anything is.
     """
 
     time: float
@@ -191,7 +192,7 @@ class RankFinished(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank has failed, in the cell or by the end of its process."""
+    """A rank has failed: the cell raised an exception, or the rank's process ended."""
 
     time: float
     rank: int
@@ -213,7 +214,7 @@ class RankExited(NamedTuple):
 
 
 class StackTaken(NamedTuple):
-    """Where a rank stood when asked; `cell_line` is 0 if no line of the cell was on its stack."""
+    """Where a rank was when it was asked for its stack; `cell_line` is 0 if no line of the cell was on its stack."""
 
     time: float
     rank: int
@@ -250,13 +251,13 @@ _BY_NAME["Message"] = UserMessage  # as version 0.1 called it
 
 
 def to_json(event: Event, **more: Any) -> str:
-    """The event as JSON with its type, and `more` fields. Bytes stay out: they have files of their own."""
+    """The event as JSON, with its type and the fields `more`. Bytes are left out: they have files of their own."""
     found = {name: _plain(value) for name, value in event._asdict().items() if name != "data"}
     return json.dumps({"type": type(event).__name__, **found, **more})
 
 
 def _plain(value: Any) -> Any:
-    """The value for JSON: named tuples become dicts. A Piece stays a tuple, which is shorter: there may be many."""
+    """The value for JSON: named tuples become dicts. A Piece stays a tuple: this is shorter, and there may be many."""
     if not isinstance(value, tuple) or isinstance(value, Piece):
         return value
     named = value._asdict() if hasattr(value, "_asdict") else None

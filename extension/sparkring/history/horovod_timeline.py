@@ -1,8 +1,8 @@
 """Horovod's timeline: reads it as a stream, completes the file, and summarises it.
 
-The timeline is a list of Chrome trace events. Each tensor is a process there, named by an "M" event. Nested "B" and
-"E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event with a rank's
-number says that this rank is ready. Then follows ALLREDUCE, which contains WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER,
+The timeline is a list of Chrome trace events. In it, each tensor is a "process", whose name is in an "M" event. Nested
+"B" and "E" events mark the beginning and end of the operations on a tensor. In NEGOTIATE_ALLREDUCE, an "X" event with a
+rank's number says that this rank is ready. The ALLREDUCE that follows contains WAIT_FOR_DATA, MEMCPY_IN_FUSION_BUFFER,
 GLOO_ALLREDUCE and the like (horovod.readthedocs.io/en/stable/timeline_include.html). Times are in microseconds.
 
 If Horovod was killed, the file has no end. A rank may also have written anything into it. So parts that cannot be read
@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, NoReturn
 from sparkring.history.events import Lateness, TensorTimes, TimelineSaved
 
 EVENT_CHARACTERS = 64 * 1024  # anything longer is not one of Horovod's events
-BROKEN_PLACES = 1_000  # after this number, the rest is not read
+BROKEN_PLACES = 1_000  # parts that cannot be read; after this many, reading stops
 TENSORS = 20_000  # the most that are timed; events of others are ignored
 RANKS = 1_024
 DEPTH = 16
@@ -87,7 +87,7 @@ class Scanner:
                     at = named.end()
                     continue
                 if len(text) - at < EVENT_CHARACTERS and not last:
-                    break  # its end may still be to come
+                    break  # the event's end may be in the next piece
                 self.broken += 1
                 at = text.find("{", at + 1)
                 if at < 0:
@@ -176,7 +176,7 @@ class Arriving:
 
 @dataclass
 class _Tensor:
-    """A tensor, and what is under way with it: phases with their beginnings, and the ranks that are ready."""
+    """A tensor: its totals, the phases under way with their beginnings, and the ranks that are ready."""
 
     name: str = ""
     operations: int = 0
@@ -186,11 +186,11 @@ class _Tensor:
 
 
 class _Stretches:
-    """The total time that is covered by stretches, which may overlap and are added in the order of their ends."""
+    """Adds up the time that stretches cover. They may overlap, and are added in the order of their ends."""
 
     def __init__(self) -> None:
         self.covered = 0.0
-        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # none of them overlap
+        self._last: deque[tuple[float, float]] = deque(maxlen=STRETCHES)  # merged, so that none of them overlap
 
     def add(self, begin: float, end: float) -> None:
         while self._last and self._last[-1][1] >= begin:
@@ -202,7 +202,7 @@ class _Stretches:
 
 
 class Tally:
-    """Sums up events in the order in which Horovod wrote them; times in it are in microseconds."""
+    """Sums up events in the order in which Horovod wrote them; its times are in microseconds."""
 
     def __init__(self) -> None:
         self.operations = 0
@@ -264,7 +264,7 @@ class Tally:
             self.operations += 1
 
     def _judge(self, ready: dict[int, float]) -> None:
-        """All ranks are ready now: find which came last, and how long the others had been ready."""
+        """Now that all ranks are ready, note which one came last, and how long all others had been ready."""
         if len(ready) > 1:
             *_, (before, _), (last, rank) = sorted((at, rank) for rank, at in ready.items())
             times, stretches = self._late.get(rank, (0, _Stretches()))

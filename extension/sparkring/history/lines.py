@@ -35,7 +35,7 @@ def plain(text: str) -> str:
 
 
 def coloured(text: str) -> list[tuple[str, str]]:
-    """A line in pieces: the parameters of a colour code (SGR; "" for none) and the text before the next one.
+    """A line in pieces: each has the parameters of a colour code (SGR; "" for none) and the text up to the next code.
 
     All other sequences are left out. Other control characters become visible.
     """
@@ -70,7 +70,7 @@ _NOISE = re.compile(
                 register\ cu\w+\ factory | TF-TRT | computation\ placer | cuInit | cuda\ drivers | CUDA_ERROR_NO_DEVICE
             )
         )
-      | [IWE]\d{4}\ \d\d:\d\d:\d\d[\d.]*\ +\d+\ \S+\.cc:\d+\]\ .*(?:    # the same before logging is set up
+      | [IWE]\d{4}\ \d\d:\d\d:\d\d[\d.]*\ +\d+\ \S+\.cc:\d+\]\ .*(?:    # the same messages, before logging is set up
             register\ cu\w+\ factory | TF-TRT | computation\ placer | cpu_feature_guard | oneDNN | cuInit
         )
       | WARNING:\ All\ log\ messages\ before\ absl::InitializeLog\(\)
@@ -131,7 +131,7 @@ def pending(record: RunRecord, most: int = 8) -> list[LogLine]:
 
 # ── Folding ───────────────────────────────────────────────────────────────────
 
-# views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases of both.
+# views/panel/src/lines.js folds by the same rules: tests/views/folding.json has the test cases for both.
 _TRACEBACK = "Traceback (most recent call last)"
 _CHAINED = ("During handling of the above exception, another", "The above exception was the direct cause of the")
 # What differs from rank to rank in the same traceback: the number of the cell, addresses, ranks, processes, ports.
@@ -152,7 +152,7 @@ class _Traceback:
         self._chained = False
 
     def take(self, line: LogLine) -> bool:
-        """Take the line if it may belong to the traceback; returns whether it did."""
+        """Add the line if it may belong to the traceback; returns whether it was added."""
         text = line.text
         if self._in_frames:
             self._in_frames = text.startswith(" ")

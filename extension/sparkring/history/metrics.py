@@ -36,8 +36,8 @@ class Row(NamedTuple):
     """An epoch or a step of one attempt; `attempt` is the number of restarts before it.
 
     `lap` is 1 at first, and grows each time counting starts over within the attempt, as when fit() is called again.
-    `turn` is 1, 2, … if the epoch or step was run several times, else 0. `by_rank` has the values by name and rank.
-    `time` is that of the last report.
+    `turn` is 1, 2, … if the epoch or step was run several times, else 0. `by_rank` has the values by metric
+    and rank. `time` is the time of the last report.
     """
 
     attempt: int
@@ -51,9 +51,9 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """The last value of each metric in each epoch, or in each step if no epochs were reported.
 
-    It ends at the slowest of the ranks that report a metric, so that a mean always covers all of these ranks.
+    Each metric ends where the slowest of the ranks that report it is, so that a mean always covers all of these ranks.
     `laps`: whether counting has started over without a restart. `reached` is the epoch or step of a rank's last report
-    of a metric, by attempt, lap, name and rank.
+    of a metric, by attempt, lap, metric and rank.
     """
 
     by: Literal["epoch", "step"]
@@ -78,7 +78,7 @@ class Table(NamedTuple):
         return {name: found[at[name]][name] for name in self.names}
 
     def _spreads(self, wanted: Container[int]) -> Iterator[tuple[int, dict[str, Spread]]]:
-        """The metrics of the rows with these numbers.
+        """The number and the metrics of each row whose number is in `wanted`.
 
         Ranks may report at different steps: between two reports of a rank, the earlier one counts.
         """
@@ -98,7 +98,7 @@ class Table(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place on a curve; `lowest` and `highest` are the ranks that reported the bounds of the value."""
+    """A place on a curve; `lowest` and `highest` are the ranks that reported the lowest and the highest value."""
 
     x: float
     value: Spread
@@ -109,8 +109,8 @@ class Point(NamedTuple):
 class Curve(NamedTuple):
     """One metric over the course of the run; `last` is its last value in the table (the last point may be a mean).
 
-    `ranks` are each rank's pairs of x and value, if ranks differ and are few enough to be told apart. `undone` are
-    the means of what was lost in restarts: a line for each attempt that lost epochs or steps.
+    `ranks` has each rank's pairs of x and value, if the values differ and the ranks are few enough to be told apart.
+    `undone` has the means that were lost in restarts: a line for each attempt that lost epochs or steps.
     """
 
     name: str
@@ -163,7 +163,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callable[[RunRecord], _Made]]:
-    """Cache the last result while these fields of a record are unchanged: parts of a view often ask again."""
+    """Cache a function's last result while these fields of its record are unchanged: views often ask again."""
 
     def remember(make: Callable[[RunRecord], _Made]) -> Callable[[RunRecord], _Made]:
         last: list[tuple[list[Any], _Made]] = []
@@ -171,7 +171,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
         @functools.wraps(make)
         def find(record: RunRecord) -> _Made:
             values = [getattr(record, name) for name in fields]
-            for known, made in last:  # read only once, as other threads may draw as well
+            for known, made in last:  # `last` is read only once: another thread may change it
                 if known == values:  # quick if they are the same objects
                     return made
             made = make(record)
@@ -185,7 +185,7 @@ def remembered(*fields: str) -> Callable[[Callable[[RunRecord], _Made]], Callabl
 
 @remembered("metrics", "attempts", "finished_ranks")
 def table(record: RunRecord) -> Table:
-    """All metrics by epoch; if no epochs were reported, by step, or else by the number of the report."""
+    """All metrics by epoch; if no epochs were reported, by step. A report without a step counts by its own number."""
     by: Literal["epoch", "step"] = "epoch" if any(m.epoch is not None for m in record.metrics) else "step"
     names: dict[str, None] = {}
     cells: dict[_Key, dict[str, dict[int, float]]] = {}
@@ -213,9 +213,9 @@ def table(record: RunRecord) -> Table:
 
 
 def _shared(record: RunRecord, by: str) -> Iterator[tuple[_Key, Metrics, dict[str, float]]]:
-    """Each report with its place, and its values of those metrics that all ranks have reported up to that place.
+    """Each report: its place, the report, and its values of the metrics that all ranks have reported up to that place.
 
-    Ranks that have never reported a metric, and finished ranks, are not waited for.
+    A metric does not wait for finished ranks, or for ranks that have never reported it.
     """
     restarts = _restarts(record)
     finished = frozenset(record.finished_ranks)
@@ -249,7 +249,7 @@ def _restarts(record: RunRecord) -> list[float]:
 
 
 def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> Iterator[tuple[_Key, Metrics]]:
-    """Each report with its attempt, lap, and epoch or step; without an epoch, it gets its rank's current one."""
+    """Each report with its attempt, lap, and epoch or step; a report without an epoch gets its rank's current epoch."""
     places: dict[int, _Place] = {}
     first = min((m.epoch for m in reports if m.epoch is not None), default=1)
     for metrics in reports:
@@ -263,7 +263,7 @@ def placed(reports: Sequence[Metrics], restarts: Sequence[float], by: str) -> It
         step = place.reports if metrics.step is None else metrics.step
         at = metrics.epoch if by == "epoch" else step
         if at is not None:
-            # After an epoch has ended, users may still report values of it. But a step of it belongs to another fit.
+            # After an epoch has ended, users may still report values of it. But a step of it begins another fit.
             again = at == place.at and place.ended and metrics.step is not None
             if place.at is not None and (at < place.at or again):
                 place.lap += 1
@@ -343,7 +343,7 @@ def _xs(found: Table) -> list[int]:
 
 
 def _kept(found: Table) -> list[bool]:
-    """Whether each row is kept. It is not if a later attempt began at or before its epoch or step."""
+    """Whether each row is kept: it is lost if a later attempt began at or before the row's epoch or step."""
     if found.laps or not found.rows[-1].attempt:
         return [True] * len(found.rows)
     kept, lowest = [], math.inf
@@ -364,7 +364,7 @@ def _within_epochs(record: RunRecord, found: Table) -> _ByName:
 
 
 def _steps(record: RunRecord, found: Table) -> Iterator[tuple[float, Metrics, dict[str, float]]]:
-    """For each report of a step: the step's place in all epochs together, the report, its values in the table."""
+    """For each report of a step: the step counted through all epochs, the report, and its values in the table."""
     before = {(row.attempt, row.lap, row.at): number for number, row in enumerate(found.rows)}
     for place, metrics, values in _shared(record, found.by):
         if metrics.step is not None and place in before:
@@ -402,7 +402,7 @@ def _rank_lines(by_rank: _Lines) -> _Lines:
 
 
 def _thinned(measured: list[_Measured]) -> tuple[tuple[Point, ...], _Lines]:
-    """At most CURVE_POINTS points, each with the spread of equally many neighbours; and each rank's points.
+    """At most CURVE_POINTS points, each for the same number of neighbouring measurements; and each rank's points.
 
     Ranks may report at different steps: between two reports of a rank, the earlier one counts.
     """
@@ -522,7 +522,7 @@ def progress(record: RunRecord, now: float) -> Progress | None:
 
 @remembered("metrics", "attempts")
 def _courses(record: RunRecord) -> dict[int, _Course]:
-    """The ranks that report epochs or steps in the current or last attempt."""
+    """The course of each rank that reports epochs or steps in the newest attempt."""
     counting = [m for m in record.metrics if m.epoch is not None or m.step is not None]
     by = "epoch" if any(metrics.epoch is not None for metrics in counting) else "step"
     first, restarts = first_epoch(record), _restarts(record)
@@ -539,7 +539,7 @@ def _courses(record: RunRecord) -> dict[int, _Course]:
 
 
 def first_epoch(record: RunRecord) -> int:
-    """The number of the first epoch as the user counts."""
+    """The number that the user's first epoch has: 0 or 1."""
     return 0 if any(metrics.epoch == 0 for metrics in record.metrics) else 1
 
 

@@ -16,12 +16,12 @@ from sparkring.history.lines import plain
 from sparkring.history.record import Reading, RunRecord
 
 STARVED = 0.5  # a rank starves if it waits for data for more than this part of its time
-STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2
-JUDGED_AFTER_S = 1.0  # into an epoch: every rank has to wait for its first batch
+STARVED_BESIDE_OTHERS, MORE_THAN_OTHERS = 0.3, 0.2  # or for more than 0.3, if that is 0.2 above the others' median
+JUDGED_AFTER_S = 1.0  # after an epoch's start: every rank has to wait for its first batch
 EARLY_S = 2.0  # ahead of the others: less may only mean that their reports are late
-RANKS_ALONE, BLOCKS = 32, 16  # if there are more ranks, they are shown in this number of blocks of neighbours
+RANKS_ALONE, BLOCKS = 32, 16  # more ranks than RANKS_ALONE are shown as at most BLOCKS blocks of neighbours
 NAMED = 3  # data sets that are shown rank by rank
-UNEVEN = 1.01  # the ratio of the most rows of a rank to the fewest, up to which the ranks count as even
+UNEVEN = 1.01  # ranks count as even if the most rows of a rank are at most this many times the fewest
 _NAME_CHARACTERS = 40  # of a file, in a picture
 _NOTES_SHOWN = 4
 _COLUMNS = 8
@@ -43,7 +43,7 @@ class RankReading(NamedTuple):
 
     @property
     def fraction(self) -> float | None:
-        """The part of its epoch that it has read; None if the length of the epoch is not known."""
+        """The part of its epoch that the rank has read; None if the length of the epoch is not known."""
         if self.read is None:
             return None
         for done, planned in ((self.read.rows, self.read.rows_planned), (self.read.steps, self.read.steps_planned)):
@@ -53,28 +53,28 @@ class RankReading(NamedTuple):
 
     @property
     def waiting(self) -> float | None:
-        """The part of the time since its epoch began in which it waited for data; None if it is too early to tell."""
+        """The part of its epoch's time in which the rank waited for data; None if it is too early to tell."""
         if self.read is None or self.read.elapsed_s < JUDGED_AFTER_S:
             return None
         return min(1.0, self.read.waited_s / self.read.elapsed_s)
 
     def rate(self, what: Literal["rows", "size_bytes"]) -> float | None:
-        """Rows or bytes a second, over its epoch."""
+        """Rows or bytes per second, on average over the epoch so far."""
         if self.read is None or not self.read.elapsed_s:
             return None
         return float(getattr(self.read, what)) / self.read.elapsed_s
 
     @property
     def epoch(self) -> int:
-        """The epoch that it reads, from 1; 0 before the first."""
+        """The epoch that the rank reads, counted from 1; 0 before the first."""
         return max(self.read.epoch if self.read else 0, self.plan.epoch if self.plan else 0)
 
     @property
     def read_of_plan(self) -> DataRead | None:
-        """Its progress in the epoch of its plan; None if nothing has been reported of this epoch yet."""
+        """The rank's progress in the epoch of its plan; None if it has not reported any yet."""
         if self.plan is None or self.read is None or self.read.epoch != self.plan.epoch:
             return None
-        return self.read if self.read.time >= self.plan.time else None  # an epoch can be started again
+        return self.read if self.read.time >= self.plan.time else None  # else the epoch has been started again
 
     @property
     def begun(self) -> int:
@@ -118,7 +118,7 @@ def data_sets(record: RunRecord, now: float) -> list[DataSet]:
     for rank in record.ranks:
         for reading in rank.readings:
             opened = reading.opened
-            # A rank's later reader of the same data replaces the earlier one, as when every epoch has an evaluation.
+            # A rank's later reader of the same data replaces the earlier one: each evaluation may open a new reader.
             found.setdefault((opened.name, opened.kind, opened.where), {})[rank.rank] = reading
     return [_data_set(record, readings, record.ended or now) for readings in found.values()]
 
@@ -245,7 +245,7 @@ def balance_words(found: DataSet) -> str:
 
 
 def _share_words(found: DataSet) -> str:
-    """`rank 3 has 12 % more rows than rank 0`: only ranks in the last epoch are compared."""
+    """`rank 3 has 12 % more rows than rank 0`: only ranks in the latest epoch are compared."""
     epoch = max((each.epoch for each in found.ranks), default=0)
     same = [(each.rows_planned, each.rank) for each in found.ranks if each.epoch == epoch]
     known = [(rows, rank) for rows, rank in same if rows is not None]
@@ -270,7 +270,7 @@ def _pace_words(found: DataSet) -> str:
 
 
 def _amount_words(found: DataSet) -> str:
-    """About how much of the files has been read; between two epochs, ranks may be in either."""
+    """Roughly how much of the files has been read: some ranks may already be in the next epoch."""
     opened = found.opened
     rows = sum(each.read.rows + each.begun for each in found.ranks if each.read is not None)
     if not (opened.rows and opened.size_bytes and rows):
@@ -280,7 +280,7 @@ def _amount_words(found: DataSet) -> str:
 
 
 def _ranks(found: Sequence[int]) -> str:
-    """`ranks 0–3, 7`, or only their number if that would be long."""
+    """`ranks 0–3, 7`, or only the number of ranks if the list would be long."""
     named = rank_list(found)
     return named if len(named) <= _RANKS_CHARACTERS else f"{len(found):,} ranks"
 
@@ -348,7 +348,7 @@ def _rows(rate: float) -> str:
 
 
 class Block(NamedTuple):
-    """Row groups in one state that a rank reads in sequence; `begin` and `end` are fractions of its epoch's rows."""
+    """Consecutive row groups of a rank's epoch, in one state; `begin` and `end` are fractions of the epoch's rows."""
 
     state: State
     begin: float

@@ -18,7 +18,7 @@ TAIL_LINES = 200  # kept per rank
 RECENT_LINES = 1_000  # kept of all ranks, in order of arrival
 METRICS_KEPT = 5_000
 NOTICES_KEPT = 50
-EPOCHS_KEPT = 100  # of each reader of a rank
+EPOCHS_KEPT = 100  # ended epochs of each reader
 PLANS_KEPT = 3  # per rank: the plans of the readers that last reported one
 CHECKPOINTS_KEPT = 1_000
 TIMELINES_KEPT = 20
@@ -45,8 +45,8 @@ CheckpointState = Literal["committed", "damaged", "removed"]
 class Checkpoint(NamedTuple):
     """A checkpoint that this run saved, or that it found damaged, and what has become of it.
 
-    `attempt` is the one that saved it; 0 if that was an earlier run, or if the run lists no attempts. `reason` says
-    what is wrong.
+    `attempt` is the number of the attempt that saved it; 0 if an earlier run saved it, or if this run lists no
+    attempts. `reason` says why it is damaged.
     """
 
     saved: events.CheckpointSaved
@@ -63,9 +63,9 @@ class Checkpoint(NamedTuple):
 class Attempt(NamedTuple):
     """One attempt of a run that can restart.
 
-    `checkpoint` and `step` are what it was to continue from. `restored` is when the first rank had restored that
-    checkpoint (Unix seconds; 0 if none has yet). `ended` and the fields after it say when and why the attempt ended, if
-    it ended before the run was over.
+    `checkpoint` is the name of the checkpoint to continue from, and `step` its step. `restored` is when the first rank
+    had restored it (Unix seconds; 0 if no rank has yet). `ended` and the fields after it say when and why the
+    attempt ended, if it ended before the run was over.
     """
 
     number: int
@@ -112,7 +112,7 @@ class RankRecord(NamedTuple):
     value: str = ""
     failure: events.Failure | None = None
     stack: events.StackTaken | None = None
-    gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each
+    gpus: tuple[events.GpuUsed, ...] = ()  # the last report of each GPU
     readings: tuple[Reading, ...] = ()
     displays_left_out: int = 0
 
@@ -126,7 +126,7 @@ class RankRecord(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """One run. `recent_count` counts all lines that ever went through `recent`; `part` is RunStarted's `ranks`."""
+    """One run. `recent_count` counts all lines that were ever added to `recent`; `part` is RunStarted's `ranks`."""
 
     run_id: str = ""
     title: str = ""
@@ -299,7 +299,7 @@ def _thinned(metrics: tuple[events.Metrics, ...]) -> tuple[events.Metrics, ...]:
     older, newer = metrics[: METRICS_KEPT // 2], metrics[METRICS_KEPT // 2 :]
     places = _places(older)
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    # The reports of a step may be in both halves. Those in the newer half are kept, so the others are kept, too.
+    # A step may have reports in both halves. Those in the newer half are kept, so those in the older half are, too.
     split = {*_places(newer[: 2 * len({each.rank for each in older})])}
     kept = (
         each
@@ -320,7 +320,7 @@ def _places(metrics: Sequence[events.Metrics]) -> list[tuple[int | None, int]]:
 
 
 def as_shown(line: bytes) -> str:
-    """What a terminal would show of a line in the end: the text after the last carriage return; bad bytes as \\xNN."""
+    """A line as a terminal finally shows it: the text after the last carriage return, with bad bytes as \\xNN."""
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     text = line.decode("utf-8", "backslashreplace")
@@ -388,7 +388,7 @@ def _restored(record: RunRecord, event: events.CheckpointRestored) -> RunRecord:
 
 
 def _heard(rank: RankRecord, time: float) -> RankRecord:
-    """The rank after a message from it. In a saved run, a DataRead may come after messages that are newer than it."""
+    """The rank after a message from it. In a saved run, a DataRead may be older than the message before it."""
     moved_on = rank.stack is not None and time - rank.stack.time > STACK_HOLDS_S
     return rank._replace(last_heard=max(time, rank.last_heard), stack=None if moved_on else rank.stack)
 
@@ -404,7 +404,7 @@ def _with_rank(record: RunRecord, changed: RankRecord) -> RunRecord:
 
 
 def _with_lines(record: RunRecord, rank: RankRecord, lines: list[LogLine], count: int) -> RunRecord:
-    """Add `lines`, the last of `count` new lines. Lines that `logs` leaves out are kept only with their rank."""
+    """Add `lines`, the last of `count` new lines. Lines that `--logs` leaves out are kept only in the rank's tail."""
     tail = (*rank.tail, *lines[-TAIL_LINES:])[-TAIL_LINES:]
     record = _with_rank(record, rank._replace(tail=tail, line_count=rank.line_count + count))
     if record.logs == "callbacks" or (record.logs == "rank0" and rank.rank != 0):
@@ -481,7 +481,7 @@ def _exited(record: RunRecord, event: events.RankExited) -> RunRecord:
 
 
 def _all_ended(record: RunRecord) -> RunRecord:
-    """Mark all ranks as stopped: a rank that had to be killed sends no event of its own."""
+    """Mark the ranks that have not ended as stopped: a rank that had to be killed sends no event of its own."""
     for rank in record.ranks:
         if rank.partial_stdout or rank.partial_stderr:
             record = _with_last_lines(record, rank)

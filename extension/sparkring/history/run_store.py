@@ -1,11 +1,12 @@
-"""Saved runs: a folder each, with its events as JSON lines and one log file per rank.
+"""Saved runs: each is a folder with the run's events as JSON lines and one log file per rank.
 
     RUNS/2026-11-20_14-03-22_a1b2c3/
-        events.jsonl     every event. An output event has its place in the log instead of the bytes. Of frequent events
-                         (the reading of a rank, the use of a GPU), only the last one every PROGRESS_EVERY_S is stored
+        events.jsonl     every event. An output event says where in the log its bytes are. Of frequent events (a rank's
+                         reading, a GPU's use), only the newest one is stored, every PROGRESS_EVERY_S seconds
         rank-0.log …     everything that each rank wrote, both streams in order of arrival
-        displays/        the ranks' displays: rank-0-1.png is rank 0's first, attempt-2-rank-0-1.png that of attempt 2
-        timeline.json    Horovod's timeline, if there is one; that of a second attempt is timeline-2.json
+        displays/        what the ranks displayed: rank-0-1.png is rank 0's first display in attempt 1,
+                         attempt-2-rank-0-1.png its first display in attempt 2
+        timeline.json    Horovod's timeline, if there is one; attempt 2's timeline is timeline-2.json
         tensorboard/     the metrics, after %runs RUN --tensorboard
 
 Only the user can read the folder (mode 0700). The newest KEEP runs are kept; a run in progress is never removed.
@@ -31,21 +32,23 @@ from sparkring.history.horovod_timeline import Arriving
 from sparkring.history.record import RunRecord, replay
 
 KEEP = 100
-NEWEST = 20  # the newest runs, which are never removed, not even quick ones
+NEWEST = 20  # this many of the newest runs are never removed, not even quick ones
 QUICK_S = 1.0
-SLACK = 20  # runs above KEEP before any is removed: pruning after each cell would take a quarter of a warm gang's time
+# Pruning waits for this many runs above KEEP: after each cell, it would take a quarter of a warm gang's time.
+SLACK = 20
 PROGRESS_EVERY_S = 5.0
 EVENTS = "events.jsonl"
 DISPLAYS = "displays"
-_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}  # if not the MIME subtype
-LOOKED_THROUGH_BYTES = 256 * 1024  # of a run's events, searched for its data sets: they are opened at the beginning
+# The file suffixes that differ from the MIME subtype.
+_SUFFIXES = {"jpeg": "jpg", "svg+xml": "svg", "markdown": "md", "latex": "tex"}
+LOOKED_THROUGH_BYTES = 256 * 1024  # the part of a run's events that is searched for data sets, which are opened early
 DATA_LINES = 200
 ABANDONED_AFTER_S = 24 * 3600  # an unfinished run that has not been written to for this long is not running
 
 
 def home() -> Path:
     """Where runs are saved: `$SPARKRING_HOME/runs`, or `runs` in the user's data folder."""
-    import platformdirs  # here, since executors import this module with the runner, and need not have platformdirs
+    import platformdirs  # imported here: executors import this module, and need not have platformdirs
 
     root = os.environ.get("SPARKRING_HOME") or platformdirs.user_data_dir("sparkring", appauthor=False)
     return Path(root, "runs")
@@ -70,7 +73,8 @@ class RunFolder:
             ) from error
         self._logs: dict[int, IO[bytes]] = {}
         self._sizes: dict[int, int] = {}
-        self._later: dict[tuple[object, ...], events.Event] = {}  # the last of each frequent event, not written yet
+        # Frequent events that are not written yet: the newest one of each reader and of each GPU.
+        self._later: dict[tuple[object, ...], events.Event] = {}
         self._due = 0.0
         self._timeline: tuple[int, Arriving] | None = None  # with the number of its attempt
         self._broken: str | None = None
@@ -113,7 +117,7 @@ class RunFolder:
                 pass  # write() or flush() has noted it already
 
     def take_timeline(self, part: events.TimelinePart, attempt: int) -> list[TimelineSaved | Notice]:
-        """Save a piece of an attempt's timeline; returns what to report: after the last piece, or if saving fails."""
+        """Save a piece of an attempt's timeline; returns what to report when it is complete or saving fails."""
         found: list[TimelineSaved | Notice] = []
         if self._timeline is not None and self._timeline[0] != attempt:
             found += self.end_timeline(part.time)
@@ -132,7 +136,7 @@ class RunFolder:
         return found
 
     def end_timeline(self, time: float, *, whole: bool = False, cut: int = 0) -> list[TimelineSaved | Notice]:
-        """Close the timeline that is being saved, if there is one, and say what is in it."""
+        """Close the timeline that is being saved, if there is one, and return its summary, or a Notice if it fails."""
         if self._timeline is None:
             return []
         (attempt, arriving), self._timeline = self._timeline, None
@@ -187,9 +191,9 @@ class RunFolder:
 
 
 def new_id() -> str:
-    """A run's name: its start in local time, then five digits for the fraction of the second, and one against clashes.
+    """A new run's id: the local time, five hex digits for the fraction of the second, and a random one against clashes.
 
-    So names sort by time, even if runs take less than a second.
+    So ids sort by time, even if runs take less than a second.
     """
     now = time.time()
     fraction = int(now % 1 * 0x10_0000)
@@ -271,7 +275,7 @@ def _events(path: Path) -> Iterator[events.Event]:
                 rank = found["rank"]
                 if rank not in logs:
                     whole = path / log_name(rank)
-                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # the disk was full
+                    logs[rank] = whole.open("rb") if whole.exists() else io.BytesIO()  # no log: the disk was full
                 logs[rank].seek(found["start"])
                 found["data"] = logs[rank].read(found["size"])
             if found["type"] == events.Displayed.__name__:
@@ -327,13 +331,13 @@ def last(path: Path) -> events.RunFinished | None:
                 return None
             event = events.from_json(found)
         except (ValueError, KeyError, TypeError):
-            continue  # cut off, or of another version
+            continue  # the event is cut off, or another version wrote it
         return event if isinstance(event, events.RunFinished) else None
     return None
 
 
 def prune(keep: int = KEEP, slack: int = 0) -> None:
-    """Remove runs until `keep` are left, once there are more than `keep` + `slack`. Runs that may be in progress stay.
+    """If more than `keep` + `slack` runs are saved, remove all but `keep` of them. Runs that may be in progress stay.
 
     Quick cells of warm gangs are removed first: a hundred of them must not displace yesterday's training.
     """
@@ -344,7 +348,7 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
         return
     every = saved()
     left, oldest_first = len(every), every[min(NEWEST, keep) :][::-1]
-    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily: few of them have to be read
+    for path in itertools.chain(filter(_was_quick, oldest_first), oldest_first):  # lazily, so that few runs are read
         if left <= keep:
             return
         try:
@@ -353,12 +357,12 @@ def prune(keep: int = KEEP, slack: int = 0) -> None:
                 shutil.rmtree(path)
                 left -= 1
         except OSError:
-            pass  # another kernel prunes as well
+            pass  # another kernel has removed it
 
 
 def _was_quick(path: Path) -> bool:
     try:
         begun, ended = first(path), last(path)
-    except OSError:  # removed: another run or kernel prunes as well
+    except OSError:  # another run or kernel has removed it
         return False
     return begun.warm and ended is not None and ended.outcome == "finished" and ended.time - begun.time < QUICK_S

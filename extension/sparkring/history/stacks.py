@@ -18,8 +18,8 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<funct
 _LIBRARIES = re.compile(r".*(?:/(?:site|dist)-packages/|\.zip/|/lib/python3\.\d+/)")
 
 # Functions in which a rank waits for the others, by file; `name` is the usual name of the collective. Functions that
-# only begin something (allreduce_async, isend) are not listed. Nor is the synchronize() in Horovod's mpi_ops,
-# because the collective is the function that calls it.
+# only begin something (allreduce_async, isend) are not listed. The synchronize() in Horovod's mpi_ops is not listed
+# either, because its caller is the collective.
 _WAITS = tuple(
     (re.compile(file), re.compile(function), name)
     for file, function, name in (
@@ -60,7 +60,7 @@ _RUNS_GRAPH = (
     ("/tensorflow/python/client/session.py", "_call_tf_sessionrun"),
 )
 _TRACES_GRAPH = "func_graph_from_py_func"
-_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # no slash first: on executors, paths begin like this
+_WAITS_FOR_CELL = ("sparkring/worker/rank/rank.py", "serve")  # no leading slash: executors' paths have none
 
 
 class Frame(NamedTuple):

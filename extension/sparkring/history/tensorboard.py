@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
     """Environment variables for TensorBoard's process: its path, and a replacement for a module that it lacks."""
     found = {}
     beside = Path(sys.executable).with_name("tensorboard")
-    if shutil.which("tensorboard") is None and beside.exists():  # an environment need not be on the PATH
+    if shutil.which("tensorboard") is None and beside.exists():  # an environment's programs need not be on the PATH
         found["TENSORBOARD_BINARY"] = str(beside)
     if importlib.util.find_spec("pkg_resources") is None:
         folder = str(Path(__file__).parents[1] / "compat" / "beside_tensorboard")
@@ -69,7 +69,7 @@ class Scalar(NamedTuple):
 
 
 def write_event_files(run: Path) -> Path:
-    """Write the metrics of the saved run in the folder `run`, whole or not at all; returns where they are.
+    """Write event files with the metrics of the run saved in `run`, all of them or none; returns the files' folder.
 
     OptionsError if TensorBoard is not installed, DataError if there are no metrics or they cannot be written.
     """
@@ -99,11 +99,11 @@ def write_event_files(run: Path) -> Path:
 
 
 def scalars(reports: Iterable[Metrics], restarts: Sequence[float] = ()) -> list[Scalar]:
-    """Every value that was reported, and the means of the values that every reporting rank has reported.
+    """Every value that was reported, and the mean over the ranks where every rank with metrics has a value.
 
-    Values reported at the end of an epoch are under `epoch/`, by epoch. The others are by step. Steps are counted on
-    from epoch to epoch if the number of steps per epoch is known. If counting starts over (several fits, a
-    restart), a new series begins.
+    Values reported at the end of an epoch are under `epoch/`, by epoch. The others are by step. Steps are counted
+    through all epochs if the number of steps per epoch is known. If counting starts over (several fits, a restart), a
+    new series begins.
     """
     every = list(reports)
     by = "epoch" if any(report.epoch is not None for report in every) else "step"

@@ -33,7 +33,7 @@ def told(values: Mapping[int, object], write: Write = repr) -> str:
 
 
 def like(printer: Any) -> Write:
-    """A function that writes values as `printer`, a RepresentationPrinter of IPython, does with its settings."""
+    """A function that writes values like `printer`, a RepresentationPrinter of IPython, with the same settings."""
 
     def write(value: object) -> str:
         stream = io.StringIO()

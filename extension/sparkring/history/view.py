@@ -11,7 +11,7 @@ class View(Protocol):
     """Shows one run while it runs, and how it ended."""
 
     def refresh(self, record: RunRecord) -> None:
-        """Show the run as it is now. This is called often; the view itself limits how often it is drawn."""
+        """Show the run as it is now. This is called often; the view itself limits how often it draws."""
 
     def close(self, record: RunRecord) -> None:
         """Show the run as it ended."""

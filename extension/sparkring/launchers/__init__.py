@@ -24,7 +24,7 @@ def open_launcher(request: LaunchRequest, say: Callable[[str], None]) -> Launche
 
 
 def every_slot() -> int:
-    """The number of ranks that np=0 means."""
+    """The number of ranks for np=0: one for each of Spark's task slots."""
     from sparkring.cluster.session import find_session
     from sparkring.cluster.slots import slots
 
@@ -35,7 +35,7 @@ def every_slot() -> int:
 
 
 def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
-    """The number of GPUs for each rank: one if this machine has any; on Spark, as many as a task gets."""
+    """The number of GPUs for each rank: on this machine, one if it has any; on Spark, as many as a task gets."""
     if np < 0:
         return float(bool(gpus.found(os.environ.get("CUDA_VISIBLE_DEVICES"))))
     from sparkring.cluster.session import find_session
@@ -45,7 +45,7 @@ def gpus_of_a_rank(np: int, say: Callable[[str], None]) -> float:
 
 
 def room(request: LaunchRequest) -> int:
-    """How many ranks could run now, including those that already run; on this machine, all that are requested."""
+    """How many ranks could run now, including those that already run; on this machine, as many as requested."""
     if request.np < 0:
         return request.size
     from sparkring.cluster.slots import current_slots

@@ -47,7 +47,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, size: int, ticket: Ticket) -> None:
-        """Start `size` members with `ticket`, each with its own number in `member`; returns at once."""
+        """Start `size` members. Each gets a copy of `ticket` with its own number in `member`. Returns at once."""
 
     @abstractmethod
     def problem(self, wait_s: float = 0.0) -> LaunchError | None:

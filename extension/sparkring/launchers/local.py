@@ -19,7 +19,7 @@ from sparkring.worker.member import timeline
 
 
 class LocalLauncher(Launcher):
-    """Starts each member as a process in its own session, which the terminal's Ctrl-C does not reach."""
+    """Starts each member as a process in a session of its own, so that the terminal's Ctrl-C does not reach it."""
 
     def __init__(self, environment: dict[str, str], size: int, gpus: int | None = None) -> None:
         self._environment = environment
@@ -46,7 +46,7 @@ class LocalLauncher(Launcher):
                 ) from error
             self._members.append(process)
             assert process.stdin is not None
-            with contextlib.suppress(OSError):  # it died at once; problem() reports that
+            with contextlib.suppress(OSError):  # the process died at once; problem() reports it
                 process.stdin.write(ticket._replace(member=member, last=last, gpus=self._gpus[member]).line())
                 process.stdin.flush()  # stdin stays open: when it is closed, the member ends
 
@@ -67,7 +67,7 @@ class LocalLauncher(Launcher):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.terminate()  # the member may be blocked by a rank that reads nothing: this ends the rank
+                process.terminate()  # a rank that reads nothing may block the member, which kills the rank on SIGTERM
         for process in self._members:
             assert process.stdin is not None
             with contextlib.suppress(OSError):

@@ -41,9 +41,9 @@ PORT_SETTING = "spark.sparkring.driver.port"
 
 
 class SparkLauncher(Launcher):
-    """Starts each member in a task. If that cannot work, LaunchError or SlotsError before any job runs.
+    """Starts each member in a task. Raises LaunchError or SlotsError, before any job runs, if that cannot work.
 
-    With data, task i is given the data's partition i.
+    With data, task i is given partition i.
     """
 
     slow_after_s = 2.0
@@ -137,14 +137,14 @@ class SparkLauncher(Launcher):
         return LaunchError(f"Spark ended the barrier stage: {root_cause(text)}")
 
     def _too_few(self) -> LaunchError | None:
-        """The error if too few slots are left. When Spark loses an executor, it says nothing, and waits."""
+        """The error if too few slots are left. Spark does not report that it lost an executor; the stage just waits."""
         now = time.monotonic()
         if self._data is not None or now < self._count_at:
             return None
         self._count_at = now + COUNT_EVERY_S
         try:
             total = slots(self._context).total
-        except Exception:  # py4j's many ways of saying that the session has been stopped
+        except Exception:  # py4j raises various errors if the session has been stopped
             return None
         if total >= self._size:
             return None
@@ -161,13 +161,13 @@ class SparkLauncher(Launcher):
         )
 
     def warning(self) -> str:
-        """The warning that a Spark job of the user waits for slots that the gang holds; '' if there is none to give."""
+        """A warning if a Spark job of the user has begun to wait for slots that the gang holds; otherwise ''."""
         if self._ended:
             return ""
         try:
             found, mine = slots(self._context), self._stage.ids()
             behind = {} if found.free else waiting(self._context, mine)
-        except Exception:  # py4j's many ways of saying that the session has been stopped
+        except Exception:  # py4j raises various errors if the session has been stopped
             return ""
         # Only stages seen waiting twice count: one that has just been submitted has no tasks yet.
         starving, self._starving = set(behind) & self._starving - self._warned_of, set(behind)
@@ -186,7 +186,7 @@ class SparkLauncher(Launcher):
             return
         self._thread.join(grace_s)
         if self._thread.is_alive():
-            with contextlib.suppress(Exception):  # py4j's many ways of saying that the session has been stopped
+            with contextlib.suppress(Exception):  # py4j raises various errors if the session has been stopped
                 self._context.cancelJobGroup(self._stage.group)
             self._thread.join(10.0)
 
@@ -202,7 +202,7 @@ def _archive(with_nvml: bool) -> bytes:
     """sparkring and cloudpickle as a zip that Python can import from, for executors that have neither.
 
     The modules are compiled, because otherwise each member would compile them; Spark ensures that all Pythons have the
-    same version. pynvml, which is as large as the rest, is included if there are GPUs.
+    same version. pynvml, which is as large as the rest, is included only if there are GPUs.
     """
     import cloudpickle
 

@@ -65,7 +65,7 @@ def _magic_call(node: ast.AST) -> tuple[str, str, str] | None:
 
 
 def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
-    """Refuse magics that need the notebook's own IPython, before the launch."""
+    """Raise CaptureError if there is a magic that needs the notebook's own IPython."""
     for node in ast.walk(tree):
         kind, name, _ = _magic_call(node) or ("", "", "")
         if kind == "run_cell_magic" or (kind == "run_line_magic" and name not in LINE_MAGICS):
@@ -79,7 +79,7 @@ def _refuse_magics(tree: ast.AST, where: str = "cell") -> None:
 
 
 def find_scripts(shell: Any, source: str) -> tuple[Script, ...]:
-    """The scripts that the `%run` lines of a cell name, and those that `%run` lines of notebooks among them name."""
+    """The scripts that a cell runs with `%run`. If one of them is a notebook, its `%run` lines count, too."""
     scripts: dict[str, Script] = {}
 
     def look_through(tree: ast.AST, where: str = "cell") -> None:

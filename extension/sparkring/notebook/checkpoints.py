@@ -20,7 +20,7 @@ _HELP = """Show the checkpoints in a directory, and which one a run would contin
 
 Nothing is changed. The directory can be shown while a run is writing to it, even from another notebook. A checkpoint
 is committed when all its files exist and have the sizes recorded in its commit file; --check also compares their
-contents. A checkpoint that is not committed is still being written, or its run ended before it was complete. A run
+contents. A checkpoint that is not committed is still being written, or the run ended before completing it. A run
 continues from the committed checkpoint that was saved last, which need not have the highest step. It skips
 checkpoints that are uncommitted or damaged. The table also lists the checkpoints that Keras, TensorFlow and torch have
 written to the directory. They are recognised by their names: .keras, .h5, .weights.h5, prefixes with .index and .data,

@@ -64,7 +64,7 @@ def _function(shell: Any, magic: Magic) -> Callable[..., Any]:
 
 
 def _completions(context: CompletionContext) -> dict[str, Any]:
-    """Tab on the line of one of our magics."""
+    """What Tab offers on the line of a magic of sparkring."""
     line = re.match(r"%%?(\w+)(\s.*)", context.text_until_cursor)
     magic = MAGICS.get(line[1]) if line else None
     words = magic.complete(line[2]) if line and magic else []

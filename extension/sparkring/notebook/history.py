@@ -108,7 +108,7 @@ def _runs(shell: Any, line: str) -> None:
 
 
 def _rows(most: int) -> Iterator[tuple[str, ...]]:
-    """The newest saved runs, `most` at most, as rows for the table of `%runs`."""
+    """At most `most` of the newest saved runs, as rows for the table of `%runs`."""
     from sparkring.engine import background
     from sparkring.history import describe, reading, run_store
 

@@ -202,7 +202,7 @@ def parse(magic: str, line: str, default_np: int = Options.np) -> Options:
 
 
 def _barrier_np(np: int | None, data: str, default_np: int) -> int | None:
-    """The number of ranks of %%barrier: 0, for one per partition, if there is a DataFrame and no -n."""
+    """The `np` of %%barrier: that of -n; else 0 (a rank for each partition) with a DataFrame; else None."""
     if np is not None and np < 1:
         raise OptionsError(
             f"%%barrier runs in the tasks of a Spark barrier stage, so -n cannot be {np}: use -n {abs(np) or 4}."

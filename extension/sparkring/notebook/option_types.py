@@ -8,7 +8,7 @@ MOST_RANKS = 1_024
 
 
 def number_of_ranks(text: str) -> int:
-    """A number of ranks, below 0 for processes on this machine."""
+    """A number of ranks; a negative number means processes on this machine."""
     try:
         number = int(text)
     except ValueError:

@@ -81,7 +81,7 @@ class OptionsTable:
         return self.parse_words(split_line(self.magic, line))
 
     def parse_words(self, words: Sequence[str]) -> dict[str, Any]:
-        """The same for a line that has been split."""
+        """The same as parse(), for a line that has been split into words."""
         return vars(self._parser.parse_args(self._joined(words)))
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class OptionsTable:
         return False
 
     def _joined(self, words: Sequence[str]) -> list[str]:
-        """The words as argparse needs them: `--np=-2` for `-n -2` and `-np -2`, which it would take for two options."""
+        """The words, with `-n -2` and `-np -2` as `--np=-2`: argparse would take each of the two for two options."""
         if "--np" not in self._by_flag:
             return list(words)
         joined: list[str] = []

@@ -18,9 +18,9 @@ def value_of(shell: Any, name: str) -> Any:
 
 
 def suggest_sources(current: str, fits: Callable[[Any], bool], *, folders_only: bool = False) -> list[str]:
-    """The notebook's variables whose value `fits`, then files and folders, that begin with `current`.
+    """What begins with `current`: the notebook's variables whose value `fits`, then files and folders.
 
-    Variables with a leading underscore, and paths, are offered once something is typed.
+    If `current` is empty, paths and variables with a leading underscore are not offered.
     """
     shell = get_ipython()
     variables = {} if shell is None else shell.user_ns

@@ -1,4 +1,4 @@
-"""Interrupts (Stop, Ctrl-C) that are noted, and not raised in the middle of an operation."""
+"""Interrupts (Stop, Ctrl-C) that are noted instead of being raised in the middle of an operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def interrupted(what: str) -> KeyboardInterrupt:
 
 
 class Interrupts:
-    """In its `with` block, an interrupt only sets `seen`, as request() does.
+    """A context manager. In its block, an interrupt only sets `seen`, as request() does.
 
     Python lets only the main thread handle interrupts. In any other thread, only request() sets `seen`, and the main
     thread handles interrupts as before.
@@ -48,7 +48,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold an interrupt back until the end of the block, and then let it do what it would have done."""
+    """Hold an interrupt back until the end of the block. Then raise it, for the handler that was set before."""
     with Interrupts() as interrupts:
         yield
     if interrupts.seen:

@@ -6,14 +6,14 @@ import sys
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, which can show HTML."""
+    """Whether this process is the kernel of a notebook, which can show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def current_cell() -> int | None:
-    """The number of the cell that the notebook runs now; None without a notebook."""
+    """The number of the cell that the notebook is running; None without a notebook."""
     if not in_notebook():
         return None
     number: int = sys.modules["IPython"].get_ipython().execution_count
@@ -23,7 +23,7 @@ def current_cell() -> int | None:
 def tell(text: str) -> None:
     """Print a message that belongs to no run, for example from a thread of sparkring or before a run begins.
 
-    In a notebook, it appears below the cell that runs now, or that ran last.
+    In a notebook, it appears below the cell that is running, or else below the most recent one.
     """
     sys.stderr.write(f"sparkring: {text}\n")
     sys.stderr.flush()

@@ -22,7 +22,7 @@ _tell: Tell | None = None
 
 
 def connect(tell: Tell) -> None:
-    """Send what is reported from now on through `tell(message)`; called once on each rank."""
+    """From now on, send reports with `tell(message)`; called once on each rank."""
     global _tell
     _tell = tell
 
@@ -57,7 +57,7 @@ def log(
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """The values in Keras' logs that are single numbers; others cannot be tabulated or used to rank checkpoints."""
+    """The values in Keras' logs that are single numbers. Tables and the choice of a best checkpoint need numbers."""
     found = {}
     for name, value in (logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):
@@ -83,7 +83,7 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     detach = getattr(value, "detach", None)
     try:
-        # 0-d arrays and tensors; larger ones raise. detach() is for tensors that require a gradient: torch would warn.
+        # 0-d arrays and tensors; float() refuses larger ones. Without detach(), torch warns if a gradient is required.
         return float(value if detach is None else detach())
     except (TypeError, ValueError) as error:
         raise TypeError(

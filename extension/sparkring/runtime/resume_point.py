@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 class Here(NamedTuple):
     """This attempt's directory of checkpoints, and the checkpoint that it continues from.
 
-    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock): the
-    checkpoints of a later attempt come after those of an earlier one. `resume` is the name of the checkpoint that all
-    ranks continue from, '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names
-    that the driver has seen in the directory. `lineage` is an id that all checkpoints of one training share, from
-    its first attempt on. `code` is the cell's code, `run_id` the run's id.
+    `directory` is as the user wrote it. `stamp` is when the attempt began (ms since 1970, on the driver's clock); a
+    larger stamp means that a checkpoint is newer. `resume` is the name of the checkpoint that all ranks continue from,
+    '' for none; `commit` is its commit.json, if the driver could read it. `there` has the names of the checkpoints that
+    the driver has seen in the directory. `lineage` is an id that all checkpoints of one training share, from its first
+    attempt on. `code` is the cell's code, `run_id` the run's id.
     """
 
     directory: str = ""

@@ -1,11 +1,11 @@
 """Paths as users type them: on this machine, on DBFS, or any URL that fsspec knows.
 
     dbfs:/x  dbfs:///x  /dbfs/x  file:/dbfs/x      the same path, through the mount at /dbfs
-    s3://bucket/x  abfss://…  gs://…  memory://x   with fsspec's package for it
+    s3://bucket/x  abfss://…  gs://…  memory://x   through the package that fsspec needs for it
     dbfs://x/y                                     an error: x would be a host
 
-If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. With neither, dbfs:/ is
-`dbfs` in the user's data folder. A path cannot lead out of the folder.
+If SPARKRING_DBFS_ROOT names a folder, dbfs:/ is this folder, even if there is a mount. Without both, dbfs:/ is
+`dbfs` in the user's data folder. A path on DBFS cannot lead out of the folder that dbfs:/ is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Location(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Whether it is reached through this machine's file system; mounts count."""
+        """Whether it is in this machine's file system, mounts included."""
         return "file" in protocols(self.fs)
 
     def __truediv__(self, name: str) -> Location:
@@ -106,13 +106,13 @@ def dbfs_root() -> str:
 
 
 def root_for_ranks() -> dict[str, str]:
-    """What to set on ranks so that dbfs:/ is the same folder there."""
+    """The environment variables to set on ranks, so that dbfs:/ is the same folder there."""
     root = dbfs_root()
     return {} if root == DBFS_MOUNT else {DBFS_ROOT: root}
 
 
 def _on_dbfs(rest: str, written: str) -> str:
-    """The path below the root. PathError if it leads out of it."""
+    """The path of `rest` in the folder for dbfs:/. PathError if the path leads out of the folder."""
     for part in rest.split("/"):
         if _decoded(part) in ("..", "."):
             raise PathError(f"{written}: write the path without `{part}`, which DBFS does not resolve.")
@@ -133,7 +133,7 @@ def _on_dbfs(rest: str, written: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A part of a path with all percent-encoding undone: code that takes the path for a URL may read it like this."""
+    """A part of a path with all percent-encoding undone, because code that treats the path as a URL may decode it."""
     from urllib.parse import unquote
 
     while (again := unquote(part)) != part:
@@ -146,7 +146,7 @@ def _remote(url: str, written: str) -> Location:
 
     try:
         fs, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:  # fsspec names the package
+    except ImportError as error:  # its message names the missing package
         raise PathError(f"{written}: {error}. Install it where the ranks run, too.") from error
     except ValueError as error:
         raise PathError(f"{written}: {error}.") from error

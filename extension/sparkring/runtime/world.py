@@ -38,7 +38,7 @@ def enter(place: World) -> None:
 
 
 def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_node: bool = True) -> list[World]:
-    """Give each member its World from the node it runs on; `nodes[i]` is member i's node, `gpus[i]` its GPUs.
+    """Return the World of each member. `nodes[i]` is the node that member i runs on, `gpus[i]` are its GPUs.
 
     Ranks on one node are neighbours, as under mpirun: nodes are numbered in the order in which they
     first appear, and members keep their order within a node. `cross_rank` counts the nodes that
@@ -68,7 +68,7 @@ def place_ranks(nodes: Sequence[str], gpus: Sequence[Sequence[str]] = (), *, by_
 
 
 def share_gpus(addresses: Sequence[str], ranks: int, each: int) -> list[tuple[str, ...]]:
-    """The GPUs of each rank of a node: `each` of its `addresses` per rank, in the order of local ranks."""
+    """Divide a node's GPUs among its ranks: the first `each` of `addresses` are for local rank 0, and so on."""
     return [tuple(addresses[rank * each : (rank + 1) * each]) for rank in range(ranks)]
 
 

@@ -1,6 +1,6 @@
 """Build a Horovod wheel for the TensorFlow and PyTorch of this environment, once.
 
-Horovod publishes no wheels, and its last release is set to an older C++ standard than current
+Horovod publishes no wheels, and its last release is compiled with an older C++ standard than current
 frameworks need. This command downloads the source, edits it, builds it with Gloo (without MPI) and
 keeps the wheel in the user's cache, in a folder named after the versions that it was built for.
 """
@@ -147,26 +147,27 @@ def _torchs_build_support() -> str:
 
 def edits(target: Target) -> list[Edit]:
     """What has to change in Horovod's source for this target."""
-    # Without debug information, which takes a third of the compiler's time.
+    # Build without debug information, which takes a third of the compiler's time.
     wanted = [Edit("setup.py", "'RelWithDebInfo'", "'Release'")]
     if target.cxx_standard != 14:
-        # Both files are edited: otherwise Gloo and the PyTorch part disagree on whether its constants are
-        # inline, and the link fails on a constant that is defined twice.
+        # Both files are edited, so that Gloo and the PyTorch part agree on whether Gloo's constants are inline.
+        # Otherwise, a constant is defined twice, and linking fails.
         old, new = (f"set(CMAKE_CXX_STANDARD {standard})" for standard in (14, target.cxx_standard))
         wanted += [Edit("CMakeLists.txt", old, new), Edit("horovod/torch/CMakeLists.txt", old, new)]
     if target.torch:
-        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit. If this lacks the runtime's headers
-        # or library, the build would fail, so it is ignored. Horovod then averages tensors in the CPU's memory.
+        # PyTorch takes any nvcc, or the folder /usr/local/cuda, for a CUDA toolkit. With a toolkit that lacks the
+        # runtime's headers or library, the build would fail, so such a toolkit is ignored. Horovod then averages
+        # tensors in the CPU's memory.
         has_cuda = 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)\n'
         complete = (
             "if(Pytorch_CUDA)\n    find_package(CUDAToolkit)\n    set(Pytorch_CUDA ${CUDAToolkit_FOUND})\nendif()\n"
         )
         wanted.append(Edit("cmake/Modules/FindPytorch.cmake", has_cuda, has_cuda + complete))
     if target.has_keras_3:
-        # This file needs XLA headers that these releases no longer ship; only XLA-compiled collectives use it.
+        # This file needs XLA headers that TensorFlow 2.16 and later do not ship. Only XLA-compiled collectives use it.
         line = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n'
         wanted.append(Edit("horovod/tensorflow/CMakeLists.txt", line, ""))
-        # With these releases, `keras` is Keras 3, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
+        # With TensorFlow 2.16+, `keras` is Keras 3, even if TF_USE_LEGACY_KERAS makes tf.keras the Keras 2 of tf-keras.
         imported = "from keras import backend as K"
         wanted += [
             Edit(f"horovod/tensorflow/keras/{name}.py", imported, "from tensorflow.keras import backend as K")
@@ -176,7 +177,7 @@ def edits(target: Target) -> list[Edit]:
 
 
 def patch(source: Path, changes: Sequence[Edit]) -> None:
-    """Apply the edits below `source`. BuildError if a text to replace is missing: it is another release."""
+    """Apply the edits to the files in `source`. BuildError if a text to replace is missing."""
     for edit in changes:
         file = source / edit.path
         text = file.read_text(encoding="utf-8")
@@ -310,7 +311,7 @@ def build(target: Target, cache: Path, progress: Progress, *, force: bool = Fals
             run(f"Downloading Horovod {HOROVOD}'s source", fetch, env, failure)
             _keep(work / sdist.name, sdist)
         with tarfile.open(sdist) as archive:
-            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no such filter.
+            # Python 3.10 before 3.10.12, and 3.11 before 3.11.4, have no tarfile.data_filter.
             archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
             archive.extractall(work)
         source = work / f"horovod-{HOROVOD}"
@@ -343,7 +344,8 @@ def install(wheel: Path, target: Target, progress: Progress) -> str:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     if not _is_installed(wheel):
         progress.step("Installing the wheel")
-        # Twice, since a single call would either skip a Horovod of the same version or reinstall everything.
+        # First the wheel, then its dependencies. A single call would either skip the wheel, if a Horovod of the same
+        # version is installed, or reinstall everything.
         for options in (["--force-reinstall", "--no-deps"], []):
             answer = subprocess.run([*pip, *options, str(wheel)], capture_output=True, text=True, check=False)
             if answer.returncode:

@@ -19,16 +19,16 @@ _STEP = re.compile(r"^\s*\[ *(\d+)%\]", re.MULTILINE)
 
 
 class Pace:
-    """Follows one build by its output. Uses measurements of the last build on this machine, if there was one."""
+    """Estimates the progress of a build from its output. Measurements of this machine's last build are used, if any."""
 
     def __init__(self, kept: Path) -> None:
         self._kept = kept
         self._shares, self._whole_s = _last(kept)
-        self._seen: dict[int, float] = {}  # when each percentage came, in seconds
+        self._seen: dict[int, float] = {}  # percentages, with the seconds after which each was printed
         self._passed_s = 0.0
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share of the time that has passed, given `passed_s` and the newest output `fresh`; None if unknown."""
+        """The share of the time that has passed after `passed_s` seconds; `fresh` is new output. None if unknown."""
         self._passed_s = passed_s
         for found in _STEP.findall(fresh):
             self._seen.setdefault(int(found), passed_s)
@@ -40,7 +40,7 @@ class Pace:
         low, begun = max((mark for mark in marks if mark[0] <= percent), default=marks[0])
         high, ended = min((mark for mark in marks if mark[0] > percent), default=marks[-1])
         share = begun + (ended - begun) * max(0, percent - low) / max(1, high - low)
-        # Assume the same pace since then, but not beyond the next percentage, which has not been printed yet.
+        # Assume that the build has kept its pace since the last percentage, but has not reached the next one.
         return min(share * passed_s / max(self._seen[percent], 0.1), ended)
 
     def keep(self) -> None:
@@ -51,7 +51,7 @@ class Pace:
 
 
 def _last(kept: Path) -> tuple[Mapping[int, float], float]:
-    """The shares and the seconds of the last build here; if there was none, the shares above and 0."""
+    """The shares and the seconds of the last build on this machine; if there was none, _MEASURED and 0."""
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         shares = {int(percent): float(share) for percent, share in found["shares"].items()}

@@ -67,7 +67,7 @@ class Estimate(Protocol):
     """Estimates how much of a command's time has passed, from its output."""
 
     def read(self, fresh: str, passed_s: float) -> float | None:
-        """The share that has passed, from the seconds since the start and the newest output; None if it is unknown."""
+        """The share that has passed after `passed_s` seconds; `fresh` is new output. None if it is unknown."""
 
 
 def watch(
@@ -81,7 +81,8 @@ def watch(
 ) -> int:
     """Run a command with its output in `log`, showing how far it is; returns its exit status.
 
-    The growing log is read, rather than a pipe, so that the elapsed time is updated during a long silent compile.
+    The output is read from the growing log. Reading a pipe would block while the command is silent, and the elapsed
+    time would not be updated.
     """
     begun = time.monotonic()
     with log.open("ab") as sink, log.open("r", encoding="utf-8", errors="replace") as reader:
@@ -105,7 +106,7 @@ def watch(
                     progress.tick(share)
         finally:
             if process.poll() is None:
-                # The compilers are grandchildren: an interrupt must reach the whole group.
+                # The whole process group is ended, since the compilers are children of the command.
                 os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
 
@@ -123,7 +124,7 @@ def telling_lines(log: str, limit: int = 6) -> list[str]:
     chosen: list[str] = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if _TELLING.search(line) and not _ECHO.search(line):
-            # cmake puts its reason on the line after the place.
+            # cmake writes the place of an error on one line, and the reason on the next.
             chosen += [line, following] if line.startswith("CMake Error") and following else [line]
     return list(dict.fromkeys(chosen))[:limit] or lines[-limit:]
 

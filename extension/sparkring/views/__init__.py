@@ -33,7 +33,7 @@ def open_view(*, quiet: bool = False, stop: Callable[[], None] | None = None, ba
     """The view for the place where Python runs: in a notebook's kernel the live panel, elsewhere plain text.
 
     `stop` ends the run and can be called from any thread. For a run in the `background`, refresh() and close() are
-    called from the run's thread, except for the first call. On Databricks, which has no widgets, and with
+    called from the run's thread, except for the first refresh(). On Databricks, which has no widgets, and with
     SPARKRING_PANEL=0, the panel is HTML that is redrawn each time.
     """
     if quiet:

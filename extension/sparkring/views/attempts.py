@@ -1,4 +1,4 @@
-"""The attempts of a run that can restart, a line each: what ended it, and where the next one continued."""
+"""The attempts of a run that can restart, one line for each: where the attempt continued, and what ended it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def saved_before(record: RunRecord, attempt: Attempt) -> str:
 
 
 def news(before: tuple[Attempt, ...], record: RunRecord) -> list[str]:
-    """What has happened since the attempts were `before`: a line for each end, and for each new start."""
+    """A line for each attempt that has started or ended since the record had the attempts `before`."""
     told = []
     for at, attempt in enumerate(record.attempts):
         known = before[at] if at < len(before) else None

@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The checkpoints of one directory, oldest first; `noun` is `step` or `epoch`, `headers` are those of `origin`."""
+    """The checkpoints of one directory, oldest first; `noun` is `step` or `epoch`, `headers` are `origin`'s columns."""
 
     folder: str
     marks: tuple[Mark, ...]
@@ -64,7 +64,7 @@ class Series(NamedTuple):
 
 
 def when(series: Series, mark: Mark, now: float) -> str:
-    """When it was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
+    """When the checkpoint was saved: `3 min ago`, or `after 40 s` of the run; '' if that is not known."""
     if not mark.time:
         return ""
     return f"after {duration(int(mark.time - series.began))}" if series.began else ago(now - mark.time)
@@ -78,7 +78,7 @@ def state_words(mark: Mark) -> str:
 
 
 def metric_names(series: Series) -> list[str]:
-    """The metrics that there is room for: the one that was asked for, then those of the newest checkpoint."""
+    """The metrics that there is room for: the one that was asked for, then those of the newest checkpoints."""
     found: dict[str, None] = {series.metric: None} if series.metric else {}
     for mark in reversed(series.marks):
         found |= dict.fromkeys(mark.metrics)
@@ -144,7 +144,7 @@ def chosen(marks: Sequence[Mark], most: int) -> list[int]:
 
 
 def positions(marks: Sequence[Mark]) -> list[float]:
-    """The position of each mark, in pixels from the left; if there are many, removed ones are closer together."""
+    """The position of each mark, in pixels from the left; removed ones are closer together than the others."""
     gone = sum(mark.state == "removed" for mark in marks)
     left = len(marks) - gone
     narrow = min(0.5, _REMOVED_PART / (1 - _REMOVED_PART) * left / gone) if gone and left else 1.0
@@ -277,7 +277,7 @@ def _callouts(series: Series, places: Mapping[int, tuple[float, float]]) -> list
 
 
 def _labels(series: Series, places: Mapping[int, tuple[float, float]], now: float) -> list[tuple[float, list[str]]]:
-    """Step and age (and sizes that differ) for as many marks as there is room for, the most important first."""
+    """Step and age (and size, if sizes differ) of as many marks as there is room for, the most important first."""
 
     def weight(at: int) -> tuple[bool, ...]:
         mark = series.marks[at]

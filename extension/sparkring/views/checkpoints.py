@@ -31,7 +31,7 @@ ROWS_LISTED = 200
 OTHERS_LISTED = 50
 DAMAGED_NAMED = 3
 METRICS_LISTED = 8
-QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5  # of a check
+QUIET_S, PROGRESS_EVERY_S = 2.0, 0.5  # of a check: when its progress first appears, and how often it changes
 
 _WRITERS = {"keras": "ModelCheckpoint", "tensorflow": "BackupAndRestore", "torch": "torch"}
 
@@ -74,7 +74,7 @@ def _recorded(folder: str, kind: str, found: Sequence[Checkpoint], record: RunRe
 
 
 def _earlier(found: Checkpoint) -> bool:
-    """Whether an earlier run saved it, and this run found it damaged. Its size is not known then."""
+    """Whether an earlier run saved the checkpoint, and this run only found it damaged. Its size is then not known."""
     return not found.attempt and not found.saved.size_bytes
 
 
@@ -143,12 +143,12 @@ def damage_words(series: Series) -> str:
     ]
     more = f" and {len(damaged) - DAMAGED_NAMED} more" if len(damaged) > DAMAGED_NAMED else ""
     verb, them = ("is", "it") if len(damaged) == 1 else ("are", "them")
-    skipped = f"A run that continues skips {them}."
+    skipped = f"A resumed run skips {them}."
     return f"{counted(len(damaged), 'checkpoint')} {verb} damaged: {'; '.join(named)}{more}. {skipped}"
 
 
 def folder_words(found: Inventory) -> list[str]:
-    """The number of checkpoints, their size, and the resume point, a sentence each."""
+    """Sentences about the number and size of the checkpoints, the resume point, and the best checkpoint."""
     committed = [entry for entry in found.entries if entry.state == "committed"]
     known = sum(entry.commit.size_bytes for entry in found.entries if entry.commit is not None)
     counts = [counted(len(committed), "checkpoint")]
@@ -193,8 +193,8 @@ def advice(found: Inventory) -> list[str]:
     left = [entry for entry in partial if entry not in going_on]
     if going_on:
         told.append(
-            f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is writing it now, or "
-            "ended while saving. A run that continues skips checkpoints without a commit."
+            f"{_steps(going_on)} {'has' if len(going_on) == 1 else 'have'} no commit: a run is still saving, or "
+            "ended while saving. A resumed run skips checkpoints without a commit."
         )
     if left:
         told.append(
@@ -208,7 +208,7 @@ def advice(found: Inventory) -> list[str]:
     lineages = {entry.commit.lineage for entry in found.entries if entry.state == "committed" and entry.commit}
     if len(lineages) > 1:
         told.append(
-            f"{counted(len(lineages), 'training run')} have saved to this directory, each from its own beginning. Use "
+            f"{counted(len(lineages), 'training run')} have saved to this directory, and none continued another. Use "
             "a separate directory for each of them."
         )
     return told
@@ -303,7 +303,7 @@ def checkpoints_html(found: Inventory) -> str:
 
 
 def checkpoints_text(found: Inventory) -> str:
-    """The same for a terminal."""
+    """The table, the resume point and the advice as text for a terminal."""
     parts = [first_line(found.directory, 200)]
     if found.entries:
         parts.append("\n".join(map(plain, folder_words(found))))
@@ -315,7 +315,7 @@ def checkpoints_text(found: Inventory) -> str:
 
 
 class CheckProgress:
-    """Shows the progress of a check in a line that is rewritten, and cleared at the end. A quick check shows none."""
+    """Shows the progress of a check in one line, which is cleared at the end. A quick check shows no progress."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -352,7 +352,7 @@ def progress_words(record: RunRecord) -> str:
 
 
 def news(before: Iterable[Checkpoint], record: RunRecord) -> list[str]:
-    """A line for each checkpoint that has been found damaged since the checkpoints were `before`."""
+    """A line for each checkpoint that was found damaged since the record had the checkpoints `before`."""
     known = {each.place for each in before if each.state == "damaged"}
     return [
         f"the checkpoint of step {each.saved.step:,} in {first_line(each.saved.folder, 200)} is damaged and was skipped"

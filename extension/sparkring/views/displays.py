@@ -36,8 +36,8 @@ class Shared:
 class DisplaysView:
     """Draws the ranks' displays in place, whenever there is a new one.
 
-    `show(bundle, id, update)` puts them into the notebook. `early` makes a place for them at once, since the kernel may
-    run another cell later.
+    `show(bundle, id, update)` puts them into the notebook. `early` makes a place for them at once: when the first one
+    comes, the kernel may be running another cell.
     """
 
     def __init__(self, show: Callable[[Bundle, str, bool], None], display_id: str, *, early: bool = False) -> None:
@@ -54,7 +54,7 @@ class DisplaysView:
             self.close(record)
 
     def close(self, record: RunRecord) -> None:
-        """Draw the final output."""
+        """Draw what is new, even if the last drawing is recent."""
         found = bundle(record) if self._is_new(record) else None
         if found is None and (self._made or not self._early):
             return

@@ -1,7 +1,8 @@
 """Curves as pictures that stay in the notebook: a small PNG for each chart, which matplotlib draws.
 
 A page that strips scripts and inline SVG, as JupyterLab does with a notebook that it does not trust, keeps a picture.
-A picture holds only numbers and lines. The names that users choose are text beside it, as they may be in any alphabet.
+A picture holds only numbers and lines. Names that users choose are text beside it, since a picture's font may lack
+their letters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 320, 165  # CSS pixels
-PICTURES_BYTES = 80_000  # of all pictures together, as they stand in the page
+PICTURES_BYTES = 80_000  # of all pictures together, in base64
 # Pixels per CSS pixel, and the number of colours: with a palette, a picture takes a quarter of the bytes. The second
 # pair is used if pictures with the first take too many bytes.
 _QUALITIES = ((2, 48), (1, 24))
@@ -83,7 +84,7 @@ def _pictures(charts: Sequence[Sequence[Curve]], axis: str, marks: Sequence[Mark
             found = [base64.b64encode(png).decode() for png in _drawn(charts, axis, marks, *quality)]
             if sum(map(len, found)) <= PICTURES_BYTES:
                 return found
-    except Exception:  # matplotlib's version, settings and fonts are the user's
+    except Exception:  # the user's version of matplotlib, settings and fonts may raise anything
         pass
     return [""] * len(charts)
 

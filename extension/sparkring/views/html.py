@@ -1,4 +1,4 @@
-"""A run as HTML in a notebook: a panel that is redrawn in place, and the form of it that is saved.
+"""A run as HTML in a notebook: a panel that is redrawn in place, and its final form, which is saved.
 
 It has no scripts, loads nothing from other hosts, and is readable if a page removes styles.
 """
@@ -54,7 +54,7 @@ class HtmlView:
         began = self._clock()
         if self._due is None:
             self._due = began + max(self._after_s, WARM_PAUSE_S if record.warm else 0.0)
-        if began >= self._due or (record.displays and self._shown is None):  # displays appear below the panel
+        if began >= self._due or (record.displays and self._shown is None):  # the panel must precede the displays
             drawn = self._draw(record, final=False)
             took = self._clock() - began
             self._due = began + max(self._pause_s, PAUSE_PER_WORK * took, drawn / BYTES_PER_S)

@@ -3,7 +3,7 @@
 A message is a dict of JSON values with the `run` and a `kind`:
 
     lines     what ranks printed: `start` is the number of the first line among all lines of the run, `count` the
-              number of lines; the columns `rank`, `stream` ("o", "e", "m"), `time` (s since the start) and `text`;
+              number of lines; the columns `rank`, `stream` ("o", "e", "m"), `time` (s since the run began) and `text`;
               `html` by index, for the lines with colours; `noise`, the indices of TensorFlow's start-up messages;
               `pending`, lines whose end is still to come
     state     the state of the run, and a column for each fact about its ranks
@@ -70,7 +70,7 @@ class Feed:
             state = state_message(record, now)
             self._state_due = now + max(STATE_PAUSE_S, PAUSE_PER_WORK * (clock.monotonic() - began))
             if not drawn and self._state:
-                state["last"] = self._state["last"]  # to agree with the table and the curves, which are not sent now
+                state["last"] = self._state["last"]  # must agree with the table and curves, which are not sent now
             if state != self._state:
                 self._state = state
                 found.append({**state, "now": now})
@@ -110,7 +110,7 @@ def whole(record: RunRecord, now: float) -> list[Message]:
 
 
 def lines_message(record: RunRecord, new: Sequence[LogLine], pending: Sequence[LogLine]) -> Message:
-    """A message with `new`, the record's last lines. A user's message of several lines is several items in it."""
+    """A message with `new`, the record's last lines. A user's message of several lines becomes several items."""
     shown = lines.visible(new, record.logs)
     return {
         "run": record.run_id,
@@ -163,7 +163,7 @@ def state_message(record: RunRecord, now: float) -> Message:
 
 
 def _ranks(record: RunRecord) -> Message:
-    """A column for each fact: `heard` is the time of a rank's last message, `step` is within its epoch or None."""
+    """A column for each fact: `heard` is the time of a rank's last message, `step` its step in the epoch or None."""
     hosts = sorted({rank.host for rank in record.ranks})
     place = {host: at for at, host in enumerate(hosts)}
     told = [rank.metrics for rank in record.ranks]

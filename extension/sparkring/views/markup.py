@@ -27,9 +27,9 @@ def text(value: str) -> str:
 def enclosed(body: str, run_id: str = "") -> str:
     """Wrap HTML as an output of a notebook; the live panel's script finds the output of `run_id`, and hides it.
 
-    Untrusted notebooks, and notebooks on the web, lose <style> and <svg>. So each element gets its rules of style.css
-    as an inline style, and each drawing becomes an image. The classes keep MathJax 3 and 2 from typesetting text
-    between dollar signs.
+    Untrusted notebooks, and notebooks on the web, lose <style> and <svg>. So the rules of style.css become inline
+    styles, and each drawing becomes an image. The classes keep MathJax 3 and 2 from typesetting text between dollar
+    signs.
     """
     mark = f' data-sparkring-static="{text(run_id)}"' if run_id else ""
     body = _DRAWING.sub(lambda drawing: _image(drawing[0]), body)
@@ -38,7 +38,7 @@ def enclosed(body: str, run_id: str = "") -> str:
 
 @functools.cache
 def _inliner() -> Callable[[str], str]:
-    """Return a function that gives each element its rules of style.css; made when first used, as the import is slow."""
+    """The function that turns the rules of style.css into inline styles; made on first use, as the import is slow."""
     import css_inline
 
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ class Colours:
         )
 
     def apply(self, parameters: str) -> None:
-        """Follow one code: the parameters between `ESC [` and `m`."""
+        """Apply one SGR code, whose parameters are the text between `ESC [` and `m`."""
         if not parameters:
             return
         codes = [int(code[-9:]) if code else 0 for code in parameters.replace(":", ";").split(";")]
@@ -185,7 +185,7 @@ _WEIGHTS = {
 
 
 def _extended(codes: list[int]) -> str:
-    """One of 256 colours (`5;N`), or a 24-bit colour (`2;R;G;B`); removes what it reads from `codes`."""
+    """One of 256 colours (`5;N`), or a 24-bit colour (`2;R;G;B`); removes from `codes` what it has used."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(codes.pop(0), 255) for _ in range(3))

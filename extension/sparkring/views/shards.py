@@ -25,7 +25,7 @@ from sparkring.views.tables import bare_table, show, table_text
 
 ROWS_SHOWN = 32  # if there are more ranks, all are shown in blocks of neighbours
 BAND, LABEL, NUMBERS, PITCH, TALL = 260, 84, 110, 17, 13  # of a picture, in pixels
-CELLS = 32  # of a band, in characters
+CELLS = 32  # the width of a band, in characters
 FILES_MARKED = 64
 COLUMNS_NAMED = 8
 SHADES = 20
@@ -58,7 +58,7 @@ def shards_html(found: Outlook) -> str:
 
 
 def shards_text(found: Outlook) -> str:
-    """The same for a terminal."""
+    """The picture, the table and the advice as text for a terminal."""
     parts = [
         f"{first_line(found.dataset.name, 120)}: {plain(data_words(found))}",
         "\n".join([epoch_words(found), *map(plain, request_words(found))]),
@@ -341,7 +341,7 @@ def _band_of_data(found: Outlook) -> list[str]:
 def _band(band: Sequence[Stretch], rows: int, line: int, colour: str) -> list[str]:
     if len(band) <= BAND // 4:
         return [_path([each for each in band if each.end > each.begin], rows, line, colour, 0.9)]
-    # Too many to draw one by one: shade each part of the data set by how much of it they cover.
+    # Too many to draw one by one: shade each part of the data set by how much of it the band covers.
     cells = max(8, min(BAND // 4, len(band) // 8))
     shades: dict[int, list[Stretch]] = {}
     for cell, share in enumerate(covered(band, rows, cells)):

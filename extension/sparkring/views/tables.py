@@ -78,7 +78,7 @@ def table_html(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def bare_table(headers: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """The table alone, for a page that has the style; `note` is its caption."""
+    """The table without its style, for a page that has the style; `note` is the caption."""
     cells = [[_cell(value) for value in row] for row in rows]
     marks = [' class="sr-n" align="right"' if number else ' align="left"' for number in _numeric(cells, len(headers))]
 

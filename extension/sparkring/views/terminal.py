@@ -14,16 +14,16 @@ from sparkring.history.record import Attempt, Checkpoint, RunRecord
 from sparkring.views import attempts, checkpoints, displays, timelines
 
 PROGRESS_EVERY_S = 0.2
-TRACEBACK_WITHIN_S = 0.5  # the wait before an unfinished traceback is printed
-WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most have ended by then
+TRACEBACK_WITHIN_S = 0.5  # an unfinished traceback is printed if no line comes for this long
+WARM_PAUSE_S = 0.1  # before a warm run shows its progress: most warm runs have ended by then
 _RANK_COLOURS = ("36", "32", "33", "35", "34", "96", "92", "95")
 _DIM, _RESET, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class TerminalView:
-    """Prints lines as they come; on a terminal in colour, with a last line that shows the run's progress.
+    """Prints lines as they come. On a terminal, they are in colour, and the last line shows the run's progress.
 
-    Without `progress` there is no such line, so the terminal's prompt can be in its place.
+    Without `progress`, this last line is left out, since it would overwrite the terminal's prompt.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic, progress: bool = True) -> None:

@@ -38,12 +38,13 @@ GREETING = b"sparkring/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 10.0
-# A peer that acknowledges nothing for this long (its host lost power, the network is cut) is given up.
+# A peer that acknowledges nothing for this long is given up: its host may have lost power, or the network is cut.
 UNACKNOWLEDGED_LIMIT_MS = 30_000
 PREFIX = struct.Struct("!IQ")
-HEADER_BYTES = 1 << 28  # limit: text in place of a frame reads as a much larger size, for which receive() would wait
+# The limit of a header's size. If a peer sends text, its first bytes read as a much larger size: receive() would wait.
+HEADER_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 20
-RELAY_BYTES = 256 * 1024  # passed on at a time: small enough for the processor's cache
+RELAY_BYTES = 256 * 1024  # pass_on() copies this much at a time, which fits into the processor's cache
 PAIR_BYTES = 1 << 22  # the requested size of the buffer between a member and its rank; the system may grant less
 
 
@@ -52,11 +53,11 @@ class ChannelClosed(ConnectionError):
 
 
 class ProtocolError(ChannelClosed):
-    """The peer sent something that is not a message, or not one for this end; nothing more is read from it."""
+    """The peer sent something that is not a message, or not a message for this end. Reading from the peer stops."""
 
 
 class Head(NamedTuple):
-    """A frame whose body has not been read yet; `sizes` are the parts' lengths in bytes."""
+    """A frame whose body has not been read yet. `sizes` are the parts' lengths in bytes, `raw` is all bytes so far."""
 
     kind: type[Message]
     fields: dict[str, Any]
@@ -99,14 +100,14 @@ class Connection:
                     for view in views:
                         self._sock.sendall(view)
             except BaseException as error:  # raised again below
-                # Only part of the frame may have been sent, for example if an interrupt came: nothing can follow it.
+                # Perhaps only part of the frame was sent, for example after an interrupt. No other frame can follow.
                 self._broken = True
                 if isinstance(error, OSError):
                     raise ChannelClosed(str(error)) from error
                 raise
 
     def receive(self) -> Message:
-        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError if it is not a message."""
+        """Wait for one message; ChannelClosed at the end of the stream, ProtocolError for what is not a message."""
         return self.receive_body(self.receive_head())
 
     def receive_head(self) -> Head:
@@ -132,9 +133,9 @@ class Connection:
             raise ProtocolError(str(error)) from error
 
     def pass_on(self, head: Head, other: Connection) -> None:
-        """Send the frame whose header was just received to `other`. A large body is never in memory as a whole."""
+        """Send to `other` the frame whose header has just been received. A large body is never in memory as a whole."""
         left = sum(head.sizes)
-        # A small frame is sent in one piece, so that its reader wakes only once.
+        # A small frame is sent in one piece, so that the receiving process wakes only once.
         small = bytes(self._exactly(left)) if left <= RELAY_BYTES else b""
         with other._send_lock:
             try:
@@ -164,7 +165,7 @@ class Connection:
         self._sock.close()
 
     def local_host(self) -> str:
-        """The address of this end: the interface that leads to the peer."""
+        """This end's address, on the network interface that leads to the peer."""
         return str(self._sock.getsockname()[0])
 
     def peer_host(self) -> str:
@@ -189,7 +190,7 @@ class Connection:
 
 
 def _blank(size: int) -> memoryview:
-    """Memory for something large; a bytearray would be written twice, first with zeros."""
+    """Memory for a large part. A bytearray would be written twice: first with zeros, then with the data."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
@@ -221,10 +222,10 @@ def dial(host: str, port: int, secret: bytes) -> Connection:
 
 
 class Listener:
-    """Accepts connections for the driver, and hands on those whose peer proves that it knows the secret.
+    """Accepts connections for the driver. A peer must prove that it knows the secret.
 
-    `welcome(connection)` is called in a thread of its own per connection, and the connection is
-    closed when it returns. At most `most` connections are served at once; further ones wait.
+    `welcome(connection)` is called for each connection that is accepted, in a separate thread. When it returns, the
+    connection is closed. At most `most` connections are served at once; further ones wait.
     """
 
     def __init__(
@@ -295,11 +296,11 @@ class Listener:
 
 
 def wake(listening: socket.socket) -> None:
-    """Wake a thread that waits for a connection on this socket: connect to it. This works on every system."""
+    """Connect to a listening socket, to wake the thread that waits on it. Closing it is not enough on every system."""
     try:
         socket.create_connection(listening.getsockname()[:2], timeout=1.0).close()
     except OSError:
-        pass  # the backlog is full, so the thread is not waiting
+        pass  # the backlog is full, so the thread has connections to accept and does not wait
 
 
 def _accept_proof(sock: socket.socket, secret: bytes) -> Connection | None:

@@ -6,13 +6,13 @@
     member  ── Hello, Output, GpuUsed, Beat, Stack, Exited, … ─────────▶ driver
     rank    ── Done, Failed, Metrics, DataRead, … ───── passed on ─────▶ driver
 
-To add a message, write its class here and name it in the unions below: it is encoded and decoded by its annotations. A
-field of type `bytes` is one part of the frame's body, and one of type `Buffers` is all the parts that are left; the
-other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
+To add a message, write its class here and name it in one of the unions below. Its annotations define how it is encoded
+and decoded: a field of type `bytes` is one part of the frame's body, a field of type `Buffers` is all of the body's
+parts, and other fields go into the header as JSON. `decode` refuses whatever the annotations do not allow.
 
 Members import this module at start-up, so it uses light parts of the standard library only. For the same reason the
-messages are NamedTuples: importing `dataclasses` would take longer than all else here. And there is no
-`from __future__ import annotations`, which makes annotations strings: typing would have to compile each of them.
+messages are NamedTuples: importing `dataclasses` would take longer than everything else here. And there is no
+`from __future__ import annotations`: it makes annotations strings, and typing would have to compile each of them.
 """
 
 import types
@@ -32,9 +32,9 @@ Stream = Literal["stdout", "stderr"]
 DataKind = Literal["parquet", "petastorm", "tfrecord"]
 CheckpointKind = Literal["sparkring", "keras", "tensorflow", "torch"]
 FailureCause = Literal[
-    "exception",  # any that is not listed below: another attempt may succeed
+    "exception",  # an exception that is not listed below: another attempt may succeed
     "code",  # an exception that the same code raises again, on any ranks
-    "damaged checkpoint",  # the checkpoint that the attempt continued from
+    "damaged checkpoint",  # the one that the attempt continued from
     "echo",  # a collective failed because another rank ended
     "interrupt",  # a KeyboardInterrupt
     "exit",  # sys.exit(), or a process that ended itself
@@ -56,7 +56,7 @@ class MalformedMessage(ValueError):
 
 
 class Stop(NamedTuple):
-    """Send the signal to the rank's process group, and kill what is left after `grace_s`."""
+    """Send the signal to the rank's process group; after `grace_s` seconds, kill the processes that still run."""
 
     signal: SignalNumber
     grace_s: float
@@ -67,11 +67,11 @@ class Interrupt(NamedTuple):
 
 
 class TakeStack(NamedTuple):
-    """Answer with a Stack, the rank's current stack."""
+    """Answer with a Stack: what the rank is doing now."""
 
 
 class RecordTimeline(NamedTuple):
-    """Set `variable` to a file for the timeline of the rank's framework. If `wanted`, send the file at the end."""
+    """Set `variable` in the rank's environment to a file for its timeline. If `wanted`, send it when the rank ends."""
 
     variable: str
     wanted: bool
@@ -105,11 +105,11 @@ class Logger(NamedTuple):
 
 
 class NotebookState(NamedTuple):
-    """The settings of the notebook that ranks take over.
+    """Settings of the notebook's process, which ranks apply to themselves.
 
-    prefix, folder, path: its sys.prefix, working directory, and sys.path with the kind of each entry.
-    environment: the variables that its process has changed since it started; None for a deleted one.
-    loggers: by name; the root's name is ''.
+    prefix, folder, path: sys.prefix, the working directory, and sys.path with the kind of each entry.
+    environment: the variables that have changed since the process started; None for a deleted one.
+    loggers: the settings of loggers, by name; the root logger's name is ''.
     logging_disabled: the level up to which logging is disabled.
     """
 
@@ -122,16 +122,17 @@ class NotebookState(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A script as a rank is to run it.
+    """A script that a rank runs, and how to run it.
 
-    line: the text after %run, by which the rank finds the script; `arguments` is the script's part of it.
-    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one for each cell.
-    module: the module to run instead, which the rank imports.
-    written: the path as the user wrote it.
+    line: the text after %run, by which the rank finds the script.
+    written: the path as the user wrote it, or the name of a module.
+    parts: the code, as pairs of a file name for tracebacks and source; a notebook has one pair for each cell.
+    arguments: the part of `line` after the script: the script's own arguments.
+    module: the module to run, for -m. The rank finds its code, so `parts` is empty.
     name: the value of `__name__`.
-    inside: run in the cell's own namespace.
-    any_exit: take every sys.exit() as a success.
-    patterns: expand `*`, `?` and `[…]` in the arguments.
+    inside: whether to run the script in the cell's own namespace.
+    any_exit: whether every sys.exit() counts as a success.
+    patterns: whether to expand `*`, `?` and `[…]` in the arguments.
     """
 
     line: str
@@ -151,15 +152,15 @@ class Script(NamedTuple):
 
     @property
     def source(self) -> str:
-        """All its code, with the notebook's cells one below the other."""
+        """All of the script's code. If the script is a notebook, its cells are one below the other."""
         return "\n".join(source for _, source in self.parts)
 
 
 class Run(NamedTuple):
-    """Run a cell's `source`, or a call, with what is packed in `parts`: the payload, then its buffers.
+    """Run a cell's `source`, or a call, with the values that are packed in `parts`: the payload, then its buffers.
 
-    pull: names to send back when it has run.
-    barrier: give the cell the context and the rows of the rank's Spark task.
+    pull: names whose values to send back afterwards.
+    barrier: whether to give the cell the context and the rows of the rank's Spark task.
     environment: variables to set; `defaults` are set unless the rank has them already.
     """
 
@@ -180,7 +181,7 @@ class Run(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the rank's collectives, so that neither it nor another rank waits in one any longer."""
+    """End the rank's collectives, so that no rank waits in them any longer."""
 
 
 class Leave(NamedTuple):
@@ -191,7 +192,7 @@ class Leave(NamedTuple):
 
 
 class SetEnvironment(NamedTuple):
-    """Variables that the member sets for all requests to come; they override those of the notebook."""
+    """Environment variables to set for all requests to come; they override the notebook's variables."""
 
     variables: dict[str, str]
 
@@ -205,7 +206,8 @@ class Hello(NamedTuple):
     """The first message: which member this is, where it runs, and the process of its rank.
 
     `interface` is the network interface that has `address`, and `port` is free there. `gpus` are the addresses of the
-    GPUs that the rank has for itself. `packages` are those of the rank's Python; None if that is the notebook's.
+    GPUs that only this rank uses. `packages` are the versions of the packages in the rank's Python, by module; None if
+    this is the notebook's Python.
     """
 
     member: Count
@@ -224,7 +226,7 @@ class Beat(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Bytes that the rank wrote: whole lines, unless the end of a line takes too long."""
+    """Bytes that the rank wrote: whole lines, unless the end of a line takes too long to come."""
 
     stream: Stream
     data: bytes
@@ -233,7 +235,7 @@ class Output(NamedTuple):
 
 
 class GpuUsed(NamedTuple):
-    """The use of one of the rank's GPUs by all processes; None for what NVML does not report. Sent when it changes."""
+    """How much all processes together use one of the rank's GPUs; None if NVML does not say. Sent when this changes."""
 
     address: str
     name: str
@@ -249,7 +251,7 @@ class GpuUsed(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """What the rank is doing: the `state` of its process, and the `text` of its stack, '' if it gave none."""
+    """What the rank is doing: the `state` of its process, and its stack as `text`, '' if the stack is not known."""
 
     state: str
     text: str
@@ -284,8 +286,8 @@ class Exited(NamedTuple):
 class RankNews(NamedTuple):
     """What the gang needs for the next request.
 
-    `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether it has all that was sent.
-    `port` is a free port.
+    `names_bound` are the names that are new in the rank's `__main__`. `loaded` says whether the rank has loaded all
+    values that were sent to it. `port` is a free port of the rank's address.
     """
 
     names_bound: tuple[str, ...]
@@ -294,7 +296,7 @@ class RankNews(NamedTuple):
 
 
 class PackedValue(NamedTuple):
-    """A returned value: `parts` is its number of parts in the message, or `error` says why it cannot be packed."""
+    """A returned value. `parts` is how many parts of the message it has. If it cannot be packed, `error` says why."""
 
     name: str
     type_name: str
@@ -303,9 +305,10 @@ class PackedValue(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The rank has run the request; `repr` is the shortened repr() of its value.
+    """The rank has run the request. `repr` is the shortened repr() of the value that the request returned.
 
-    The value comes first, under the name '', then those to be pulled, except for names that are `missing`.
+    In `values`, this value is first, under the name ''. The names to be pulled follow, except for those that the rank
+    does not have, which are in `missing`.
     """
 
     values: tuple[PackedValue, ...]
@@ -327,7 +330,7 @@ class SourceLine(NamedTuple):
 
 
 class CodeFrame(NamedTuple):
-    """One frame of a traceback; `in_cell` marks the user's notebook code; `source` is the lines around `line`."""
+    """One frame of a traceback. `in_cell` marks the user's notebook code; `source` has the lines around `line`."""
 
     filename: str
     line: int
@@ -410,11 +413,11 @@ class Displayed(NamedTuple):
 
 
 class DataOpened(NamedTuple):
-    """A rank has opened a data set to read its shard of it; counts and `version` are the whole set's.
+    """A rank has opened a data set, to read its shard. The counts and `version` are those of the whole data set.
 
-    `reader` counts this rank's readers, from 0. If the ranks run the same code, readers with the same number read the
-    same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a digest of
-    the files as they were when they were opened. Unknown values are '' or 0.
+    `reader` is the number of this rank's reader, from 0. If the ranks run the same code, readers with the same number
+    read the same data. `name` is what the user wrote. `where` is the row filter in words, '' for none. `version` is a
+    digest of the files as they were when they were opened. Unknown values are '' or 0.
     """
 
     reader: Count
@@ -435,7 +438,7 @@ class DataOpened(NamedTuple):
 class Piece(NamedTuple):
     """The rows that a rank reads of one row group. Numbers are from 0; row group -1 stands for the whole file.
 
-    If there are many row groups, `groups` adjacent ones form one piece, with the numbers of the first.
+    If there are many row groups, `groups` adjacent ones form one piece; `file` and `row_group` are those of the first.
     """
 
     file: Count
@@ -445,10 +448,11 @@ class Piece(NamedTuple):
 
 
 class DataPlanned(NamedTuple):
-    """What a rank is to read in an epoch, in this order. `epoch` counts from 1.
+    """What a rank is to read in an epoch: `pieces`, in this order. `epoch` counts from 1.
 
     `names` are the numbers and names of the files; if there are many, only of the first ones. The first `begun` rows
-    were read before this reader was made. Rows are handed out in order, or shuffled within each `window` rows.
+    were read before this reader was made. If `window` is 0, rows are handed out in order; otherwise, they are shuffled
+    within each block of `window` rows.
     """
 
     reader: Count
@@ -467,10 +471,10 @@ class DataPlanned(NamedTuple):
 
 
 class DataRead(NamedTuple):
-    """How far a rank has read: rows, steps and bytes since it began this epoch (from 1), and the planned numbers.
+    """How far a rank has read in an epoch: the rows, steps and bytes that it has read, and the planned numbers.
 
-    `place` is where it reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long the rank's own code has
-    waited for batches in this epoch. Unknown values are None or ''.
+    `epoch` counts from 1. `place` is where the rank reads: `part-3.parquet, row group 2 of 8`. `waited_s` is how long
+    the rank's own code has waited for batches in this epoch. Unknown values are None or ''.
     """
 
     reader: Count
@@ -491,9 +495,10 @@ class DataRead(NamedTuple):
 class CheckpointSaved(NamedTuple):
     """A checkpoint is whole and can be read.
 
-    `folder` is the directory of checkpoints as the user wrote it, `name` the checkpoint's own in it. `took_s` is the
-    time from the call to the commit; training waited for `blocked_s` of it. `metrics` are those saved with it. `kind`
-    says what wrote it: "keras" is ModelCheckpoint, "tensorflow" BackupAndRestore; for both, `step` is the epoch.
+    `folder` is the directory of checkpoints as the user wrote it, and `name` is the checkpoint's name in it. `took_s`
+    is the time from the call to the commit; training waited for `blocked_s` of it. `metrics` were saved with the
+    checkpoint. `kind` says what wrote it: "keras" is ModelCheckpoint, "tensorflow" is BackupAndRestore; for these two,
+    `step` is the epoch.
     """
 
     folder: str
@@ -510,7 +515,7 @@ class CheckpointSaved(NamedTuple):
 
 
 class CheckpointFailed(NamedTuple):
-    """A checkpoint could not be saved; the run fails at its next save, or at its end."""
+    """A checkpoint could not be saved. The run fails when it saves the next one, or at its end."""
 
     folder: str
     step: int
@@ -550,12 +555,12 @@ class CheckpointRemoved(NamedTuple):
     rank: int = 0
 
 
-# ── Who says what ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Which messages each end sends ─────────────────────────────────────────────────────────────────────────────────────
 
 MemberOrder = Stop | Interrupt | TakeStack | RecordTimeline
 RankOrder = EnterWorld | Run | Release | Leave | SetEnvironment
 MemberReport = Hello | Beat | Output | GpuUsed | Stack | TimelinePart | Exited
-# What a rank reports while it runs.
+# What a rank reports while it runs a request.
 Told = (
     UserMessage
     | Metrics
@@ -577,7 +582,7 @@ Message = MemberOrder | RankOrder | Report
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
-# ── As frames ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Encoding and decoding ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def encode(message: Message) -> tuple[dict[str, Any], list[Buffer]]:
@@ -617,13 +622,16 @@ Converter = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
-    """How a kind of message is decoded: `converters` for its JSON fields; `binary` says which others are `Buffers`."""
+    """How a kind of message is encoded and decoded.
+
+    `converters` has a function for each JSON field. `binary` has the other fields: True is `Buffers`, False is `bytes`.
+    """
 
     converters: dict[str, Converter]
     binary: dict[str, bool]
 
 
-_plans: dict[Any, _Plan] = {}  # of the kinds that this process has met
+_plans: dict[Any, _Plan] = {}  # for the kinds of messages that this process has sent or received
 
 
 def _plan(kind: Any) -> _Plan:
@@ -638,7 +646,7 @@ def _plan(kind: Any) -> _Plan:
 
 
 def _converter(hint: Any) -> Converter:
-    """A function that turns what JSON gives into a value of type `hint`, or raises ValueError."""
+    """A function that turns a value from JSON into one of type `hint`, or raises ValueError."""
     if hint is Any:
         return lambda value: value
     if hint is float:

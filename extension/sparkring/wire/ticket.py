@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # How a member's Python is started. The ticket comes on stdin, so that the secret is never in argv or in
-# an environment. stdin stays open: when it is closed, the member ends. '' (the working folder) is
-# removed from sys.path first: a json.py beside the notebook must not be run.
+# an environment. stdin stays open, and the member ends when it is closed. '' (the working folder) is
+# removed from sys.path first: a json.py beside the notebook must not be imported.
 BOOT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; import json; "
     "ticket = json.loads(sys.stdin.buffer.readline()); "
@@ -23,11 +23,12 @@ SPARK_SCHEMA = b"sparkring.spark"
 
 
 class Ticket(NamedTuple):
-    """`first` and `last` are put before and after sys.path; `cleanup` is a folder to remove at the end, or ''.
+    """`first` and `last` are entries to put before and after those of sys.path.
 
-    `prefix` is sys.prefix of the notebook's Python. `gpus` are the addresses of the GPUs that the rank has for itself.
-    In a Spark task, `context` is what its BarrierTaskContext holds, packed by worker/spark_task.py, and `rows` is the
-    open file descriptor from which its rank reads the rows of its partition, or -1.
+    `cleanup` is a folder to remove when the member ends, or ''. `prefix` is sys.prefix of the notebook's Python. `gpus`
+    are the addresses of the GPUs that only this rank uses. In a Spark task, `context` is the content of the task's
+    BarrierTaskContext, packed by worker/spark_task.py. `rows` is the open file descriptor from which the rank reads the
+    rows of its partition, or -1.
     """
 
     member: int

@@ -31,7 +31,7 @@ _MODULES = (
 )
 _BATCH_EVERY_S = 0.2
 
-_wanted = False  # by the cell that runs; the next cell on a warm gang may decide otherwise
+_wanted = False  # whether the current cell wants reports; the next cell on a warm gang may decide otherwise
 
 
 def report_fits(wanted: bool) -> None:
@@ -126,7 +126,7 @@ def _tell_model_checkpoints(kind: Any) -> None:
         callback._sparkring_aim = (callback._write_filepath, callback.best)
 
     def tell(callback: Any, took_s: float, epoch: int = 0, batch: Any = None, logs: Any = None) -> None:
-        # KeyError, which the caller suppresses, if the model was not good enough to be written.
+        # If the model was not good enough to be written, _written() raises KeyError. _tell_after() suppresses it.
         path, writing_s = callback.__dict__.pop("_sparkring_wrote", None) or _written(callback)
         took_s = writing_s or took_s
         if _writes(callback.model):
@@ -147,7 +147,10 @@ def _tell_model_checkpoints(kind: Any) -> None:
 
 
 def _written(callback: Any) -> tuple[str, float]:
-    """What Keras 2.13 has written: its ModelCheckpoint decides and writes in one method. KeyError if nothing."""
+    """The path that Keras 2.13 has written, and 0.0, as the time is not known; KeyError if it has written nothing.
+
+    Its ModelCheckpoint decides and writes in one method. With save_best_only, a new `best` shows that it has written.
+    """
     path, best_before = callback.__dict__.pop("_sparkring_aim")
     if callback.save_best_only and callback.best == best_before:
         raise KeyError(path)
@@ -231,7 +234,7 @@ def _writes(model: Any) -> bool:
 
 
 def _size_bytes(path: str) -> int:
-    """The size of a file, a folder, or all files with a TensorFlow prefix; 0 if only TensorFlow can read the path."""
+    """The size of a file, a folder, or a TensorFlow checkpoint's files; 0 if only TensorFlow can read the path."""
     files = [path] if os.path.isfile(path) else glob.glob(f"{glob.escape(path)}.index")
     files += glob.glob(f"{glob.escape(path)}.data-*")
     for folder, _, names in os.walk(path):

@@ -72,7 +72,7 @@ def task_for(
                 with contextlib.suppress(BrokenPipeError):  # a rank that needs no more rows closes its end
                     _feed(pipe, rows, schema, rows_end)
             code = member.wait()
-            if code != 0:  # the other ranks would wait in vain: with an error, Spark ends the whole stage
+            if code != 0:  # this error makes Spark end the whole stage; else the other ranks would wait in vain
                 raise RuntimeError(
                     f"sparkring: the process of task {context.partitionId()} on {socket.gethostname()} ended with "
                     f"code {code}; what it printed is in the executor's stderr. Does `{sys.executable}` start there?"
@@ -104,7 +104,8 @@ def _of_task(context: Any, archive: str, gpus: int | None) -> dict[str, Any]:
     # The files of addPyFile() on this executor: Spark puts them on the path of its own workers only.
     root = SparkFiles.getRootDirectory()
     held = context.resources().get("gpu")
-    # The executor's port or path, and the secret. Their names and types differ between versions of pyspark.
+    # The executor's port or path, and the secret. Their names and types differ between versions of pyspark, so all
+    # attributes of these types are taken.
     shared = {
         name: value
         for name, value in vars(type(context)).items()

@@ -1,4 +1,4 @@
-"""Reducers for objects that pickle and cloudpickle cannot pack, or pack with losses.
+"""Reducers for objects that pickle and cloudpickle cannot pack, or pack incompletely.
 
 A reducer, in the sense of `pickle`, is a function that says how to rebuild a value. The reducers for a type are looked
 up once. The functions that rebuild values are called on the ranks, and import what they need there.

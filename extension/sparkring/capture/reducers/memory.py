@@ -90,7 +90,7 @@ class Memory:
     def shared(self) -> tuple[Block, ...]:
         """Find the memory that several separately packed arrays share, ordered by address."""
         ranges: list[tuple[int, int, object]] = []
-        open_: list[_Array] = []  # arrays that reach beyond the start of the next
+        open_: list[_Array] = []  # earlier arrays that reach beyond the start of the current one
         for array in sorted(self._arrays, key=lambda array: array.layout.bounds):
             start, end = array.layout.bounds
             open_ = [before for before in open_ if before.layout.bounds[1] > start]

@@ -43,7 +43,7 @@ def _dispatcher(value: types.FunctionType) -> Reduced | None:
         return None
     registry: dict[Any, Any] = dict(value.registry)  # type: ignore[attr-defined]
     if by_reference(value):
-        # The rank imports it, without the implementations that the notebook has added.
+        # The rank imports the function, which then lacks the implementations that the notebook has added.
         added = [item for item in registry.items() if not all(map(by_reference, item))]
         if not added:
             return None

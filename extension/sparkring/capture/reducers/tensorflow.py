@@ -1,7 +1,7 @@
 """Reducers for TensorFlow's and Keras' objects: models, layers, optimizers, `tf.function` and `tf.data`.
 
 A Keras model is rebuilt from its configuration and its weights, with the classes and functions of the notebook that it
-uses. Nothing here imports TensorFlow: a process that has such an object has imported it.
+uses. Only functions that run on ranks import TensorFlow: a driver that has such an object has already imported it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
     """Keras 3's own `__reduce__` finds only classes that can be imported, and loses an optimizer's state."""
     container = next((kind for kind in (list, dict, set) if issubclass(cls, kind)), None)
     if container is not None and _is_theirs(cls):
-        return lambda value: (container, (container(value),))  # Keras' own, which track layers, cannot be unpacked
+        return lambda value: (container, (container(value),))  # Keras' own layer-tracking type cannot be unpacked
     if not str(getattr(cls.__reduce__, "__module__", "")).startswith("keras."):
         return None  # of another kind, or its class defines how it is packed
     if issubclass(cls, keras.Layer):
@@ -64,7 +64,7 @@ def _reducer_of_keras_3(cls: type, keras: Any) -> Reducer | None:
 
 
 _REFUSED = {
-    "concrete_function.ConcreteFunction": Kind(
+    "core.ConcreteFunction": Kind(
         "a concrete function, which is bound to this process",
         "pass the `tf.function`, and call `get_concrete_function()` in the cell",
     ),
@@ -203,7 +203,7 @@ def _model_recipe(model: Any, keras: Any, custom: dict[str, Any]) -> tuple[Any, 
 def _config(model: Any, keras: Any) -> dict[str, Any]:
     """The configuration of a model. ValueError if it lacks the arguments that `__init__()` was given.
 
-    Up to Keras 3.15, the configuration of a subclass of Model without a get_config() has defaults in their place.
+    Up to Keras 3.15, the configuration of a subclass of Model without a get_config() has defaults in place of them.
     """
     config: dict[str, Any] = model.get_config()
     cls = type(model)
@@ -259,7 +259,7 @@ def _remade(recipe: tuple[Any, ...], weights: list[Any], adapted: list[tuple[int
 
 
 def _custom_objects(owners: Iterable[Any], keras: Any) -> dict[str, Any]:
-    """The classes and functions in Keras objects that are not Keras' own, by their names in the configurations."""
+    """The classes and functions in Keras objects that a rank cannot import, by their names in the configurations."""
     parts = [part for owner in owners for part in (type(owner), *vars(owner).values())]
     found: dict[str, Any] = {}
     # Frameworks' objects are not entered: a tf.function, for example, holds wrappers with the function's name.
@@ -413,7 +413,7 @@ def _optimizer(optimizer: Any) -> Reduced:
         raise Refused(_WRAPPED)
     values = [variable.numpy() for variable in variables_of(optimizer)]
     is_legacy = isinstance(optimizer.variables, types.MethodType)
-    if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # of Keras 3, and of Keras 2
+    if not getattr(optimizer, "built", getattr(optimizer, "_built", is_legacy)):  # `_built` is Keras 2's
         values = values[:1]
     return _from_config, _recipe(optimizer, "optimizer"), values, None, None, _give_variables
 
@@ -445,7 +445,7 @@ def _from_config(cls: Any, config: dict[str, Any], custom: dict[str, Any], keras
 
 def _assign(owner: Any, values: list[Any]) -> None:
     variables = variables_of(owner)
-    if variables:  # a metric may create them only when it is first used, and then starts anew
+    if variables:  # a metric may create them only when it is first used; it then starts from zero
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
 

@@ -1,6 +1,6 @@
 """Reducers for torch's tensors, with their gradients, and for what `torch.compile` and `torch.jit` return.
 
-Nothing here imports torch: a process that has such an object has imported it.
+Only functions that run on ranks import torch: a driver that has such an object has already imported it.
 """
 
 from __future__ import annotations

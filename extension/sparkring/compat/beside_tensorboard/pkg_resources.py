@@ -12,7 +12,7 @@ __all__ = ["Version", "iter_entry_points", "parse_version"]
 
 
 class _Resolving:
-    """An entry point that is loaded by resolve()."""
+    """An entry point with the attributes that TensorBoard uses: `name`, `load()` and `resolve()`."""
 
     def __init__(self, found: EntryPoint) -> None:
         self.resolve = self.load = found.load

@@ -21,7 +21,8 @@ from sparkring.runtime.world import world
 
 _PARENT_CACHE_DIR_URL = "petastorm.spark.converter.parentCacheDirUrl"
 # This file in a converter's folder names the process that made the folder. Spark and Petastorm ignore it. Petastorm
-# removes the folder when the process ends normally; if the process was killed, the next process removes the folder.
+# removes the folder when the process ends normally. If the process was killed, the next one on this host that makes a
+# converter removes the folder.
 _OWNER = "_sparkring_owner.json"
 _NAME = re.compile(r"\d{14}-appid-.+")  # the names that Petastorm gives to such folders
 
@@ -32,7 +33,7 @@ def make_spark_converter(
     """Petastorm's make_spark_converter: writes a Spark DataFrame as Parquet, for ranks to read.
 
     The cache folder is made in `parent_cache_dir_url`, which all ranks must be able to reach. The default is the Spark
-    setting petastorm.spark.converter.parentCacheDirUrl; a value given here is saved there. The other arguments
+    setting petastorm.spark.converter.parentCacheDirUrl; a value given here changes this setting. The other arguments
     (`parquet_row_group_size_bytes`, `compression_codec`, `dtype`) are Petastorm's: by default, floats become float32,
     and MLlib's vectors become 1-D arrays. The cache folder is removed by delete() or when the notebook's process ends.
     If the process is killed, the folder is removed when the next process on the same host makes a converter in the same
@@ -144,7 +145,7 @@ class SparkDatasetConverter:
 
 
 def _cache_url(path: Path) -> str:
-    """A URL that is valid for both Spark and Petastorm: on Databricks, that of the mount rather than dbfs:/."""
+    """A URL that is valid for both Spark and Petastorm. On Databricks, file:///dbfs/… replaces dbfs:/…."""
     written = os.fspath(path)
     if written.startswith("hdfs:"):
         return written
@@ -153,7 +154,7 @@ def _cache_url(path: Path) -> str:
 
 
 def _claim(cache_dir_url: str) -> None:
-    """Mark the folder as made by this process, with a file in it; errors are ignored."""
+    """Record this process as the owner of the folder, in a file in the folder. Errors are ignored."""
     with contextlib.suppress(Exception):  # each of fsspec's packages has its own errors
         folder = locate(cache_dir_url)
         folder.fs.pipe_file((folder / _OWNER).path, json.dumps(owners.me()).encode())

@@ -29,7 +29,7 @@ def row_group_shard(row_group_rows: Sequence[int], shard_count: int) -> list[int
 
 
 class Plan(NamedTuple):
-    """A reader that has passed the checks: all arguments of Petastorm's function, and what is known about its shard."""
+    """A reader that has passed the checks: the arguments of Petastorm's function, and what is known of the data."""
 
     source: Source
     options: dict[str, Any]
@@ -144,11 +144,11 @@ def _check_shards(plan: Plan) -> None:
         )
     epochs = plan.options["num_epochs"]
     if plan.options["cur_shard"] or not plan.batch_size or not plan.counted or epochs is None:
-        return  # the first rank warns for all; and without a number of epochs, no rank runs out of rows
+        return  # only the first rank warns; and if num_epochs is None, no rank runs out of rows
     steps = [math.ceil(rows * epochs / plan.batch_size) for rows in row_group_shard(source.rows, count)]
     most, least = max(steps), min(steps)
     if most != least:
-        last = "the last step" if most - least == 1 else f"the last {most - least}"
+        last = "the last step" if most - least == 1 else f"the last {most - least} steps"
         warnings.warn(
             f"{source.name}: rank {steps.index(most)} gets {most} steps of {plan.batch_size} rows, rank "
             f"{steps.index(least)} gets {least}: an allreduce in {last} hangs or fails. Petastorm assigns whole row "

@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import Any
 
-# The reader's workers can be processes: warnings of these modules are hidden there through the environment.
+# The reader's workers can be processes. In these, PYTHONWARNINGS hides the warnings of these modules.
 _WORKERS = ("petastorm.arrow_reader_worker", "petastorm.py_dict_reader_worker", "petastorm.fs_utils", "petastorm.utils")
 _TOLD_ANYWAY = ("Converting floating-point columns to", "The median size ")
 
@@ -28,7 +28,7 @@ def silence() -> None:
     found = [entry for entry in os.environ.get("PYTHONWARNINGS", "").split(",") if entry]
     ours = [f"ignore::FutureWarning:{module}" for module in _WORKERS]
     os.environ["PYTHONWARNINGS"] = ",".join(found + [entry for entry in ours if entry not in found])
-    import logging  # not above, since every rank imports this module; Petastorm imports logging anyway
+    import logging  # not at the top, since every rank imports this module; Petastorm imports logging anyway
 
     atexit.unregister(_let_functions_go)
     atexit.register(_let_functions_go)

@@ -48,9 +48,9 @@ def check_transform(
     """Check on the first rows of `source` (a path, URLs or a converter) that a TransformSpec returns what it declares.
 
     The spec's function gets one row as a dict, as in make_reader, or, with `batched`, eight rows as a pandas DataFrame,
-    as in make_batch_reader. The default of `batched` depends on the data. DataError names the field, what was expected
-    and what was found. The readers of this module make the same check, but allow changes to a field that the
-    TransformSpec does not declare, since some consumers accept them.
+    as in make_batch_reader. By default, `batched` is true unless the data has a Unischema. DataError names the field,
+    what was expected and what was found. The readers of this module make the same check, but allow a field to change
+    without a declaration, since some consumers accept this.
     """
     silence()
     urls = list(source.file_urls) if hasattr(source, "file_urls") else source

@@ -1,4 +1,4 @@
-"""A data set as Petastorm sees it: its row groups in Petastorm's order, its schema, and errors in it."""
+"""Reads what Petastorm will see of a data set, and turns errors about the data into a DataError."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Source(NamedTuple):
     pieces: list[Any]  # one per row group: path, row_group, partition_keys
     rows: list[int]
     sizes_bytes: list[int]
-    groups_in: dict[str, int]
+    groups_in: dict[str, int]  # the number of row groups of each file, by its path
     schema: Any
     has_unischema: bool
     partitions: Any
@@ -119,7 +119,7 @@ def in_words(name: str, also: tuple[type[Exception], ...] = ()) -> Iterator[None
 
 
 def _as_seen_here() -> str:
-    """The end of a message that a path is missing: on which node, since not every node may be able to reach it."""
+    """The end of a message that a path is missing: on which node, since other nodes may be able to reach it."""
     here = world()
     if here.size == 1:
         return ""

@@ -21,7 +21,7 @@ _BATCH_ROWS = 8
 
 
 class Seen(NamedTuple):
-    """A value's numpy dtype, or its Python type where it has none, and its shape."""
+    """A value's NumPy dtype (if it has none, its Python type) and its shape."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ def check(spec: Any, source: Source, schema_fields: Any, *, batched: bool, every
 
 
 def view(schema: Any, schema_fields: Any) -> Any:
-    """The part of a Unischema that `schema_fields` names: patterns, fields, or an NGram. DataError if it names none."""
+    """The part of a Unischema that `schema_fields` (patterns, fields or an NGram) names. DataError if none matches."""
     if schema_fields is None or (isinstance(schema_fields, list) and not schema_fields):
         return schema
     if is_ngram(schema_fields):
@@ -91,7 +91,7 @@ def _declared(spec: Any, before: Any, name: str) -> Any:
 
 
 def _sample(source: Source, before: Any, batched: bool) -> Any:
-    """The first row as make_reader's workers have it (a dict), or a few as make_batch_reader's do (a DataFrame)."""
+    """The first row as a dict, as in make_reader's workers, or a few as a DataFrame, as in make_batch_reader's."""
     import pyarrow as pa
     from petastorm.utils import decode_row
     from pyarrow import parquet
@@ -198,7 +198,7 @@ def _same_shape(found: tuple[int, ...], declared: tuple[int | None, ...]) -> boo
 
 
 def _same_dtype(found: Any, declared: Any) -> bool:
-    """Whether a dtype is the declared one. Python numbers match any width; text and times, any form."""
+    """Whether a dtype is as declared. Python numbers match any width. Text and times may also be objects."""
     import numpy as np
 
     if declared is Decimal:

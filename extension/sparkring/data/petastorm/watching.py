@@ -21,7 +21,8 @@ from sparkring.wire.messages import Piece
 if TYPE_CHECKING:
     from petastorm.reader import Reader
 
-_DEAD_AND_SILENT_S = 0.3  # time to read what a worker sent before it ended
+# How long to read on after a worker has ended: while nothing arrives, and while results still arrive.
+_DEAD_AND_SILENT_S = 0.3
 _DEAD_S = 1.5
 _ROWS_AT_ONCE = 32  # counting each row by itself would add a fifth to Petastorm's time
 
@@ -81,8 +82,8 @@ class Tally:
     """Counts what a reader returns, epoch by epoch, and reports it.
 
     Petastorm's epochs overlap: its workers begin the next one before the last row group of the current one has arrived.
-    Here, an epoch ends after as many rows as the shard has. If the footers do not tell this number, all rows are one
-    epoch.
+    Here, an epoch ends after as many rows as the shard has. If the footers do not tell this number, all rows count as
+    one epoch.
     """
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
@@ -96,7 +97,7 @@ class Tally:
         # If the row groups are read in order, each result is the next row group.
         in_order = plan.counted and plan.batched and not plan.options["shuffle_row_groups"]
         self._places = itertools.cycle([plan.source.place(index) for index in groups] if in_order else [""])
-        self._pending, self._waited_s = 0, 0.0  # rows that are not counted yet
+        self._pending, self._waited_s = 0, 0.0  # _pending: rows that are not counted yet
         self._epoch, self._done = 0, 0
         self._begin()
 
@@ -107,7 +108,7 @@ class Tally:
 
     def add(self, item: Any, waited_s: float) -> None:
         """Count one result, a row or a batch; `waited_s` is how long the caller has waited for it."""
-        # A wait in a thread of TensorFlow does not delay the computation.
+        # Only the main thread's waits count: those of TensorFlow's threads do not delay the computation.
         self._waited_s += waited_s if threading.current_thread() is threading.main_thread() else 0.0
         if self._batched:
             size_bytes = sum(int(getattr(column, "nbytes", 0)) for column in item)
@@ -152,7 +153,7 @@ def _route(plan: Plan) -> Route | None:
         return None
     source, files = plan.source, {path: number for number, path in enumerate(plan.source.groups_in)}
     pieces = [Piece(files[source.pieces[at].path], source.pieces[at].row_group, source.rows[at]) for at in plan.groups]
-    # If row groups are shuffled, or rows may be dropped or added, Petastorm may be reading any of the row groups now.
+    # If row groups are shuffled, or rows may be dropped or added, any row group may be next: the window has all rows.
     in_order = plan.counted and not plan.options["shuffle_row_groups"]
     return Route(pieces, list(files).__getitem__, window=0 if in_order else max(1, sum(piece.rows for piece in pieces)))
 

@@ -2,7 +2,7 @@
 
     PATH/part-00007.tfrecord        or PATH/3f0a/part-00007.tfrecord, spread over prefixes for an object store
             one tf.train.Example per batch; each column is one bytes feature: for numbers, the array's memory,
-            little-endian and in C order, as for tf.io.decode_raw; for strings, one bytes value each
+            little-endian and in C order, as for tf.io.decode_raw; for strings, one value per string
     PATH/_schema.json               columns, files, rows; written last; without it, a folder is not read
 
 Record i is in file i modulo the number of files, so files differ by at most one record.

@@ -21,11 +21,11 @@ Batch = dict[str, Array]
 
 
 def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None, None]:
-    """Yield batches of `batch_size` rows (fewer in the last) of little-endian numbers or strings.
+    """Yield batches of `batch_size` rows (fewer in the last). Their arrays hold little-endian numbers or strings.
 
     source: Shards, a pandas DataFrame, a dict of arrays [rows, …], or an iterable of such dicts. Raises DataError
-    if the arrays do not fit together or contain something that a file cannot hold. `called` is what messages call the
-    data.
+    if the arrays do not fit together or contain something that a file cannot hold. `called` is the name of the data in
+    messages.
     """
     columns: dict[str, Column] = {}
     waiting: list[Batch] = []
@@ -62,7 +62,7 @@ def batches(source: Any, batch_size: int, called: str) -> Generator[Batch, None,
 
 
 def columns_of(batch: Batch) -> tuple[Column, ...]:
-    """The columns of a batch."""
+    """The name, dtype and row shape of each array of a batch."""
     return tuple(
         Column(name, STRING if array.dtype.kind in "OUS" else array.dtype.name, tuple(array.shape[1:]))
         for name, array in batch.items()
@@ -78,7 +78,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, Shards):
             source = source.as_numpy()
-            stack.callback(source.close)  # end its thread, even if an error's traceback keeps the iterator alive
+            stack.callback(source.close)  # end the reading thread, even if a traceback keeps the iterator alive
         elif hasattr(source, "iloc"):
             source = {column: source[column].to_numpy() for column in source.columns}
         for chunk in [source] if isinstance(source, Mapping) else source:
@@ -90,7 +90,7 @@ def _chunks(source: Any, called: str) -> Generator[Batch, None, None]:
 
 
 def _array(values: Any, what: str) -> Array:
-    """A column as a little-endian array of numbers, or an array of strings. DataError, about `what`, for others."""
+    """A column as a little-endian array of numbers, or an array of strings. DataError for others; it names `what`."""
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
         raise DataError(f"{what} has masked values: fill them first.")
     try:

@@ -53,7 +53,7 @@ def _tensor(values: Any, column: Column, batch_size: int, pad: bool) -> Any:
 
 
 def tensorflow() -> Any:
-    """TensorFlow, imported when it is first needed. DataError if it is not there."""
+    """TensorFlow, imported when it is first needed. DataError if this fails."""
     try:
         import tensorflow
     except ImportError as error:

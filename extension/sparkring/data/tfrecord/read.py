@@ -42,9 +42,9 @@ def tfrecords(
     Make it in the notebook and use it in the cell, so that errors are raised before the launch.
 
     columns: the names of the columns to read; default: all.
-    shuffle: read the records in a new order every epoch, which depends on `seed`; 0 is a seed like any other.
-    remainder: make all batches full and give all ranks equal shares by leaving out the last rows ("drop"), or by
-        repeating rows ("pad").
+    shuffle: read the records in a new order every epoch. The order depends on `seed`; 0 is a seed like any other.
+    remainder: how all ranks get the same number of full batches: the last rows are left out ("drop"), or rows are
+        repeated ("pad").
     transform: a function from a dict of tensors [batch, …] to the model's input, run in TensorFlow's graph.
     rank, size: use these instead of this rank's own.
 
@@ -129,8 +129,8 @@ class Records:
     def as_tf(self, *names: str) -> Any:
         """A tf.data.Dataset of batches with static shapes: dicts, tensors for one name, or tuples for several.
 
-        Each pass over it is an epoch, with `shuffle` in a new order. It is already this rank's share: TensorFlow does
-        not divide it again.
+        Each pass over the Dataset is an epoch; with `shuffle`, each epoch has a new order. TensorFlow does not divide
+        the Dataset among ranks, since it already is this rank's share.
         """
         tf = tensorflow()
         schema, reading = self.schema, self._reading
@@ -173,7 +173,7 @@ class Records:
         return Reading(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Only the fields, not what this process has computed from them.
+        # Pickle only the fields, not what this process has computed from them.
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _path(self, index: int) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sparkring.data.tfrecord.read import Records
 
-MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files that are read in turn: if shuffled, if in order
+MOST_OPEN, OPEN_IN_ORDER = 16, 256  # the most files to read in turn, a record at a time: with shuffling, without it
 
 
 class Reading:
@@ -48,10 +48,10 @@ class Reading:
             _advise(records)
 
     def begin(self) -> Any:
-        """The order in which the parts are opened in the epoch that begins.
+        """Begin the next epoch, and return the order in which its parts are opened.
 
-        Every pass counts as an epoch, even if it ended early. Ranks may be in different epochs, since their shares do
-        not depend on the epoch.
+        Every pass counts as an epoch, even if it ended early. So ranks may be in different epochs, which does no harm:
+        their shares do not depend on the epoch.
         """
         self._epoch += 1
         order = list(range(len(self.share.parts)))
@@ -88,7 +88,7 @@ def _advise(records: Records) -> None:
     if records.share().split:
         report.log_to_driver(
             f"{where}: {len(schema.files)} files cannot be divided evenly among {size} ranks, so ranks read parts of "
-            f"files and skip the rest; write_tfrecord(…, ranks={size}) writes files that can be."
+            f"files and skip the rest; write_tfrecord(…, ranks={size}) writes files that can be divided evenly."
         )
     if records.dropped:
         report.log_to_driver(

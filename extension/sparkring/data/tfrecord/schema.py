@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 class RecordFile(NamedTuple):
-    """One file, by its path below the folder. Records have the same number of rows; the very last may have fewer."""
+    """One file. `name` is its path in the folder. A record has `batch_size` rows; only the very last may have fewer."""
 
     name: str
     records: int
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank reads in an epoch: `steps` records of `parts`, which may have more.
+    """What one rank reads in an epoch: `steps` records from `parts`, which may contain more records.
 
     `split`: some of its files are read by other ranks as well.
     """
@@ -123,7 +123,7 @@ def write_schema(schema: Schema, folder: Location) -> None:
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """Read the schema in the folder `path`. Raises DataError if the folder is missing, incomplete or damaged.
 
-    It counts as damaged if files are missing or do not have their original size; their contents are not read.
+    The folder counts as damaged if files are missing or have changed in size; their contents are not checked.
     """
     folder = locate(path)
     file = folder / SCHEMA

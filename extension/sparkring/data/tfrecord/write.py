@@ -22,7 +22,7 @@ from sparkring.runtime.storage import Location, locate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FILES = 16  # if the number of ranks is not given; divides evenly among 1, 2, 4, 8 and 16
+FILES = 16  # if the number of ranks is not given: can be divided evenly among 1, 2, 4, 8 and 16 ranks
 MOST_PREFIXES = 4_096
 FIRST_WORD_S = 2.0
 
@@ -49,14 +49,14 @@ def write_tfrecord(
 
     source: a Spark DataFrame (written to `cache` first; this process then writes the files, so only it needs
         TensorFlow), shards(…) with its options, a pandas DataFrame, a dict of arrays [rows, …], or an iterable
-        of such dicts. `name` is its name in messages.
+        of such dicts. `name` is the source's name in messages.
     batch_size: the number of rows in a record. Leave it out for shards(…), which have their own.
     files: the number of files; default: ranks × files_per_rank, or 16.
     prefixes: spread the files over this many folders with names like hashes, since object stores limit the requests
         per second for each prefix.
 
-    DataError: rows that cannot be stored (nulls, ragged arrays, types), no rows, or a folder that is not empty. A
-    write that fails or is stopped leaves no files.
+    DataError: rows that cannot be stored (nulls, ragged arrays, unsupported types), no rows, or a folder that is not
+    empty. A write that fails or is stopped leaves no files.
     """
     if isinstance(source, Shards):
         if batch_size not in (None, source.batch_size):
@@ -159,7 +159,7 @@ def _names(count: int, prefixes: int) -> list[str]:
 
 
 def _told(found: Iterable[Batch], target: Location, say: Say | None) -> Iterator[Batch]:
-    """Yield the same batches. If they take long, `say` reports the number of rows, at growing intervals."""
+    """Yield the batches of `found`. If this takes long, `say` reports the number of rows, at growing intervals."""
     began, due_s, rows = time.monotonic(), FIRST_WORD_S, 0
     for batch in found:
         rows += _rows(batch)
@@ -182,7 +182,7 @@ def _new(target: Location) -> Iterator[None]:
     try:
         yield
     except BaseException:  # an interrupt as well
-        with contextlib.suppress(OSError):  # without a schema, it is not read as complete
+        with contextlib.suppress(OSError):  # files that remain do no harm: without a schema, they are not read
             for made in fs.ls(path, detail=False, refresh=True) if there else [path]:
                 fs.rm(made, recursive=True)
         raise

@@ -1,4 +1,4 @@
-"""The live panel: one widget per kernel sends what is new in every run to the page, where src/ draws it.
+"""The live panel: one widget per kernel sends what is new in every run to the page, where the code in src/ draws it.
 
 A widget's own view would turn into an error in the notebook once its kernel is gone. So a cell's output is HTML only:
 an empty element, and below it the static view. While there is a kernel, the widget's script puts the live panel into
@@ -34,7 +34,7 @@ from sparkring.views.live import Feed, Message, whole
 
 PAUSE_S = 0.05  # a line must be visible within 150 ms
 BYTES_PER_S = 500_000  # Jupyter's server drops output above 1 MB/s
-STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # for pages without widgets, and if the kernel is killed during the run
+STATIC_AFTER_S = STATIC_PAUSE_S = 2.0  # the static view is for pages without widgets, and in case the kernel is killed
 BUSY_EVERY_S = 1.0
 ANNOUNCE_AFTER_S = (1.5, 4.0, 10.0)  # a newly loaded page does not listen at once
 KEPT = 20  # ended runs, which a page that is loaded again can still show
@@ -48,9 +48,10 @@ Stop = Callable[[], None]
 class Page(anywidget.AnyWidget):  # type: ignore[misc]
     """The connection to the pages that show this notebook.
 
-    It sends the messages of views/live.py. It receives `stop`, and `hello` from a page that has an empty element for a
-    run it knows nothing about. In JupyterLab these arrive while a cell runs, in a thread of the kernel; elsewhere, they
-    arrive when the cell has ended. The answer to `hello` is the whole run, and `heard`, which says if the run is known.
+    It sends the messages of views/live.py. It receives `stop`, and `hello` from a page with an empty element for a run
+    that the page does not know. In JupyterLab, both arrive while a cell runs, in a thread of the kernel; elsewhere,
+    they arrive when the cell has ended. The answer to `hello` is the whole run, and `heard`, which says if the run is
+    known.
     """
 
     # Built by build.js from src/.
@@ -98,7 +99,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
         """Announce this model again, and send the whole state of all runs that are in progress.
 
         A page that is loaded while a cell runs cannot ask for the model. It shows no Stop button, since the kernel
-        would not hear from it. A page that knows the model replaces it with the announced one.
+        would not receive its messages. A page that knows the model replaces it with the announced one.
         """
         for widget in (self.layout, self):
             opened = {"state": widget.get_state(), "buffer_paths": []}
@@ -110,7 +111,7 @@ class Page(anywidget.AnyWidget):  # type: ignore[misc]
                         self._post(message)
 
     def _post(self, message: Message) -> None:
-        # In a copy: a context can be entered only once at a time, and each run sends from its own thread.
+        # A copy, because each run sends from its own thread, and two threads cannot enter the same context at a time.
         _apart.copy().run(self.send, message)
 
     def _heard(self, _: Any, message: Message, buffers: Any) -> None:
@@ -194,7 +195,7 @@ def _watch_connections(kernel: Any) -> Any:
     import zmq
 
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    # In the thread that the socket belongs to.
+    # The thread that owns the socket must make the monitor.
     thread.schedule(lambda: made.put(thread.socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)))
     try:
         return made.get(timeout=1.0)
@@ -276,7 +277,7 @@ def _display_place(page: Page, run: str) -> Any:
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     if not _needs_a_view():
         return None
-    # Not the widget's own bundle: its text is a repr, and readers without widgets would show only that.
+    # The text is empty. In the widget's own bundle it is a repr, and pages without widgets would show only that.
     view = {"version_major": 2, "version_minor": 1, "model_id": page.model_id}
     return display({_VIEW: view, "text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
@@ -284,7 +285,7 @@ def _display_place(page: Page, run: str) -> Any:
 def _needs_a_view() -> bool:
     """Whether the front end loads a widget's script only if a view of the widget is displayed. The view is empty.
 
-    VS Code puts the notebook's name into the user's namespace; VSCODE_PID is set only if the kernel is on its machine.
+    VS Code puts the notebook's name into the user's namespace. It sets VSCODE_PID only if the kernel is on its machine.
     """
     names = getattr(get_ipython(), "user_ns", {})
     return "__vsc_ipynb_file__" in names or "VSCODE_PID" in os.environ or "google.colab" in sys.modules

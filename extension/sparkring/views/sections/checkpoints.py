@@ -15,7 +15,7 @@ PANEL_BYTES = 60_000
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """What a run has saved to each of its last SERIES_SHOWN directories; only a line if the whole is too large."""
+    """What a run has saved to each of its last SERIES_SHOWN directories; only one line for those that do not fit."""
     now = record.ended or now
     parts: list[str] = []
     for series in sorted(recorded(record), key=_last)[: -SERIES_SHOWN - 1 : -1]:

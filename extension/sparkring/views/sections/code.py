@@ -16,7 +16,7 @@ NAMES_FINAL = 30
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The numbered lines, with the failed one marked; captured names, data, versions, and where the logs are."""
+    """The cell's numbered lines, with the failed one marked; captured names, data, versions, and where the logs are."""
     cell, rest = _cell(record), _captured(record, form) + _facts(record, now, form)
     if form != "tab":
         return details("The cell", scrolled(cell, "the cell")) + details("Options and environment", rest)

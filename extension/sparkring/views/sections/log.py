@@ -52,14 +52,14 @@ def pre(found: Sequence[Shared]) -> str:
     width = min(12, max(map(len, tags), default=0))
     shown = []
     for each, tag in zip(found, tags, strict=True):
-        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # of the lowest rank, whichever was first
+        colour = RANK_COLOURS[min(each.ranks) % len(RANK_COLOURS)]  # the lowest rank's, whichever rank printed first
         tagged = f'<span style="{tint(colour)};user-select:none">{tag.rjust(width)}</span> '
         shown.append(tagged + line_html(each.line))
     return block(shown, width)
 
 
 def block(shown: Sequence[str], width: int) -> str:
-    """Lines below each other; a long line wraps with an indent, to the right of tags of `width` characters."""
+    """Lines below each other; a long line wraps to the right of the tags, which have `width` characters."""
     behind = f"{_CHARACTER * (width + 3):.1f}em"
     begin = f'<span style="display:block;padding-left:{behind};text-indent:-{behind}">'
     lines_in = "".join(f"{begin}{line}\n</span>" for line in shown)

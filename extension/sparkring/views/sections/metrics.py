@@ -19,9 +19,9 @@ _RIGHT = ' class="sr-n" align="right"'
 
 
 def html(record: RunRecord, now: float, form: Form) -> str:
-    """The last rows; in the panel also each rank's last values, in the final form also the curves.
+    """The table's last rows; in the panel also each rank's last values, in the final form also the curves.
 
-    The panel's curves are not HTML: its page draws them, from views/charts.py.
+    The panel's curves are not HTML: the page draws them from the numbers of views/charts.py.
     """
     return _tab(record) if form == "tab" else _html(record, form)
 
@@ -52,7 +52,7 @@ def _html(record: RunRecord, form: Form) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[tuple[str, Sequence[Spread | None]]], note: str = "") -> str:
-    """Numbers in aligned columns; the range of the ranks' values is beside the mean, if they differ."""
+    """Numbers in aligned columns; if the ranks' values differ, their range is beside the mean."""
     head, body = [f"<th{_RIGHT}>{text(headers[0])}</th>"], [f"<td{_RIGHT}>{text(label)}</td>" for label, _ in rows]
     for column, name in enumerate(headers[1:]):
         values = [row[column] for _, row in rows]

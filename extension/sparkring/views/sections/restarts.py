@@ -1,4 +1,4 @@
-"""The attempts of a run that lost ranks."""
+"""The attempts of a run that was restarted, or that continued from a checkpoint."""
 
 from __future__ import annotations
 

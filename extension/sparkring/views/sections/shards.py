@@ -33,9 +33,9 @@ def html(record: RunRecord, now: float, form: Form) -> str:
         said = note(f"{'read' if form == 'final' else 'reads'} {reading.data_words(each)}")
         said += note(reading.balance_words(each)) if form != "stacked" and table else ""
         wrong = warning(reading.notes(each))
-        if form == "final" and table:  # problems stay visible, the rest is folded away
+        if form == "final" and table:  # problems stay visible; the table is folded away
             parts.append(f"{said}{wrong}{details('Reading by rank', table)}")
-        else:  # problems below, so that the table stays where it is
+        else:  # problems come below the table, so that it does not move
             parts.append(f"{said}{table}{wrong}")
     return "".join(parts)
 
@@ -91,7 +91,7 @@ def _read_row(line: reading.Line, strips: Mapping[int, str]) -> str:
 
 
 def _picture(strip: Strip, colour: str) -> str:
-    """The epoch from left to right: what is read is full, what is being read is half full, what is to come is empty."""
+    """The epoch from left to right: boxes are full if read, half full while being read, and empty if still to come."""
     at = "" if strip.at is None else f'<path d="M{WIDTH * strip.at:.1f} {TOP}l-4 -6h8z" fill="currentColor"/>'
     return (
         f'<svg class="sr-strip" width="{WIDTH + 8}" height="{TOP + TALL + 1}" '
@@ -123,7 +123,7 @@ def _lower_half(block: Block) -> str:
 
 
 def _across(block: Block) -> tuple[float, float]:
-    """Where a block begins, and how wide it is, in pixels, with a gap to the next where there is room for one."""
+    """A block's left edge and its width, in pixels; the width leaves a gap to the next block if there is room."""
     begin, end = round(WIDTH * block.begin, 1), round(WIDTH * block.end, 1)
     gap = 2.0 if end - begin > 4 else 0.5
     return begin + 0.5, round(max(0.5, end - begin - gap), 1)

@@ -12,7 +12,7 @@ from sparkring.views.markup import AMBER, details, note, svg, text, warning
 from sparkring.views.sections import Form
 from sparkring.views.tables import bare_table
 
-SHOWN = 3  # timelines, the last ones
+SHOWN = 3  # how many timelines are shown: the last ones
 RANKS_DRAWN, TENSORS_SHOWN, NAME_CHARACTERS = 8, 10, 80
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 560, 66, 74, 19, 12
 
@@ -75,7 +75,7 @@ def _late(saved: TimelineSaved) -> str:
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)
     rest = len(saved.late) - len(shown)
-    others = f" <small>and almost no time for {counted(rest, 'other rank')}</small>" if rest > 0 else ""
+    others = f" <small>(less for {counted(rest, 'other rank')})</small>" if rest > 0 else ""
     drawn = svg(_WIDTH, len(shown) * _ROW + 4, f"how long the other ranks waited for each rank: {spoken}", bars)
     return f"<figure><div><small>how long the other ranks waited for each rank</small>{others}</div>{drawn}</figure>"
 

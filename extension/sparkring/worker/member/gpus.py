@@ -1,6 +1,6 @@
 """The NVIDIA GPUs of this machine, as reported by NVML, the library of NVIDIA's driver that nvidia-smi uses, too.
 
-Without NVML, there are no GPUs. An address is what CUDA_VISIBLE_DEVICES accepts: an index in the order of the PCI bus,
+Without NVML, no GPUs are found. An address is what CUDA_VISIBLE_DEVICES accepts: an index in the order of the PCI bus,
 as in NVML (and in CUDA under CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID or its beginning.
 """
 

@@ -5,9 +5,9 @@
 
 The member has no threads and no locks, only one loop over what can be read. It reads the rank's pipes at
 the file-descriptor level, so the output of C++ code and of a crash arrives. It empties these pipes before
-it reports that the rank has finished or failed, so the output comes first. A member does not outlive its
-parent: when the other end of stdin closes, the parent changes, or the connection breaks, the rank and
-everything that the rank started are killed.
+it reports that the rank has finished or failed, so the output comes first. If the member's parent ends
+(the other end of stdin closes, or the parent changes) or the connection breaks, the member kills the rank
+and everything that the rank started, and ends.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sparkring.worker.member.network import free_port, interface_of
 from sparkring.worker.member.pipe import Pipe
 from sparkring.worker.member.timeline import TimelineFile
 
-GATHER_S = 0.004  # after some output, wait this long for more: a frame per line would be slow
-PARTIAL_AFTER_S = 0.1  # a line without its end is sent on after this
+GATHER_S = 0.004  # after some output, wait this long for more: a message per line would be slow
+PARTIAL_AFTER_S = 0.1  # an unfinished line is sent to the driver after this time
 TICK_S = 0.5
 BEAT_EVERY_S = 2.0
 DRAIN_LIMIT_S = 2.0
 DRAIN_READS = 16  # at most: a process that the rank started may never stop writing
-_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank, however large
+_PASSED_ON = (messages.Run, messages.Release, messages.Leave)  # from the driver to the rank; large ones in pieces
 _FROM_RANK = get_args(messages.RankReport)
 
 
@@ -122,7 +122,7 @@ class Member:
                         self.from_home()
                     case "rank":
                         self.from_rank()
-                    case "output" if key.fd in self.pipes:  # case "rank" may have just read it to its end
+                    case "output" if key.fd in self.pipes:  # from_rank() may have just read it to its end
                         self.forward(self.pipes[key.fd])
             self.tick()
         self.finish()
@@ -184,7 +184,7 @@ class Member:
                 self.gpus = Meter(order.world.gpus)
                 self.reach_rank(lambda: self.to_rank.send(order))
             case messages.RecordTimeline():
-                # The rank gets a file, whose contents are sent to the driver in the end.
+                # The rank's framework writes to a file, which is sent to the driver when the rank has ended.
                 if self.timeline is None:
                     self.timeline = TimelineFile(self.cleanup, wanted=order.wanted)
                 variables = messages.SetEnvironment({order.variable: self.timeline.path})
@@ -193,7 +193,7 @@ class Member:
                 raise ProtocolError(f"the driver sent {type(order).__name__}, which is not for a member")
 
     def reach_rank(self, send: Callable[[], None]) -> None:
-        """Send something to the rank. Raises ChannelClosed only if the driver's connection broke, not the rank's."""
+        """Send something to the rank, unless it has ended. ChannelClosed: the connection to the driver broke."""
         try:
             send()
         except ChannelClosed:
@@ -206,7 +206,7 @@ class Member:
             if head.kind not in _FROM_RANK:
                 raise ProtocolError(f"{head.kind.__name__} is not for the driver")
         except ProtocolError as error:  # nothing that follows can be understood: main() ends the rank
-            self.tell(messages.Output("stderr", f"sparkring: this rank sent no valid message: {error}\n".encode()))
+            self.tell(messages.Output("stderr", f"sparkring: this rank sent an invalid message: {error}\n".encode()))
             raise
         except ChannelClosed:
             for selector in self.selectors:
@@ -225,7 +225,7 @@ class Member:
     # ── the rank's output ─────────────────────────────────────────────────────
 
     def forward(self, pipe: Pipe, *, all_of_it: bool = False) -> bool:
-        """Send on what the rank has written; False once the stream has ended."""
+        """Pass on what the rank has written; returns False once the stream has ended."""
         for _ in range(DRAIN_READS if all_of_it else 1):
             data, ended = pipe.read()
             self.send_output(pipe, data)
@@ -368,12 +368,12 @@ def _fork_rank(ticket: Ticket) -> RankProcess:
         os.set_inheritable(ticket.rows, False)
     from sparkring.worker.rank.rank import Rank
 
-    # Not os._exit(): the functions that the user registered with atexit are to run.
+    # sys.exit(), not os._exit(): the functions that the user registered with atexit must run.
     sys.exit(Rank(theirs, stack_w, ticket.context, ticket.rows).serve())
 
 
 def main(found: dict[str, Any]) -> None:
-    """A member's whole life; `found` is the Ticket that the launcher wrote to stdin."""
+    """Run a member from its start to its end; `found` is the Ticket that the launcher wrote to stdin."""
     ticket, parent = Ticket(**found), os.getppid()
     process.adopt_orphans()
     rank = _fork_rank(ticket)  # first of all, so that it can import what it needs while we connect
@@ -391,7 +391,7 @@ def main(found: dict[str, Any]) -> None:
         if member is not None:
             member.clean_up()
         _remove(ticket.cleanup)
-    os._exit(code)  # nothing is left to tidy up, and the driver waits for this
+    os._exit(code)  # nothing is left to tidy up, and the driver waits for this process to end
 
 
 def _remove(folder: str) -> None:

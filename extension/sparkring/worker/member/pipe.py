@@ -41,7 +41,7 @@ class Pipe:
                 break
             pieces.append(data)
         found = b"".join(pieces)
-        # A progress bar ends its line with a carriage return; it is whole enough to be shown.
+        # A progress bar ends its line with a carriage return: treat that as the end of a line.
         end = len(found) if ended else max(found.rfind(b"\n"), found.rfind(b"\r")) + 1
         if len(found) - end > PARTIAL_BYTES:
             end = len(found)
@@ -51,6 +51,6 @@ class Pipe:
         return found[:end], ended
 
     def take_rest(self) -> bytes:
-        """The line that has not ended yet, which counts as read from now on."""
+        """Return the line that has not ended yet, and do not keep it."""
         rest, self.rest = self.rest, b""
         return rest

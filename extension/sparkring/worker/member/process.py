@@ -30,9 +30,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent` ends; to be called in the child right after the fork."""
+    """Have the kernel kill this process when `parent` ends. To be called in the child right after the fork."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before the line above
         os._exit(1)
 
 

@@ -1,6 +1,6 @@
 """The file in which a rank's framework records its timeline: its path, and how it is sent to the driver.
 
-It belongs to the member, so that it is sent and removed however the rank ended.
+The file belongs to the member, which sends and removes it however the rank has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sparkring.wire.messages import TimelinePart
 
 READ_BYTES = 1 << 20
 MOST_BYTES = 256 << 20  # more than a trace viewer can open
-MOST_SENT = 64 << 20  # the same, compressed
+MOST_SENT = 64 << 20  # the limit after compression
 NAME = "timeline.json"
 
 
@@ -27,7 +27,7 @@ class TimelineFile:
         self.wanted = wanted
 
     def pieces(self) -> Iterator[TimelinePart]:
-        """What is in the file, as messages. If there is no file, the stream is empty."""
+        """The file's contents as messages: one compressed stream, which is empty if there is no file."""
         if not self.wanted:
             return
         import zlib
@@ -60,7 +60,7 @@ def prefix(member: int) -> str:
 
 
 def remove_left(member: int) -> None:
-    """Remove what a member on this machine left behind because it was killed."""
+    """Remove the folder that a member on this machine left behind because it was killed."""
     import glob
     import shutil
     import tempfile

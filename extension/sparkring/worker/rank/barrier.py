@@ -1,7 +1,7 @@
 """What a %%barrier cell has in addition to `rank` and `size`: Spark's task context, and the rows of its partition.
 
 Spark's BarrierTaskContext talks to the executor through a local socket. It needs only a port and a secret, or a path,
-so it also works in another process on the machine: in the rank, a child of Spark's Python worker.
+so it also works in the rank, which is another process on the same machine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def _enter(packed: str) -> Any:
 
 
 class Rows(Iterator[Any]):
-    """The rows of this rank's partition. They can be read once, and come from Spark as they are asked for.
+    """The rows of this rank's partition. They can be read only once, and arrive from Spark while they are read.
 
-    Iterating gives pyspark.sql.Row; `pandas()` a pandas.DataFrame and `arrow()` a pyarrow.RecordBatch per batch (of
-    spark.sql.execution.arrow.maxRecordsPerBatch rows); `to_pandas()` one DataFrame of the whole partition. Values are
-    those that collect() and toPandas() give, including vectors and other user-defined types; times are naive, in
-    the session's time zone. Without --data there are no rows. DataError on a second pass.
+    Iterating gives pyspark.sql.Row. `pandas()` gives a pandas.DataFrame for each batch, and `arrow()` a
+    pyarrow.RecordBatch; spark.sql.execution.arrow.maxRecordsPerBatch limits the rows of a batch. `to_pandas()` returns
+    the whole partition as one DataFrame. Values are those that collect() and toPandas() give, including vectors and
+    other user-defined types; times are naive, in the session's time zone. Without --data there are no rows. DataError
+    on a second pass.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -59,7 +60,7 @@ class Rows(Iterator[Any]):
         return next(self._each if self._each is not None else iter(self))
 
     def arrow(self) -> Iterator[Any]:
-        """The rows as pyarrow.RecordBatch, with user-defined types such as vectors as Spark stores them."""
+        """The rows as pyarrow.RecordBatch. User-defined types, such as vectors, are as Spark stores them."""
         return self._batches("as Arrow batches")
 
     def pandas(self) -> Iterator[Any]:

@@ -45,7 +45,7 @@ def _install(main: Main, spawn: Any) -> None:
     def get_preparation_data(name: str) -> dict[str, Any]:
         from sparkring.capture.stand_in import StandIn
 
-        # An attribute of `sys`, for a child that cannot import sparkring yet.
+        # Unpickling this sets an attribute of `sys`: the child cannot import sparkring yet.
         sent = StandIn(setattr, StandIn(importlib.import_module, "sys"), _PLACE, _definitions(main()))
         return {**original(name), "init_main_from_name": _MAIN, "sparkring_main": sent}
 
@@ -68,7 +68,7 @@ def _definitions(namespace: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def load(namespace: dict[str, Any]) -> None:
-    """In the child: load what the rank has sent into `namespace`, which is that of `__main__`."""
+    """In the child: load the rank's definitions into `namespace`, which is that of `__main__`."""
     from sparkring.capture.packing import unpack_names
 
     payload, buffers, problems = vars(sys).pop(_PLACE)

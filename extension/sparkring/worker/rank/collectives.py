@@ -34,10 +34,10 @@ def _initialized(framework: Any) -> bool:
 
 
 def _cut_accepted() -> None:
-    """Cut the connections that others have made to this process: each Gloo connection has one end that accepted it.
+    """Cut the connections that this process has accepted. If every rank does so, all Gloo connections are cut.
 
-    Connections that this process has made itself (to a database, a store) are left alone. Destroying the group is
-    not enough as long as something refers to it, as a DistributedDataParallel model does.
+    Connections that this process has made itself (to a database, a store) are left alone. Destroying the process group
+    is not enough as long as something refers to it, as a DistributedDataParallel model does.
     """
     listening, established = set(), []
     for name in os.listdir("/dev/fd"):

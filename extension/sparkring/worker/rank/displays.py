@@ -1,8 +1,8 @@
 """Implements display(), plt.show() and displayHTML() on ranks.
 
 The text form is printed to the rank's stdout, so the log has it in order; the richest form that a notebook can show is
-sent to the driver. IPython's own display functions do the same if IPython is installed. Nothing is imported for this:
-IPython, matplotlib and tqdm are patched when the cell imports them.
+sent to the driver. If IPython is installed, its own display functions are replaced by these. Nothing is imported for
+this: IPython, matplotlib and tqdm are patched when the cell imports them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METHODS: dict[DisplayType, str] = {
     "text/html": "_repr_html_",
     "image/png": "_repr_png_",
     "image/jpeg": "_repr_jpeg_",
-    "image/gif": "",  # of an IPython.display.Image
+    "image/gif": "",  # has no method; comes in the bundle of an IPython.display.Image
     "image/webp": "",
     "image/svg+xml": "_repr_svg_",
     "text/markdown": "_repr_markdown_",
@@ -38,13 +38,13 @@ _BINARY = frozenset(kind for kind in _METHODS if kind.startswith("image/") and k
 _BACKEND = "module://sparkring.worker.rank.figures"
 
 _send: Send | None = None
-_shown = 0  # in this request
-_numbers: dict[str, int] = {}  # of the displays that have an id
+_shown = 0  # the number of displays in this request
+_numbers: dict[str, int] = {}  # the numbers of displays that have an id, by id
 _clears = False  # whether the next display replaces all before it
 
 
 def connect(send: Send) -> None:
-    """Send what is displayed from now on through `send(message)`; called once on each rank."""
+    """From now on, pass what is displayed to `send(message)`; called once on each rank."""
     global _send
     _send = send
     when_imported("IPython.core.display_functions", _replace_ipythons)
@@ -145,7 +145,7 @@ def clear_output(wait: bool = False) -> None:
 
 
 def publish_display_data(data: Mapping[str, Any], *_: Any, transient: Any = None, **options: Any) -> None:
-    """Show a bundle of forms, by MIME type."""
+    """Show `data`, the forms of one value by MIME type."""
     display_id = (transient or {}).get("display_id")
     display(data, raw=True, display_id=display_id, update=bool(options.get("update")))
 
@@ -159,7 +159,7 @@ def display_html(html: str) -> None:
 
 
 def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
-    """The forms of a value by MIME type, without those that raise."""
+    """The forms of a value by MIME type, without those whose methods raise an error."""
     found: dict[str, Any] = {"text/plain": _repr(value)}
     figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
     if figure is not None and isinstance(value, figure):
@@ -179,7 +179,7 @@ def _bundle(value: object, include: Collection[str] | None) -> dict[str, Any]:
 
 
 def png(figure: Any) -> bytes:
-    """A matplotlib figure as the notebook's inline backend draws it."""
+    """A matplotlib figure as a PNG image, drawn as the notebook's inline backend draws it."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=figure.dpi, bbox_inches="tight")
     return picture.getvalue()
@@ -193,7 +193,7 @@ def _call(value: object, method: str, **arguments: Any) -> Any:
         data = found(value, **arguments)
     except Exception:  # the user's own method; the text form remains
         return None
-    return data[0] if isinstance(data, tuple) and data else data  # the second is metadata
+    return data[0] if isinstance(data, tuple) and data else data  # the second item is metadata
 
 
 def _repr(value: object) -> str:
@@ -204,7 +204,7 @@ def _repr(value: object) -> str:
 
 
 def _has_scripts(bundle: Mapping[str, Any]) -> bool:
-    """Whether its HTML needs scripts, which the notebook does not run."""
+    """Whether the bundle's HTML needs scripts, which the notebook does not run."""
     return "<script" in str(bundle.get("text/html", "")).lower()
 
 

@@ -46,8 +46,8 @@ _SCOPES = {"globals", "locals", "vars"}
 # Exceptions that the same code raises again, on any ranks.
 _CODE = (NameError, TypeError, AttributeError, ImportError, SyntaxError, OptionsError, PathError, CheckpointError)
 
-# pybind11's text if an interrupt comes while it makes an exception. TensorFlow makes one when a collective is
-# ended.
+# pybind11 puts this text into an exception if an interrupt comes while it makes the exception. This happens when a
+# collective of TensorFlow is ended.
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
 
@@ -111,7 +111,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without sparkring's frames; for an interrupt, only with those of the cell."""
+    """The traceback as Python prints it, without sparkring's frames. For an interrupt, only cells' frames are kept."""
     try:
         parts = traceback.TracebackException(type(error), error, _skip_ours(error), compact=True)
         _leave_out_ours(parts, error)
@@ -125,7 +125,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _skip_ours(error: BaseException) -> Any:
-    """The traceback from the first frame that is not in this package's worker."""
+    """The traceback, beginning with the first frame that is not in sparkring.worker."""
     tb = error.__traceback__
     while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith("sparkring.worker"):
         tb = tb.tb_next
@@ -143,7 +143,10 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 
 def _is_ours(filename: str, error: BaseException) -> bool:
-    """Whether a frame is sparkring's: between a cell and the script that it runs, or where sparkring raised `error`."""
+    """Whether a frame is to be left out: one of this folder or, if sparkring raised `error`, of the whole package.
+
+    This folder's frames come between a cell and a script that it runs.
+    """
     here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
     if isinstance(error, SparkringError):
         package = os.path.dirname(os.path.dirname(here))
@@ -216,8 +219,8 @@ def _advice(error: BaseException) -> str:
 def _fits_among_workers(error: BaseException) -> bool:
     """Whether Keras 3 itself failed in a method of a model that a MultiWorkerMirroredStrategy distributes.
 
-    Keras 3 passes a tensor of all replicas to TensorFlow. Only the message shows this: Keras removes the frames in
-    between from the traceback.
+    Keras 3 passes a PerReplica value (a tensor for each replica) to TensorFlow, which refuses it. Only the message
+    shows this, since Keras removes its frames from the traceback.
     """
     if not isinstance(error, ValueError) or "distribute.values.PerReplica" not in _text_of(error):
         return False
@@ -232,9 +235,9 @@ def _fits_among_workers(error: BaseException) -> bool:
 
 
 def _unknown_name(error: BaseException) -> str:
-    """The name that is missing in the rank's `__main__`; '' if the error is another one."""
+    """The name that is missing in the rank's `__main__`; '' if the error is of another kind."""
     if isinstance(error, NameError):
-        found = _NOT_DEFINED.search(str(error))  # pandas does not set its `name`
+        found = _NOT_DEFINED.search(str(error))  # an error of pandas has no `name`
         return error.name or (found[1] if found else "")
     if isinstance(error, AttributeError) and error.obj is sys.modules["__main__"]:
         return error.name or ""

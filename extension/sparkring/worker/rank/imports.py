@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # Only their methods matter to the import system, and importing importlib.abc takes a sixth of a rank's start-up.
+    # The import system uses only methods of these, and importing importlib.abc takes a sixth of a rank's start-up.
     Loader = MetaPathFinder = object
 
 Action = Callable[[types.ModuleType], object]

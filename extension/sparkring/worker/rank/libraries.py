@@ -1,4 +1,4 @@
-"""Configures, on a rank, what libraries do not read from environment variables. Imports none of them."""
+"""Configures libraries on a rank where environment variables cannot. It imports none of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepare() -> None:
 
 
 def _start_no_notification_service(module: types.ModuleType) -> None:
-    """Let `@hvd.elastic.run` start without its server for changes of hosts: the ring has a fixed size.
+    """Let `@hvd.elastic.run` start without the server that reports changes of hosts: the ring has a fixed size.
 
     The server would listen on all interfaces and unpickle what arrives. It checks a signature first, but its key would
     go to the rendezvous in clear text.

@@ -1,7 +1,7 @@
 """A rank: runs what the driver sends, in this process's main thread and its `__main__`.
 
 A thread reads messages from the member at the same time, so they arrive while the rank computes.
-The loop runs one request after another, and their variables stay. A cold gang gets only one request.
+serve() runs one request after another, and their variables stay. A cold gang gets only one request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rank:
         self.home = home
         self.task = (context, rows)
         self.pid = os.getpid()
-        # Importing a framework makes objects that stay. With the default of 700, gc would take a fifth of the time.
+        # Importing a framework makes many objects. With the default of 700, gc would take a fifth of the import's time.
         gc.set_threshold(5_000, 10, 10)
         self.orders: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self.address = ""
@@ -59,7 +59,7 @@ class Rank:
         stacks.install(stack_fd)
         self.namespace = _fresh_main()
         self.names_told: set[str] = set()
-        self.loaded = False  # whether the names of this request have all arrived
+        self.loaded = False  # whether all values that came with this request have been loaded
         self.interrupt_waits = False  # whether an interrupt waits for the end of an import
         report.connect(self.tell)
         displays.connect(self.tell)
@@ -71,14 +71,14 @@ class Rank:
     def tell(self, message: messages.Told | messages.Failed) -> None:
         """Send something small to the driver, unless this is a process that the user forked.
 
-        Interrupts are held back meanwhile: one could leave half a frame, and then no other frame can be sent.
+        Interrupts are held back meanwhile: one could cut a message short, and then no other message can be sent.
         """
         if os.getpid() == self.pid:
             with held_back():
                 self.home.send(message)
 
     def listen(self) -> None:
-        """In a thread: receive messages, show unfinished lines in time, and repeat an interrupt that waits."""
+        """In a thread: receive messages, flush unfinished lines of output, and repeat an interrupt that waits."""
         flushing = threading.Lock()
         main_thread = threading.main_thread().ident or 0
         # A fork must not happen while this thread holds a stream's lock: the child would
@@ -108,7 +108,7 @@ class Rank:
             match order := self.orders.get():
                 case messages.Run():
                     self.run(order)
-                    stacks.install(self.stack_fd)  # what ran may have replaced it
+                    stacks.install(self.stack_fd)  # the request may have replaced the handler
                 case messages.EnterWorld():
                     self.enter(order)
                 case messages.SetEnvironment():
@@ -161,7 +161,7 @@ class Rank:
                 _leave_forked_child(0)
             self.report_value(value, request.pull)
         except BaseException as error:  # whatever ends the user's code is the outcome, and is reported
-            signal.signal(signal.SIGINT, _pass_over)  # again, since an interrupt may have stopped the line above
+            signal.signal(signal.SIGINT, _pass_over)  # again, since an interrupt may have prevented the call above
             if os.getpid() != self.pid:
                 if isinstance(error, SystemExit):
                     _leave_forked_child(exit_code(error))
@@ -268,7 +268,7 @@ def short_repr(value: object) -> str:
 def _finish_checkpoints() -> None:
     """Wait for what is still being saved: a cell whose last checkpoint is lost has not ended well."""
     background = sys.modules.get("sparkring.checkpointing.background")
-    if background is not None:  # else the cell saves none, and it is not worth the import
+    if background is not None:  # else nothing was saved, and the module need not be imported
         background.finish()
 
 
@@ -289,7 +289,7 @@ def _fresh_main() -> dict[str, Any]:
 
 
 def _open_streams() -> None:
-    """Open the standard streams: output line by line, so that no buffer is lost when the process dies, and in UTF-8."""
+    """Open the standard streams. Output is UTF-8 and line-buffered, so that little is lost when the process dies."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -298,7 +298,7 @@ def _open_streams() -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore SIGINT before and after the user's code. Not with SIG_IGN, which child processes would inherit."""
+    """Ignore SIGINT before and after the user's code. It is a handler, since child processes would inherit SIG_IGN."""
 
 
 def _flush() -> None:

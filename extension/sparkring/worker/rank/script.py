@@ -13,13 +13,13 @@ from sparkring.capture.source_lines import keep_lines
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.cell import run_cell
 
-files: set[str] = set()  # file names of scripts in tracebacks
+files: set[str] = set()  # the names that scripts have in tracebacks
 
 
 def run_script(script: Script, arguments: Sequence[str] = ()) -> None:
     """Run a script; the names that it binds are in the rank's `__main__` afterwards.
 
-    sys.exit() and sys.exit(0) end it as a success; another code raises SystemExit.
+    sys.exit() and sys.exit(0) end it as a success; another code raises SystemExit, unless `script.any_exit`.
     """
     from sparkring.capture.names import IMPLICIT
 

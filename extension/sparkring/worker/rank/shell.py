@@ -12,7 +12,7 @@ from sparkring.errors import OptionsError
 from sparkring.wire.messages import Script
 from sparkring.worker.rank.script import run_script
 
-# Magics that make sense on a rank. The driver refuses others before the launch.
+# Magics that ranks accept. The driver refuses others before the launch.
 LINE_MAGICS = ("cd", "env", "set_env", "pwd", "run", "time", "pip", "matplotlib", "config", "autoreload", "load_ext")
 
 scripts: dict[str, Script] = {}  # received with cells, by the text after %run
@@ -22,12 +22,12 @@ class Shell:
     """Answers the calls that IPython's input transformer writes into a cell."""
 
     def system(self, command: str) -> None:
-        """`!command`: run by the shell. Its output is the rank's, and its exit code is ignored."""
+        """`!command`: run it in the system's shell. Its output is part of the rank's; its exit code is ignored."""
         sys.stdout.flush()
         subprocess.run(self._expand(command), shell=True, check=False)
 
     def getoutput(self, command: str) -> list[str]:
-        """`x = !command`: the lines that it printed."""
+        """`x = !command`: the lines that the command printed."""
         done = subprocess.run(
             self._expand(command), shell=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -53,7 +53,7 @@ class Shell:
             return self._time(line)
         elif name == "pip":
             subprocess.run([sys.executable, "-m", "pip", *line.split()], check=False)
-        # The others set up the notebook's own display and mean nothing on a rank.
+        # The other magics configure the notebook, and do nothing on a rank.
         return None
 
     def _run(self, line: str) -> None:

@@ -1,6 +1,6 @@
 """Turns Arrow batches into Spark's values: rows as from DataFrame.collect(), pandas as from DataFrame.toPandas().
 
-Spark's own schema, in the metadata of the Arrow schema, says what the values are in Spark.
+Spark's own schema, in the metadata of the Arrow schema, says which type each value has in Spark.
 """
 
 from __future__ import annotations

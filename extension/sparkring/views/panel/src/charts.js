@@ -8,7 +8,7 @@ import { number } from "./words.js";
 const HEIGHT = 160; // px
 const GREEN = "#23935a", RED = "#dd4a45"; // as in markup.py
 const TICK = 6; // px: the height of a checkpoint's mark
-// Intervals on the axis: steps and epochs are whole numbers.
+// The intervals of the axis are whole numbers, because steps and epochs are.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 // All charts of a run. They share a cursor: a step that is pointed at in one chart is marked in all.
@@ -28,7 +28,7 @@ export class ChartsView {
     this.element = make("div", { class: "sr-charts" }, this.bar, this.grid, this.legend);
   }
 
-  // Draw the latest message, if the charts are visible and it is not drawn already.
+  // Draw the charts in `told`, the latest message, if they are visible and have changed.
   draw(told) {
     this.element.hidden = !told?.charts.length;
     const width = this.grid.clientWidth, colour = getComputedStyle(this.element).color;
@@ -43,7 +43,8 @@ export class ChartsView {
         this.grid.append(this.charts[at].element);
       }
     });
-    told.charts.forEach((chart, at) => this.charts[at].draw(chart, told, looks)); // all are there: the widths are final
+    // All charts are in the page now, so their widths are final.
+    told.charts.forEach((chart, at) => this.charts[at].draw(chart, told, looks));
   }
 
   setLog(on) {
@@ -95,7 +96,7 @@ class Chart {
     const kind = JSON.stringify([log, told.axis, chart.curves.map(({ name, ranks, undone, low }) => [name, Object.keys(ranks), undone.length, !low])]);
     if (this.kind !== kind) {
       this.plot?.destroy();
-      this.plot = null; // uPlot calls the hooks while it is being made
+      this.plot = null; // the hooks run while the new chart is being made
       this.kind = kind;
       this.plot = new uPlot({ width, height: HEIGHT, ...this.options(log), series, bands }, data, this.place);
       this.plot.over.append(this.reading);

@@ -1,4 +1,4 @@
-// Elements of the page.
+// Functions that make and change elements of the page.
 
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);

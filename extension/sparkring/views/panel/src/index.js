@@ -1,4 +1,4 @@
-// The script of a kernel's widget, which runs in the page.
+// The script of the widget that each kernel has. It runs in the page.
 
 import "uplot/dist/uPlot.min.css";
 import "../../style.css";

@@ -15,9 +15,9 @@ export function keepKeys(event) {
   if (!NOTEBOOKS_KEYS.has(keyName(event))) kept?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
-// VS Code listens on the window and has no such attribute. Keys with Ctrl or Cmd and function keys still reach it,
-// because the whole application uses them, to copy or to show the terminal. Other keys are stopped: they would reach
-// the notebook.
+// VS Code listens on the window and has no such attribute. Function keys, and keys with Ctrl or Cmd, still reach it,
+// because the whole application uses them, for example to copy or to show the terminal. Other keys are stopped, except
+// NOTEBOOKS_KEYS: they would reach the notebook.
 export function stopKeys(event) {
   if (event.ctrlKey || event.metaKey || /^F\d/.test(event.key) || NOTEBOOKS_KEYS.has(keyName(event))) return;
   if (event.target.closest?.(".sr-run")) event.stopPropagation();

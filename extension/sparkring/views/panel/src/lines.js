@@ -6,7 +6,7 @@ const FOLD_WITHIN_S = 2, FOLD_WITHIN_LINES = 100;
 const TRACEBACK = "Traceback (most recent call last)";
 const CHAINED = /^(During handling of the above exception, another|The above exception was the direct cause of the)/;
 const RANKS_OWN = /(<cell)(?: \d+)?(?=>)|(\b0x)[0-9a-f]+|((?:rank|pid|process)\W{0,3})\d+|(:)\d{5}\b/gi;
-const SLICE_MS = 8; // of work at a time: the page stays responsive
+const SLICE_MS = 8; // of work at a time, so that the page stays responsive
 
 // A traceback of one rank, built line by line; the first `whole` lines certainly belong to it.
 class Traceback {
@@ -53,7 +53,7 @@ export class Lines {
     const { start, count, rank, stream, time, text, html, noise, pending } = message;
     if (start + count > this.told) {
       if (start > this.told && text.length) this.gap(start - this.told);
-      const known = Math.max(0, this.told - start); // received before: all lines are sent again when a page is loaded
+      const known = Math.max(0, this.told - start); // lines received before: when a page is loaded, all are sent again
       const noisy = new Set(noise);
       for (let at = known; at < text.length; at++) {
         this.take({ rank: rank[at], stream: stream[at], time: time[at], text: text[at], html: html[at], noise: noisy.has(at) });
@@ -153,7 +153,8 @@ export class Lines {
              html: chunk.html.get(at), led: chunk.led[at], others: chunk.others.get(at) };
   }
 
-  // The ranks that printed a line: those of all equal lines that are folded into one, unless their leader was dropped.
+  // The ranks that printed a line, or an equal line that is folded with it. If the leader of the equal lines was
+  // dropped, only the line's own rank.
   ranksOf(line) {
     const { led } = this.at(line);
     const { rank, others } = this.at(led < this.first ? line : led);
@@ -175,7 +176,7 @@ export class Lines {
 export class Filter {
   constructor(lines) {
     this.lines = lines;
-    this.ranks = new Set(); // all, if none
+    this.ranks = new Set(); // empty: all ranks
     this.streams = new Set(["o", "e", "m"]);
     this.query = "";
     this.fold = true;

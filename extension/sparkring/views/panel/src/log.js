@@ -80,7 +80,7 @@ export class LogView {
       } else if (event.key === "Escape") this.clearSearch();
       else if (event.key === "End") this.setFollow(true);
     });
-    // Show the line that was found, among its neighbours.
+    // A double click on a line that was found clears the search, and shows the line among its neighbours.
     this.box.addEventListener("dblclick", (event) => {
       const row = event.target.closest(".sr-row");
       if (row && this.filter.query) this.clearSearch(Number(row.dataset.line));
@@ -122,7 +122,8 @@ export class LogView {
   }
 
   draw() {
-    if (!this.box.clientHeight) { // not visible, if only while a theme changes, which no observer reports
+    if (!this.box.clientHeight) {
+      // Not visible, perhaps only while the theme changes. No observer reports when this is over, so check again later.
       clearTimeout(this.hidden);
       this.hidden = setTimeout(() => this.panel.schedule(), HIDDEN_MS);
       return true;
@@ -246,7 +247,7 @@ export class LogView {
   download() {
     const address = URL.createObjectURL(new Blob([this.texts()], { type: "text/plain" }));
     const link = make("a", { href: address, download: `${this.panel.run.id}.log`, hidden: true });
-    document.body.append(link); // VS Code handles clicks in the page, and saves the file itself
+    document.body.append(link); // in the page, because VS Code handles clicks there and saves the file itself
     link.click();
     link.remove();
     setTimeout(() => URL.revokeObjectURL(address), REVOKE_MS);

@@ -31,7 +31,7 @@ export class Panel {
     this.resized = new ResizeObserver(() => this.schedule());
     this.resized.observe(this.log.box);
     this.resized.observe(this.charts.element);
-    // Front ends change these attributes with the theme, whose text colour the charts use.
+    // Front ends change attributes of these two elements with the theme. The charts use the theme's text colour.
     this.themed = new MutationObserver(() => this.schedule());
     for (const each of [document.documentElement, document.body]) this.themed.observe(each, { attributes: true });
     this.stateDirty = true;
@@ -66,7 +66,7 @@ export class Panel {
       body.append(this.bodies[name]);
     }
     list.addEventListener("keydown", (event) => this.walk(event));
-    // With a tabindex, it gets the focus wherever it is clicked, and then the keys.
+    // The tabindex gives the panel the focus, and so the keys, wherever it is clicked.
     this.root = make("div", { class: "sr-run sr-panel", role: "region", "aria-label": "Distributed run", tabindex: "-1" },
       make("div", { class: "sr-head" }, this.state, this.title, this.facts, make("span", { class: "sr-spring" }), this.said, this.stop),
       make("div", { class: "sr-bar sr-progress" }, this.bar), make("div", { class: "sr-words" }, this.words),
@@ -152,7 +152,7 @@ export class Panel {
     this.ranks.draw(state, now);
   }
 
-  // Show a section's HTML, from views/sections. Details that were open stay open.
+  // Show a section's HTML, from views/sections. A `details` element that was open stays open.
   drawHtml(name) {
     const html = this.run.html[name] || "";
     this.htmlDirty.delete(name);

@@ -171,7 +171,7 @@ export class Runs {
     }, ASK_AGAIN_MS);
   }
 
-  // Drop the oldest lines, beginning with those of the earliest runs.
+  // If the page has too many lines, drop the oldest, beginning with those of the earliest runs.
   makeRoom() {
     let characters = 0;
     for (const run of this.runs.values()) characters += run.lines.characters;

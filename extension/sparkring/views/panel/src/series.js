@@ -1,4 +1,4 @@
-// Turns the curves that views/charts.py sends into what uPlot draws, and into the values to show at the cursor.
+// Takes the curves from views/charts.py, and makes the data that uPlot draws and the values to show at the cursor.
 
 import { number } from "./words.js";
 
@@ -8,7 +8,8 @@ export const RANK_COLOURS = ["#2f80d0", "#23935a", "#b97a10", "#9262d6", "#d0528
 const DASHES = [4, 3], DOTS = [1, 2];
 const BAND_OPACITY = "2e"; // hexadecimal
 
-// The columns of one chart (`x` first), a series for each column, and the bands from low to high. Means are drawn last.
+// The columns of one chart (`x` first), a series for each column, and the bands from low to high. Means are
+// last, so that they are drawn on top.
 export function plotted({ x, curves }) {
   const data = [x], series = [{}], bands = [];
   const add = (column, looks) => {
@@ -38,9 +39,9 @@ export function isPositive({ curves }) {
   ));
 }
 
-// The values of a chart's curves at an index of its axis: a row for the mean, and one for each rank or, if there are
-// many ranks, for the lowest and the highest value. A row has a name, its rank (-1 for none) and a text for each curve.
-// For a rank that reported nothing at this step, the row has the last value that it reported before.
+// The values of a chart's curves at an index of its axis: a row for the mean, and a row for each rank. If there are
+// many ranks, the lowest and the highest value have a row each instead. A row has a name, its rank (-1 for none) and a
+// text for each curve. If a rank reported nothing at this step, its row has the last value that it reported before.
 export function readings({ curves }, at) {
   const before = (column) => {
     for (let place = at; place >= 0; place--) if (column[place] != null) return column[place];
