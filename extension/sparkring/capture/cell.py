@@ -199,7 +199,7 @@ _Complaint: TypeAlias = tuple[int, str, str]  # line (0 if none), name, what is 
 
 
 def _missing(cell: CellNames, defined: set[str], later: set[str], also: Iterable[str]) -> list[_Complaint]:
-    """Find names that are not `defined` in the notebook, nor in the cell, nor `later` by a rank or a function."""
+    """Find names that neither the notebook nor the cell defines, and no rank or function defines `later`."""
     missing = [(0, name, f"`{name}` should be sent to the ranks, but the notebook does not define it")
                for name in also if name not in defined]  # fmt: skip
     for name, line in () if cell.star_imports else cell.immediate.items():

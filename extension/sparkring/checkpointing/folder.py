@@ -201,7 +201,8 @@ def remove(directory: Location, entry: Entry) -> None:
     folder = directory / entry.name
     files = [file.name for file in entry.commit.files] if entry.commit else [data(0)]
     parts = [part(rank) for rank in range(1, len(files))]
-    for name in (COMMIT, *files, *parts):  # rm() below stops at a missing file if its listing is stale
+    # One by one: if the listing is stale, rm() stops at the first file that is missing.
+    for name in (COMMIT, *files, *parts):
         with contextlib.suppress(FileNotFoundError):
             folder.fs.rm_file((folder / name).path)
     if folder.local:
@@ -235,7 +236,7 @@ def told(error: Exception) -> str:
     elif number == errno.EROFS or isinstance(error, PermissionError):
         advice = "Use a directory that this user can read and write."
     elif isinstance(error, FileNotFoundError):
-        advice = "Check the name of its bucket, container or mount."
+        advice = "Check the name of the bucket, container or mount."
     else:
         advice = "Check the storage, or use another directory."
     return f"{reason.rstrip('.')}. {advice}"

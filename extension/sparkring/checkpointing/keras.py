@@ -135,7 +135,8 @@ class Resume:
     def _count(self, batches: int) -> None:
         self._step += batches
         self._taken += batches
-        if self._data is not None and self._taken >= self._left:  # data.start may be too far: a strategy reads ahead
+        if self._data is not None and self._taken >= self._left:
+            # Not from data.start, which may be in a later epoch already: a strategy reads ahead.
             self._begin(type(self._start)(self._start.epoch + 1, self._start.seed))
 
     def _begin(self, start: Any) -> None:
@@ -158,7 +159,7 @@ class Resume:
 class ResumeKeras2(Resume):
     """Makes fit() of Keras 2 start at the checkpoint's position."""
 
-    # With this, Keras passes the logs as tensors; they are read only when they are saved.
+    # With this, Keras passes the logs as tensors. Their values are fetched when they are saved, and not before.
     _supports_tf_logs = True
 
     model: Any  # Keras sets it
@@ -166,7 +167,8 @@ class ResumeKeras2(Resume):
     def on_train_begin(self, logs: Any = None) -> None:
         if self._data is not None:
             self._begin(self._data.start)
-            if not self.params.get("steps"):  # the rest of an epoch does not show how long the other epochs are
+            if not self.params.get("steps"):
+                # The first epoch may be the rest of one, from which Keras would derive the length of all epochs.
                 self.params["steps"] = whole_steps(self._data)
                 self._end_epoch_in_time()
         if self._first and getattr(self.model, "_training_state", None) is None:

@@ -104,7 +104,7 @@ def _on_driver_alone(context: SparkContext) -> bool:
 
 
 def check_gpus(context: SparkContext, size: int, each: int) -> None:
-    """Raise LaunchError if Spark does not give `each` GPUs to a task."""
+    """Raise LaunchError if Spark gives a task fewer than `each` GPUs."""
     held = gpus_per(context, "task")
     if held >= each:
         return

@@ -110,7 +110,7 @@ class SparkLauncher(Launcher):
         if not self._ended:
             return self._too_few()
         if self._error is None:
-            # Without an error, the stage ended because its ranks had ended, or because it had no task to run.
+            # The ranks have ended. A stage over a DataFrame may also have had no task to run.
             return LaunchError(f"Spark ran no task: `{self._data.name}` is empty.") if self._data else None
         text = str(self._error)
         if "PYTHON_VERSION_MISMATCH" in text or "Python in worker has different version" in text:

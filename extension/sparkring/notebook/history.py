@@ -1,4 +1,4 @@
-"""`%runs` and `%logs`: show saved runs, runs in the background, and what their ranks printed."""
+"""`%runs` and `%logs`: list saved and background runs, and show what their ranks printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkring.notebook.magic import Magic
 from sparkring.notebook.option_types import count
 from sparkring.notebook.options_table import Option, OptionsTable
 
-_RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a run in the background.
+_RUNS_HELP = """List saved runs, show a run, open its metrics in TensorBoard, or stop a background run.
 
     %runs                       list the last 20 runs, newest first; `%runs 50` lists 50
     %runs RUN                   show a run; for a run in the background, show its panel

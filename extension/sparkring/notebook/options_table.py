@@ -14,9 +14,9 @@ from sparkring.errors import OptionsError
 class Option:
     """One row of the table: an option with its flags, or an argument, which has a name and no dash.
 
-    `settings` are those of argparse's add_argument(). `suggest` is called with the word at the cursor, and returns what
-    Tab offers for the value, or after a flag that takes no value. An option that is `alone` cannot be combined with
-    others.
+    `settings` are those of argparse's add_argument(). For Tab, `suggest` gets the word at the
+    cursor and returns possible words: for the option's value or, if the option takes no value, for the argument that
+    follows it. An option that is `alone` cannot be combined with others.
     """
 
     def __init__(

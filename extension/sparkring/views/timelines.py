@@ -59,11 +59,13 @@ def share_words(saved: TimelineSaved) -> str:
 
 
 def late_words(record: RunRecord, saved: TimelineSaved) -> str:
-    """`the other ranks waited 12 s in total for rank 1 (last 40 times)`; only for ranks that make a difference."""
+    """`the other ranks waited 12 s in total for rank 1 (the last one 40 times)`; leaves out short waits."""
     worth = [each for each in saved.late if each.waited_s >= WORTH_NAMING * saved.wall_s][:_NAMED]
     if not worth:
         return "no rank made the others wait" if saved.late else ""
-    told = [f"{duration(each.waited_s)} for rank {each.rank} (last {counted(each.times, 'time')})" for each in worth]
+    told = [
+        f"{duration(each.waited_s)} for rank {each.rank} (the last one {counted(each.times, 'time')})" for each in worth
+    ]
     told[0] = told[0].replace(" for", " in total for", 1)
     return f"the other {'ranks' if record.size > 2 else 'rank'} waited {', '.join(told)}"
 

@@ -283,7 +283,7 @@ def _display_place(page: Page, run: str) -> Any:
 
 
 def _needs_a_view() -> bool:
-    """Whether the front end loads a widget's script only if a view of the widget is displayed. The view is empty.
+    """Whether the front end loads a widget's script only when a view of the widget is displayed: VS Code and Colab.
 
     VS Code puts the notebook's name into the user's namespace. It sets VSCODE_PID only if the kernel is on its machine.
     """

@@ -70,7 +70,7 @@ def _late(saved: TimelineSaved) -> str:
         bars.append(
             f'<text x="{_LEFT - 6}" y="{y:.1f}" dy="3.5" text-anchor="end">rank {each.rank}</text>'
             f'<rect x="{_LEFT}" y="{row * _ROW + 3}" width="{max(1.0, long):.1f}" height="{_BAR}" rx="2" '
-            f'fill="{AMBER}"><title>last {counted(each.times, "time")}</title></rect>'
+            f'fill="{AMBER}"><title>the last one {counted(each.times, "time")}</title></rect>'
             f'<text x="{_LEFT + long + 6:.1f}" y="{y:.1f}" dy="3.5">{duration(each.waited_s)}</text>'
         )
     spoken = "; ".join(f"rank {each.rank} {duration(each.waited_s)}" for each in shown)

@@ -80,7 +80,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception and those that led to it: one raised in a handler may follow from the one that is handled."""
+    """The exception, then its cause, or the exception that was being handled when it was raised, and so on."""
     found: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and all(each is not other for other in found):
@@ -143,9 +143,10 @@ def _leave_out_ours(parts: traceback.TracebackException | None, error: BaseExcep
 
 
 def _is_ours(filename: str, error: BaseException) -> bool:
-    """Whether a frame is to be left out: one of this folder or, if sparkring raised `error`, of the whole package.
+    """Whether to leave a frame out of the traceback, because it is not the user's code.
 
-    This folder's frames come between a cell and a script that it runs.
+    Frames of this folder lie between a cell and the script that the cell runs. If sparkring itself raised `error`, the
+    frames of the whole package are left out.
     """
     here = os.path.dirname(_is_ours.__code__.co_filename)  # in a zip, __file__ has another form
     if isinstance(error, SparkringError):

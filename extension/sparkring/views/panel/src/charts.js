@@ -56,7 +56,7 @@ export class ChartsView {
 
   showWhole() {
     for (const chart of this.charts) chart.showWhole();
-    this.logButton.focus(); // the hidden button would lose the focus to the page
+    this.logButton.focus(); // the button for this is hidden now, and the page would get its focus
   }
 
   zoomed() {
