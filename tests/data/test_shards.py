@@ -26,6 +26,7 @@ import pytest
 from fake_launcher import received
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import DEADLINE_S
 
 from sparkring import shards
 from sparkring.capture.names import method_calls
@@ -656,8 +657,9 @@ def test_a_transform_that_changes_its_mind_in_a_worker_is_named(numbered):
     """Its error comes through torch as it is."""
     with pytest.raises(DataError, match="the transform's `z`"):
         list(shards(numbered, 20, transform=changing, shuffle=False).as_torch(workers=1))
-    for worker in multiprocessing.active_children():  # PyTorch 2.1 does not wait for it after an error
-        worker.join()
+    gc.collect()  # the error's traceback refers to the iterator, which ends the worker
+    for worker in multiprocessing.active_children():  # PyTorch 2.1 does not wait for it
+        worker.join(DEADLINE_S)
 
 
 def test_a_transform_that_is_wrong_from_the_first_row_on(numbered):
