@@ -1,9 +1,8 @@
 """Carries settings of the notebook's process to its ranks: import path, environment, logging, MLflow's active run.
 
-The driver gathers these settings for each run, and ranks apply only the settings that have changed since the previous
-run. So if a cell changes a setting on the ranks of a warm gang, the change stays until the notebook changes the same
-setting. The settings are sent with the request, over the authenticated connection, because the environment may hold
-secrets.
+The driver gathers them for each run, and ranks apply what has changed since the previous run. So what a cell sets on
+the ranks of a warm gang stays until the notebook changes the same setting. The state is sent with the request, over the
+authenticated connection, because the environment may hold secrets.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Any, Literal
 
 from sparkring.wire.messages import Handler, Logger, NotebookState, PathKind
 
-# Environment variables that describe one machine, process or installation. They are not sent to the ranks, because their
-# values would be wrong there.
+# Variables of a machine, a process or an installation, which would be wrong on another.
 _NOT_OURS = re.compile(
     r"(CUDA_VISIBLE_DEVICES|HOME|HOSTNAME|LOGNAME|MAIL|NVIDIA_VISIBLE_DEVICES|OLDPWD|PATH|PWD|SHELL|SHLVL|TEMP|TMP|TMPDIR"
     r"|USER|VIRTUAL_ENV|_)$"
@@ -30,7 +28,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def gather() -> NotebookState:
-    """Return the current settings of this process."""
+    """Return the current state of this process."""
     loggers, disabled = _logging()
     entries: list[Any] = sys.path  # may hold entries that are not strings, which Python ignores
     path = [(entry, kind_of_entry(entry)) for entry in entries if isinstance(entry, str)]
@@ -38,7 +36,7 @@ def gather() -> NotebookState:
 
 
 def kind_of_entry(entry: str) -> PathKind:
-    """Return whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
+    """Whether an entry of sys.path belongs to the standard library, to installed packages, or to neither."""
     parts = entry.rstrip(os.sep).split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return "site"
@@ -53,38 +51,28 @@ def _environment_at_start() -> dict[str, str]:
             found = {name: value for name, _, value in pairs}
     except OSError:
         found = {}
-    # Only Linux has this file, and a process that sets its own title may overwrite the contents. Without a usable file,
-    # return the current environment.
+    # On other systems, or if the process has overwritten the file with its title, return the current environment.
     return found if "PATH" in found else dict(os.environ)
 
 
 _AT_START = _environment_at_start()
 
 
-
-# The names of all variables that were ever sent. They are sent each time from then on, so that the ranks also learn of a
-# variable that gets its first value back.
-_ever_changed: set[str] = set()
+_ever_changed: set[str] = set()  # variables that were sent before; they are sent again if they change back
 
 
 def _environment() -> dict[str, str | None]:
-    """Return the variables that have changed since this process started, with None as the value of a deleted variable.
-
-    Variables that match `_NOT_OURS` are left out.
-    """
+    """The variables that this process has changed since it started, without those of the machine; None if deleted."""
     now: dict[str, str] = {**os.environ, **_mlflow_run()}
     if now.get("MPLBACKEND", "").startswith("module://"):
-        del now["MPLBACKEND"]  # such a backend of Matplotlib draws into the notebook, and would not work on a rank
+        del now["MPLBACKEND"]  # the notebook's own backend
     changed = {name for name in {**_AT_START, **now} if _AT_START.get(name) != now.get(name)}
     _ever_changed.update(name for name in changed if not _NOT_OURS.match(name))
     return {name: now.get(name) for name in sorted(_ever_changed)}
 
 
 def _mlflow_run() -> dict[str, str]:
-    """Return the variables that make MLflow in another process continue the notebook's active run.
-
-    Return an empty dict if the notebook has no active run.
-    """
+    """The variables with which MLflow continues the notebook's active run elsewhere; empty if there is none."""
     mlflow = sys.modules.get("mlflow")
     active_run = getattr(mlflow, "active_run", None)
     run = active_run() if active_run is not None else None
@@ -98,7 +86,7 @@ def _mlflow_run() -> dict[str, str]:
 
 
 def _logging() -> tuple[dict[str, Logger], int]:
-    """Return the loggers that differ from Python's defaults, by name, and the level up to which logging is disabled."""
+    """The loggers that differ from Python's defaults, by name, and the level up to which logging is disabled."""
     if "logging" not in sys.modules:
         return {}, 0
     import logging
@@ -106,11 +94,9 @@ def _logging() -> tuple[dict[str, Logger], int]:
     root = logging.getLogger()
     found: dict[str, Logger] = {}
     for name, logger in {"": root, **root.manager.loggerDict}.items():
-        # Skip a logger of a class other than Python's own. A module makes such a logger when the module is imported, and
-        # would get a logger of the wrong class on a rank that had already made one under the same name.
+        # A logger of another class is made by its module on import, and must not exist on the rank before that.
         if not isinstance(logger, logging.Logger) or type(logger) not in (logging.Logger, logging.RootLogger):
             continue
-        # A module that is imported on a rank sets up the handlers of its logger itself, so they are not sent.
         of_module = name.partition(".")[0] in sys.modules and name != "__main__"
         # `level` and `propagate` are plain attributes, which users may set to anything: `propagate = 0` is common.
         told = Logger(_level(logger.level), bool(logger.propagate), None if of_module else _handlers(logger))
@@ -121,7 +107,7 @@ def _logging() -> tuple[dict[str, Logger], int]:
 
 
 def _handlers(logger: Any) -> list[Handler]:
-    """Return the handlers of `logger` that write to the notebook's standard output or standard error."""
+    """The handlers that write to the notebook."""
     import logging
 
     streams: tuple[tuple[Literal["stdout", "stderr"], Any], ...] = (
@@ -177,9 +163,9 @@ class RankState:
             self._apply_logging(before.loggers, now)
 
     def leave_run(self) -> None:
-        """Detach MLflow on this rank from the notebook's active run, if the cell that has just ended continued this run.
+        """At the end of a cell, detach MLflow from the notebook's run, if the cell has continued it.
 
-        Otherwise, MLflow would end the run when this process exits, while the notebook still uses the run.
+        MLflow would otherwise end the run when this process exits, while the notebook still uses it.
         """
         active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
         run = active_run() if active_run is not None else None
@@ -192,8 +178,7 @@ class RankState:
             if value is None:
                 if changed:
                     os.environ.pop(name, None)
-            # An unchanged variable may be missing: MLflow deletes MLFLOW_RUN_ID once it has read the variable.
-            elif changed or name not in os.environ:
+            elif changed or name not in os.environ:  # MLflow deletes MLFLOW_RUN_ID once it has read it
                 os.environ[name] = value
 
     def _apply_logging(self, before: Mapping[str, Logger], now: NotebookState) -> None:
@@ -224,13 +209,10 @@ class RankState:
 
 
 def import_path(own: Sequence[str], notebook: Sequence[Sequence[str]], *, same_python: bool) -> list[str]:
-    """Return a rank's sys.path, made from the rank's own entries and the notebook's entries.
+    """A rank's sys.path: the notebook's entries in their order, if they exist on the rank.
 
-    The entries that were shipped to the rank come first. The notebook's entries follow in their order, as far as they
-    exist on the rank. The rank's remaining entries come last.
-
-    If the rank runs another Python than the notebook, it keeps its own standard library and installed packages: their
-    entries take the places of the notebook's entries of the same kind.
+    A rank that runs another Python has its own standard library and packages in the place of the notebook's. Entries
+    that were shipped to the rank come first. The rank's other entries come last.
     """
     known = {entry for entry, _ in notebook}
     kinds = {entry: kind_of_entry(entry) for entry in own}
