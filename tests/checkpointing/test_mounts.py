@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 
@@ -191,7 +193,16 @@ def server() -> Iterator[str]:
 
         s3fs.S3FileSystem().mkdir("models")
         yield "s3://models"
-        s3fs.S3FileSystem.clear_instance_cache()
+
+        def close() -> None:
+            s3fs.S3FileSystem.clear_instance_cache()
+            gc.collect()
+
+        # In a thread of its own: in the main thread, s3fs of 2023 makes an event loop to close its connections, and
+        # closes neither.
+        closing = threading.Thread(target=close)
+        closing.start()
+        closing.join()
     process.kill()
     process.wait()
     process.stdout.close()

@@ -370,7 +370,7 @@ def test_training_goes_on(moody, wait_until):
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device. Free up some space"),
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system. Use a directory"),
         (PermissionError("Access denied."), "Access denied. Use a directory"),
-        (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Check the name of its bucket"),
+        (FileNotFoundError(errno.ENOENT, "No such bucket"), "No such bucket. Check the name of the bucket"),
         (RuntimeError(), "RuntimeError. Check the storage"),
     ],
 )
